@@ -1,0 +1,51 @@
+"""The command line: one file for each verb, which parses and prints and holds no logic.
+
+Nothing heavy is imported before a verb runs, so `vitrail --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from vitrail.cli import doctor, models, quickstart
+from vitrail.errors import ConfigError, VitrailError
+
+FAILED, WRONG_COMMAND = 1, 2
+
+app = typer.Typer(
+    name="vitrail",
+    help="The Vision Transformer paper as software: the whole model family, from patches to figures.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(quickstart.quickstart)
+app.command()(models.models)
+app.command()(doctor.doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from vitrail import __version__
+
+        typer.echo(f"vitrail {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Runs before every verb."""
+
+
+def main() -> None:
+    """Run the command line; what vitrail raises on purpose is printed as one line, without a traceback."""
+    try:
+        app()
+    except VitrailError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(WRONG_COMMAND if isinstance(error, ConfigError) else FAILED)

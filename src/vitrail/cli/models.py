@@ -1,0 +1,40 @@
+"""vitrail models: names, sizes and costs."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+
+def models(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Which models, e.g. S/8 R50+B/16; all listed if none.")
+    ] = None,
+    size: Annotated[int, typer.Option(help="Side of the image in pixels.")] = 224,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Table of the models: parameters, GFLOPs and tokens at an image size.
+
+    A GFLOP is 10⁹ multiplications or additions of one forward pass of one image (a multiply-accumulate is two, as in
+    the paper). Any size goes with any patch: Ti, S, B, L, H, g, G; hybrids end in /16 or /32.
+    """
+    from vitrail.cli.printing import print_table
+    from vitrail.model.catalogue import catalogue
+
+    entries = catalogue(names or None, size)
+    if as_json:
+        print(json.dumps([entry._asdict() for entry in entries], indent=2))
+        return
+    rows = [
+        [
+            entry.name,
+            f"{entry.parameters:,}",
+            f"{entry.gflops:.1f}",
+            "–" if entry.tokens is None else str(entry.tokens),
+            str(entry.image_size),
+        ]
+        for entry in entries
+    ]
+    print_table("Models with 1,000 classes", ["name", "parameters", "GFLOPs", "tokens", "size"], rows)

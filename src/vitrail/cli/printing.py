@@ -1,0 +1,26 @@
+"""Tables for a person at a terminal, lines for a program behind a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
+    """A table; off a terminal, a heading and one line for each row with tabs between, never wrapped.
+
+    `left`: how many columns at the front are words, set flush left; the others are numbers, set flush right.
+    """
+    console = Console()
+    if not console.is_terminal:
+        for row in [columns, *rows]:
+            print("\t".join(row))
+        return
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)

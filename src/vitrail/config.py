@@ -1,0 +1,72 @@
+"""Typed configuration: the strict base class, and what travels with a model's weights."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from vitrail.errors import ConfigError, did_you_mean
+
+
+class Config(BaseModel):
+    """A frozen record of options. An unknown key or a wrong value is a ConfigError in one sentence."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(explain(error, type(self))) from None
+
+
+def explain(error: ValidationError, config: type[BaseModel]) -> str:
+    """Pydantic's findings as a sentence a person can act on, the nearest key named for an unknown one."""
+    sentences = []
+    for finding in error.errors(include_url=False):
+        where = ".".join(str(part) for part in finding["loc"])
+        if finding["type"] == "extra_forbidden":
+            allowed = list(config.model_fields)
+            hint = did_you_mean(where, allowed) or f"; the options are {', '.join(allowed)}"
+            sentences.append(f"unknown option {where!r}{hint}")
+        elif finding["type"] == "missing":
+            sentences.append(f"{where} is required")
+        elif finding["type"] == "value_error":
+            # Our own validators write whole sentences that name their field.
+            sentences.append(str(finding["ctx"]["error"]))
+        else:
+            sentences.append(f"{where} = {finding['input']!r}: {finding['msg'][:1].lower()}{finding['msg'][1:]}")
+    return "; ".join(sentences)
+
+
+def _pair(value: object) -> object:
+    return (value, value) if isinstance(value, int) else value
+
+
+ImageSize = Annotated[
+    tuple[Annotated[int, Field(gt=0)], Annotated[int, Field(gt=0)]],
+    BeforeValidator(_pair),
+]
+"""Height and width in pixels; a single number stands for a square."""
+
+
+def show_size(size: tuple[int, int]) -> str:
+    """224 for a square, 96×160 (height × width) otherwise."""
+    return str(size[0]) if size[0] == size[1] else f"{size[0]}×{size[1]}"
+
+
+class Preprocessing(Config):
+    """How an image file becomes a model's input. It travels with the weights: a wrong mean costs points in silence."""
+
+    image_size: ImageSize
+    """Height and width the model sees, in pixels."""
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    """Subtracted from pixels in [0, 1], one value for each channel."""
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    """Divided by after that. The defaults map pixels to [−1, 1], as in the paper."""
+    crop_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    """None: resize straight to `image_size`, as the released code does. A fraction f: resize the short side to
+    size / f, then crop the centre."""
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    """Filter of the resize, always with antialias."""

@@ -1,0 +1,41 @@
+"""Everything vitrail raises on purpose.
+
+    VitrailError
+    ├── ConfigError          a wrong name, option, value or combination        (also a ValueError)
+    ├── InputError           images or tensors that a model cannot take        (also a ValueError)
+    └── MissingExtraError    an optional dependency that is not installed      (also an ImportError)
+
+A message says what was wrong, what is allowed and what to do next, in one sentence where one is enough.
+The command line prints it without a traceback: exit code 2 for ConfigError, 1 for the others.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class VitrailError(Exception):
+    """The root: catch this to catch whatever vitrail raises on purpose."""
+
+
+class ConfigError(VitrailError, ValueError):
+    """A name, an option, a value or a combination that cannot be."""
+
+
+class InputError(VitrailError, ValueError):
+    """Images or tensors that do not fit the model they were given to."""
+
+
+class MissingExtraError(VitrailError, ImportError):
+    """Something needs a package that the plain installation leaves out."""
+
+    def __init__(self, purpose: str, extra: str) -> None:
+        super().__init__(f'{purpose} needs an extra: pip install "vitrail[{extra}]"')
+
+
+def did_you_mean(wrong: str, allowed: Iterable[str]) -> str:
+    """`", did you mean 'B/16'?"` for the nearest of `allowed`, or nothing when none is near."""
+    folded = {name.casefold(): name for name in allowed}
+    near = difflib.get_close_matches(wrong.casefold(), folded, n=1, cutoff=0.5)
+    return f", did you mean {folded[near[0]]!r}?" if near else ""

@@ -1,0 +1,205 @@
+"""What determines a model's computation, as data: two equal architectures build the same network.
+
+No torch here, so that names and sizes can be listed, checked and saved without loading it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from vitrail.config import Config, ImageSize, show_size
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(gt=0)]
+Rate = Annotated[float, Field(ge=0, lt=1)]
+NAMES_OF_CONV_LAYER = ("channels", "kernel", "stride", "norm", "activation")
+
+
+class ConvLayer(Config):
+    """One layer of a convolutional stem: convolution, norm, activation. Padding keeps size / stride exact."""
+
+    channels: Positive
+    kernel: Positive = 3
+    stride: Positive = 2
+    norm: Literal["batch", "group", "none"] = "batch"
+    activation: Literal["relu", "gelu", "none"] = "relu"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.kernel % 2 == 0 and self.stride == 1:
+            raise ValueError(f"conv_stem: an even kernel ({self.kernel}) needs a stride of 2 or more")
+        if self.norm == "group" and self.channels % 32:
+            raise ValueError(f"conv_stem: group norm needs channels divisible by 32, not {self.channels}")
+        return self
+
+
+def _named_conv_layer(value: object) -> object:
+    return dict(zip(NAMES_OF_CONV_LAYER, value, strict=False)) if isinstance(value, tuple | list) else value
+
+
+ConvStemLayers = tuple[Annotated[ConvLayer, BeforeValidator(_named_conv_layer)], ...]
+
+
+class Backbone(Config):
+    """A ResNet without its head: stages of bottleneck blocks, GroupNorm, weight-standardised convolutions."""
+
+    blocks: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    """Bottleneck blocks in each stage; every stage after the first halves the resolution."""
+    width_factor: Positive = 1
+    """All channel counts times this: the x4 of R152x4."""
+    form: Literal["hybrid", "bit"]
+    """`hybrid`: post-activation, a norm on the projection shortcut, TensorFlow's SAME padding (the released ViT
+    code). `bit`: pre-activation, symmetric padding (the BiT baselines)."""
+    norm_eps: float
+    standardise_by: Literal["std", "variance"]
+    """Convolution weights become (w − mean) / (std + eps), or (w − mean) / √(variance + eps)."""
+    standardise_eps: float
+
+    @property
+    def stride(self) -> int:
+        """Image pixels for each pixel of the feature map: root convolution 2, pooling 2, then the stages."""
+        return 4 << (len(self.blocks) - 1)
+
+    @property
+    def out_channels(self) -> int:
+        """Channels of the feature map."""
+        return 256 * self.width_factor << (len(self.blocks) - 1)
+
+
+class VitArchitecture(Config):
+    """A Vision Transformer, plain or hybrid. The defaults are the paper's and the released code's."""
+
+    image_size: ImageSize = (224, 224)
+    in_channels: Positive = 3
+    patch_size: Positive
+    """Side of a patch: in image pixels, or in pixels of the feature map where there is a backbone."""
+    width: Positive
+    depth: Positive
+    mlp_dim: Positive
+    num_heads: Positive
+    num_classes: Count = 1000
+    """0 leaves the head out: the model then returns its representation."""
+
+    pool: Literal["class", "average", "attention"] = "class"
+    class_token: bool
+    """Defaults to whether `pool` is "class"."""
+    registers: Count = 0
+    """Learned tokens between the class token and the patches that no pooling reads."""
+    position: Literal["none", "learned-1d", "learned-2d", "relative", "sin-cos"] = "learned-1d"
+    position_at: Literal["input", "every-layer", "shared"] = "input"
+    """Added once, or before every layer with a table for each, or before every layer from one table."""
+    position_prefix: Literal["class", "all", "none"] = "class"
+    """Which tokens before the patches own a row of the learned table."""
+    block: Literal["plain", "axial"] = "plain"
+    """`axial`: attention along rows + MLP, then along columns + MLP, in every block."""
+    representation_size: Positive | None = None
+    """Width of the tanh layer of the pre-training head; None is the fine-tuning head, one linear layer."""
+    conv_stem: ConvStemLayers | None = None
+    """Convolutions in place of the patch projection; their strides multiply to `patch_size`."""
+    backbone: Backbone | None = None
+    """The ResNet of a hybrid."""
+
+    dropout: Rate = 0.0
+    """After every dense layer except the qkv projections, and after adding the position embedding."""
+    attention_dropout: Rate = 0.0
+    stochastic_depth: Rate = 0.0
+    """Rate for the last block; it grows linearly from 0 at the first."""
+    layer_scale: float | None = None
+    """Initial value of a learned factor on each residual branch; None leaves it out."""
+    gelu: Literal["tanh", "exact", "quick"] = "tanh"
+    norm: Literal["layer", "rms"] = "layer"
+    norm_eps: float = 1e-6
+    input_norm: bool = False
+    """A norm on the tokens before the first block (CLIP)."""
+    norm_after_pool: bool = False
+    """The final norm acts on the pooled vector instead of on every token (MAE and its descendants)."""
+    qkv_bias: bool = True
+    patch_bias: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _class_token_follows_pool(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("class_token") is None:
+            values = {**values, "class_token": values.get("pool", "class") == "class"}
+        return values
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.width % self.num_heads:
+            raise ValueError(f"width {self.width} is not divisible by num_heads {self.num_heads}")
+        if self.pool == "class" and not self.class_token:
+            raise ValueError('pool "class" reads the class token: leave class_token on, or pool by "average"')
+        if self.conv_stem is not None:
+            self._check_conv_stem(self.conv_stem)
+        self._check_positions()
+        if self.block == "axial" and (self.class_token or self.registers):
+            raise ValueError(
+                "axial blocks attend along rows and columns of patches, and a class token or registers lie on "
+                'neither: use pool "average" or "attention" and no registers'
+            )
+        self.grid(self.image_size)
+        return self
+
+    def _check_conv_stem(self, layers: ConvStemLayers) -> None:
+        if self.backbone is not None:
+            raise ValueError("conv_stem and a ResNet backbone both replace the patch projection: choose one")
+        stride = 1
+        for layer in layers:
+            stride *= layer.stride
+        if stride != self.patch_size:
+            raise ValueError(
+                f"the strides of conv_stem multiply to {stride}, but a patch size of {self.patch_size} was asked for"
+            )
+
+    def _check_positions(self) -> None:
+        if self.position == "learned-2d" and self.width % 2:
+            raise ValueError(f'position "learned-2d" halves the width, and {self.width} is odd')
+        if self.position == "sin-cos" and (self.width % 4 or self.width < 8):
+            raise ValueError(f'position "sin-cos" needs a width divisible by 4 and at least 8, not {self.width}')
+        if self.position == "relative" and self.position_at != "input":
+            raise ValueError('position "relative" acts inside every attention already: leave position_at alone')
+        if self.position == "relative" and self.block == "axial":
+            raise ValueError('position "relative" counts offsets over the whole image; axial blocks see one row')
+
+    @property
+    def stride(self) -> int:
+        """Image pixels from one token to the next: the 16 of B/16."""
+        return self.patch_size * (self.backbone.stride if self.backbone else 1)
+
+    @property
+    def prefix(self) -> int:
+        """How many tokens stand before the patches."""
+        return self.class_token + self.registers
+
+    def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of patches of an image, if it divides."""
+        if any(side % self.stride for side in image_size):
+            raise ValueError(misfit(image_size, self.stride))
+        return image_size[0] // self.stride, image_size[1] // self.stride
+
+
+class ResNetArchitecture(Config):
+    """A BiT ResNet: the convolutional baseline that the paper compares with."""
+
+    image_size: ImageSize = (224, 224)
+    """The size it is meant for; any size runs."""
+    in_channels: Positive = 3
+    num_classes: Count = 1000
+    backbone: Backbone
+
+
+Architecture = VitArchitecture | ResNetArchitecture
+
+
+def misfit(image_size: tuple[int, int], stride: int) -> str:
+    """The sentence on an image size that does not divide into patches: it names the nearest sizes that do."""
+    below = tuple(max(side // stride, 1) * stride for side in image_size)
+    above = tuple(-(-side // stride) * stride for side in image_size)
+    nearest = dict.fromkeys(show_size((size[0], size[1])) for size in (below, above))
+    verb = "size that does is" if len(nearest) == 1 else "sizes that do are"
+    return (
+        f"image size {show_size(image_size)} does not divide into patches of {stride}: "
+        f"the nearest {verb} {' and '.join(nearest)}"
+    )

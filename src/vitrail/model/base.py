@@ -1,0 +1,118 @@
+"""What every vitrail model has, whatever its architecture."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.config import Preprocessing
+from vitrail.errors import ConfigError, InputError
+from vitrail.model.architecture import Architecture
+from vitrail.model.heads import build_head
+from vitrail.model.initialise import initialise_head
+
+
+class ImageModel(nn.Module, ABC):
+    """Images in, representation and logits out; preprocessing and labels travel along."""
+
+    architecture: Architecture
+    """All that is needed to build the same network again."""
+    preprocessing: Preprocessing
+    """How image files become this model's input."""
+    head: nn.Module
+    """Representation → logits."""
+    width: int
+    """Size of the representation."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.architecture = architecture
+        self.in_channels = architecture.in_channels
+        half = (0.5,) * self.in_channels
+        self.preprocessing = Preprocessing(image_size=architecture.image_size, mean=half, std=half)
+        self._labels: tuple[str, ...] | None = None
+
+    @abstractmethod
+    def forward_features(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) → all that is computed before pooling."""
+
+    @abstractmethod
+    def pooled(self, features: Tensor) -> Tensor:
+        """The result of `forward_features` → the representation y, (B, D)."""
+
+    @abstractmethod
+    def resize(self, image_size: int | tuple[int, int]) -> Self:
+        """Change the image size the model is built for, for good."""
+
+    @abstractmethod
+    def set_gradient_checkpointing(self, enabled: bool = True) -> None:
+        """While training, compute the insides of each block again in the backward pass instead of keeping them."""
+
+    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
+        """The result of `forward_features` → logits (B, K), or the representation (B, D) with `pre_logits`."""
+        y = self.pooled(features)
+        return y if pre_logits else self.head(y)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, D): the representation y of each image."""
+        return self.pooled(self.forward_features(images))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, H, W), normalised as `preprocessing` says → (B, K) logits; y itself where there are no classes."""
+        return self.forward_head(self.forward_features(images))
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width the model is built for."""
+        return self.architecture.image_size
+
+    @property
+    def num_classes(self) -> int:
+        """0 for a model without a head."""
+        return self.architecture.num_classes
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The names of the classes in the order of the logits, where known."""
+        return self._labels
+
+    @labels.setter
+    def labels(self, labels: Sequence[str] | None) -> None:
+        if labels is not None and len(labels) != self.num_classes:
+            raise ConfigError(f"{len(labels)} labels were given to a model of {self.num_classes} classes")
+        self._labels = None if labels is None else tuple(labels)
+
+    def replace_head(self, num_classes: int, labels: Sequence[str] | None = None) -> Self:
+        """Swap the whole head for a zero-initialised linear layer, as the paper does to fine-tune."""
+        update: dict[str, object] = {"num_classes": num_classes}
+        if "representation_size" in type(self.architecture).model_fields:
+            update["representation_size"] = None
+        self._rebuild_architecture(**update)
+        parameter = next(self.parameters())
+        self.head = build_head(self.width, None, num_classes).to(parameter)
+        initialise_head(self.head)
+        self.labels = labels
+        return self
+
+    def _rebuild_architecture(self, **update: object) -> None:
+        """The architecture with some fields changed, checked anew."""
+        fields = {name: getattr(self.architecture, name) for name in type(self.architecture).model_fields}
+        self.architecture = type(self.architecture)(**{**fields, **update})
+
+    def check_images(self, images: Tensor) -> None:
+        """Raise an InputError that says what is wrong with a batch of images, if anything is."""
+        expected = f"(batch, {self.in_channels}, height, width)"
+        if images.ndim != 4:
+            raise InputError(f"images must be a batch of shape {expected}, not {tuple(images.shape)}")
+        if images.shape[1] != self.in_channels:
+            turned = images.shape[3] == self.in_channels
+            hint = ": channels come second, so images.permute(0, 3, 1, 2) would fit" if turned else ""
+            raise InputError(f"images must have shape {expected}, not {tuple(images.shape)}{hint}")
+        dtype = next(self.parameters()).dtype
+        if images.dtype != dtype and not (images.is_floating_point() and torch.is_autocast_enabled(images.device.type)):
+            hint = " after scaling pixels as model.preprocessing says" if images.dtype == torch.uint8 else ""
+            raise InputError(f"images are {images.dtype} but the model is {dtype}: give images.to({dtype}){hint}")

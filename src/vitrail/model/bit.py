@@ -1,0 +1,55 @@
+"""The BiT ResNets (arXiv 1912.11370) that the paper compares with."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from torch import Tensor, nn
+
+from vitrail.errors import InputError
+from vitrail.model.architecture import ResNetArchitecture
+from vitrail.model.base import ImageModel
+from vitrail.model.heads import build_head
+from vitrail.model.initialise import initialise
+from vitrail.model.resnet import GROUPS, ResNetBackbone
+
+
+class BitResNet(ImageModel):
+    """Backbone → norm → ReLU → mean over the image → linear head. Takes images of any size of 32 pixels or more."""
+
+    architecture: ResNetArchitecture
+
+    def __init__(self, architecture: ResNetArchitecture) -> None:
+        super().__init__(architecture)
+        backbone = architecture.backbone
+        self.width = backbone.out_channels
+        self.stride = backbone.stride
+        self.backbone = ResNetBackbone(architecture.in_channels, backbone)
+        self.norm = nn.GroupNorm(GROUPS, self.width, eps=backbone.norm_eps)
+        self.head = build_head(self.width, None, architecture.num_classes)
+        initialise(self)
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, D, H/32, W/32): the last feature map, after norm and ReLU."""
+        self.check_images(images)
+        if min(images.shape[2:]) < self.stride:
+            raise InputError(
+                f"images of {images.shape[2]}×{images.shape[3]} pixels leave nothing after a reduction by "
+                f"{self.stride}: give at least {self.stride}×{self.stride}"
+            )
+        features: Tensor = self.norm(self.backbone(images)).relu()
+        return features
+
+    def pooled(self, features: Tensor) -> Tensor:
+        """(B, D, height, width) → (B, D)."""
+        return features.mean(dim=(2, 3))
+
+    def resize(self, image_size: int | tuple[int, int]) -> Self:
+        """Only what travels with the weights changes: a ResNet runs at any size."""
+        self._rebuild_architecture(image_size=image_size)
+        self.preprocessing = self.preprocessing.model_copy(update={"image_size": self.image_size})
+        return self
+
+    def set_gradient_checkpointing(self, enabled: bool = True) -> None:
+        """For every residual unit."""
+        self.backbone.gradient_checkpointing = enabled

@@ -1,0 +1,110 @@
+"""Every initial value of every model, in one place."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import init
+
+from vitrail.model.encoder import LayerScale, MlpBlock, SelfAttention
+from vitrail.model.heads import AttentionPool, MlpHead
+from vitrail.model.patches import ConvStem, PatchEmbed
+from vitrail.model.positions import LearnedPositions1d, LearnedPositions2d, RelativePositions, SinCosPositions
+from vitrail.model.resnet import HybridUnit, StdConv
+
+TRUNCATION = 0.87962566103423978
+"""Standard deviation of a unit normal cut off at ±2: divided out, so that LeCun's variance is the actual one."""
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, generator: torch.Generator | None = None, head_bias: float = 0.0) -> None:
+    """Fill all parameters and buffers of a model, as in the authors' released code.
+
+    | what                                          | weight                               | bias       |
+    |-----------------------------------------------|--------------------------------------|------------|
+    | patch projection, stems, tanh layer of a head | LeCun normal (truncated at 2 sigma)  | 0          |
+    | q, k, v, each on its own fan; out             | Xavier uniform                       | 0          |
+    | both layers of an MLP                         | Xavier uniform                       | N(0, 1e-6) |
+    | norms                                         | 1                                    | 0          |
+    | last norm of a hybrid's residual unit         | 0                                    | 0          |
+    | last layer of the head                        | 0                                    | head_bias  |
+    | learned positions, relative ones, registers   | N(0, 0.02)                           |            |
+    | class token                                   | 0                                    |            |
+    | query of attention pooling                    | Xavier uniform, fans 1 and D         |            |
+    | layer scale                                   | the architecture's value             |            |
+
+    Args:
+        generator: where randomness comes from; torch's global one if None. Must be on the parameters' device.
+        head_bias: the released code uses −10 to pre-train on ImageNet-21k with a sigmoid loss.
+    """
+    for module in model.modules():
+        match module:
+            case PatchEmbed():
+                lecun_normal(module.projection, generator)
+            case ConvStem():
+                for convolution in (m for m in module.modules() if isinstance(m, nn.Conv2d)):
+                    lecun_normal(convolution, generator)
+            case StdConv():
+                lecun_normal(module, generator)
+            case MlpHead():
+                lecun_normal(module.hidden, generator)
+            case SelfAttention():
+                xavier_uniform(module.qkv, generator, parts=3)
+                xavier_uniform(module.out, generator)
+            case AttentionPool():
+                init.xavier_uniform_(module.query, generator=generator)
+                xavier_uniform(module.q, generator)
+                xavier_uniform(module.kv, generator, parts=2)
+                xavier_uniform(module.out, generator)
+            case MlpBlock():
+                for linear in (module.fc1, module.fc2):
+                    xavier_uniform(linear, generator)
+                    init.normal_(linear.bias, std=1e-6, generator=generator)
+            case LayerScale():
+                init.constant_(module.factor, module.initial)
+            case LearnedPositions1d() | LearnedPositions2d() | RelativePositions():
+                for table in module.parameters():
+                    init.normal_(table, std=0.02, generator=generator)
+            case SinCosPositions():
+                module.fill()
+            case nn.LayerNorm() | nn.RMSNorm() | nn.GroupNorm() | nn.BatchNorm2d():
+                module.reset_parameters()
+    for module in model.modules():
+        if isinstance(module, HybridUnit):
+            # Each residual unit starts as the identity: after the loop above, which sets all norms to 1.
+            init.zeros_(module.norm3.weight)
+    for name, parameter in model.named_parameters(recurse=False):
+        if name == "class_token":
+            init.zeros_(parameter)
+        elif name == "registers":
+            init.normal_(parameter, std=0.02, generator=generator)
+    initialise_head(model.get_submodule("head"), head_bias)
+
+
+@torch.no_grad()
+def initialise_head(head: nn.Module, bias: float = 0.0) -> None:
+    """Zero the layer that gives the logits; a constant in its bias."""
+    linear = head.linear if isinstance(head, MlpHead) else head
+    if isinstance(linear, nn.Linear):
+        init.zeros_(linear.weight)
+        init.constant_(linear.bias, bias)
+
+
+def lecun_normal(layer: nn.Linear | nn.Conv2d, generator: torch.Generator | None) -> None:
+    """Variance 1/fan_in from a normal cut off at two standard deviations; bias 0."""
+    fan_in = layer.weight[0].numel()
+    std = math.sqrt(1 / fan_in) / TRUNCATION
+    init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std, generator=generator)
+    if layer.bias is not None:
+        init.zeros_(layer.bias)
+
+
+def xavier_uniform(linear: nn.Linear, generator: torch.Generator | None, parts: int = 1) -> None:
+    """Uniform with variance 2/(fan_in + fan_out), each of the stacked `parts` on its own fan; bias 0."""
+    weights: tuple[Tensor, ...] = linear.weight.chunk(parts)
+    for weight in weights:
+        init.xavier_uniform_(weight, generator=generator)
+    if linear.bias is not None:
+        init.zeros_(linear.bias)

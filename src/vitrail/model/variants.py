@@ -1,0 +1,97 @@
+"""The names and what they stand for: "B/16", "R50+L/32", "BiT-R152x4" → an architecture."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from vitrail.errors import ConfigError, did_you_mean
+from vitrail.model.architecture import Architecture, Backbone, ResNetArchitecture, VitArchitecture
+
+
+class Size(NamedTuple):
+    """The numbers behind a letter."""
+
+    depth: int
+    width: int
+    mlp_dim: int
+    num_heads: int
+
+
+SIZES = {
+    # "How to train your ViT?" (AugReg), arXiv 2106.10270, table 2
+    "Ti": Size(depth=12, width=192, mlp_dim=768, num_heads=3),
+    "S": Size(depth=12, width=384, mlp_dim=1536, num_heads=6),
+    # The paper, arXiv 2010.11929, table 1
+    "B": Size(depth=12, width=768, mlp_dim=3072, num_heads=12),
+    "L": Size(depth=24, width=1024, mlp_dim=4096, num_heads=16),
+    "H": Size(depth=32, width=1280, mlp_dim=5120, num_heads=16),
+    # "Scaling Vision Transformers", arXiv 2106.04560, table 2
+    "g": Size(depth=40, width=1408, mlp_dim=6144, num_heads=16),
+    "G": Size(depth=48, width=1664, mlp_dim=8192, num_heads=16),
+}
+
+RESNET_BLOCKS = {
+    26: (2, 2, 2, 2),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+    200: (3, 24, 36, 3),
+}
+
+# Small things that differ between the authors' two ResNets, each from its own released code.
+HYBRID: dict[str, Any] = {"form": "hybrid", "norm_eps": 1e-6, "standardise_by": "std", "standardise_eps": 1e-5}
+BIT: dict[str, Any] = {"form": "bit", "norm_eps": 1e-5, "standardise_by": "variance", "standardise_eps": 1e-10}
+
+LISTED = (
+    *("Ti/16", "S/32", "S/16", "S/8", "B/32", "B/16", "B/8", "L/32", "L/16", "H/14", "g/14", "G/14"),
+    *("R26+S/32", "R50+B/32", "R50+B/16", "R50+L/32", "R50+L/16"),
+    *("BiT-R50x1", "BiT-R50x3", "BiT-R101x1", "BiT-R101x3", "BiT-R152x2", "BiT-R152x4", "BiT-R200x3"),
+)
+"""The names worth a row in a table; any size goes with any patch, and any ResNet with any width."""
+
+_LETTERS = "|".join(SIZES)
+_VIT = re.compile(rf"(?:ViT-)?({_LETTERS})/([1-9]\d*)")
+_HYBRID = re.compile(rf"R(\d+)\+(?:ViT-)?({_LETTERS})/([1-9]\d*)")
+_BIT = re.compile(r"BiT-R(\d+)x([1-9]\d*)")
+
+
+def architecture(name: str, **options: Any) -> Architecture:
+    """The architecture that `name` stands for, changed by `options` (the fields of the architecture).
+
+    `architecture("B/16")`, `architecture("R50+B/16", image_size=384)`, `architecture("BiT-R50x1", num_classes=10)`.
+    """
+    if found := _VIT.fullmatch(name):
+        letter, patch = found.groups()
+        return VitArchitecture(**{"patch_size": int(patch), **SIZES[letter]._asdict(), **options})
+    if found := _HYBRID.fullmatch(name):
+        depth, letter, stride = found.groups()
+        backbone = Backbone(blocks=_hybrid_blocks(name, int(depth), int(stride)), **HYBRID)
+        # A patch is one pixel of the feature map unless the options say otherwise.
+        return VitArchitecture(**{"patch_size": 1, "backbone": backbone, **SIZES[letter]._asdict(), **options})
+    if found := _BIT.fullmatch(name):
+        depth, factor = found.groups()
+        backbone = Backbone(blocks=_blocks(name, int(depth)), width_factor=int(factor), **BIT)
+        return ResNetArchitecture(**{"backbone": backbone, **options})
+    raise ConfigError(
+        f"unknown model {name!r}{did_you_mean(name, LISTED) or '.'} "
+        f"A name is SIZE/PATCH with a size of {', '.join(SIZES)} (B/16), RDEPTH+SIZE/16 or /32 (R50+B/16) "
+        f"or BiT-RDEPTHxWIDTH (BiT-R50x1); see `vitrail models`"
+    )
+
+
+def _blocks(name: str, depth: int) -> tuple[int, ...]:
+    if depth not in RESNET_BLOCKS:
+        known = ", ".join(f"R{known}" for known in RESNET_BLOCKS)
+        raise ConfigError(f"unknown ResNet R{depth} in {name!r}: there are {known}")
+    return RESNET_BLOCKS[depth]
+
+
+def _hybrid_blocks(name: str, depth: int, stride: int) -> tuple[int, ...]:
+    """/32: all four stages. /16: stage 4 goes, and its blocks join stage 3, for a four times longer sequence."""
+    blocks = _blocks(name, depth)
+    if stride == 32:
+        return blocks
+    if stride == 16:
+        return (*blocks[:2], blocks[2] + blocks[3])
+    raise ConfigError(f"a hybrid takes its patches at 1/16 or 1/32 of the image, so {name!r} must end in /16 or /32")

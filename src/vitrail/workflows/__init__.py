@@ -1,0 +1,1 @@
+"""What composes the rooms of the library into something a person asks for."""
