@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conftest import images
-from reference import ReferenceViT
+
+from reference_vit import ReferenceViT
+from samples import images, small_vit
 
 TOLERANCE = 1e-10
 POSITIONS = [
@@ -25,7 +26,7 @@ POSITIONS = [
 
 
 @pytest.mark.parametrize(("position", "position_at"), POSITIONS)
-def test_equations_1_to_4(small_vit, position, position_at):
+def test_equations_1_to_4(position, position_at):
     model = small_vit(position=position, position_at=position_at, depth=3, dtype=torch.float64)
     reference = ReferenceViT(model)
     batch = images(dtype=torch.float64)
@@ -37,14 +38,14 @@ def test_equations_1_to_4(small_vit, position, position_at):
 
 
 @pytest.mark.parametrize("gelu", ["tanh", "exact"])
-def test_both_forms_of_gelu(small_vit, gelu):
+def test_both_forms_of_gelu(gelu):
     model = small_vit(gelu=gelu, dtype=torch.float64)
     image = images(dtype=torch.float64)[:1]
     expected = ReferenceViT(model).y(image[0].numpy())
     np.testing.assert_allclose(model.embed(image)[0].detach().numpy(), expected, rtol=0, atol=TOLERANCE)
 
 
-def test_the_reference_notices_a_wrong_parameter(small_vit):
+def test_the_reference_notices_a_wrong_parameter():
     """A reference that agreed with anything would prove nothing."""
     model = small_vit(dtype=torch.float64)
     reference = ReferenceViT(model)

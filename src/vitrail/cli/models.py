@@ -12,7 +12,7 @@ def models(
     names: Annotated[
         list[str] | None, typer.Argument(help="Which models, e.g. S/8 R50+B/16; all listed if none.")
     ] = None,
-    size: Annotated[int, typer.Option(help="Side of the image in pixels.")] = 224,
+    size: Annotated[int, typer.Option(min=1, help="Side of the image in pixels.")] = 224,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Table of the models: parameters, GFLOPs and tokens at an image size.

@@ -5,6 +5,7 @@ No torch here, so that names and sizes can be listed, checked and saved without 
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -145,9 +146,9 @@ class VitArchitecture(Config):
     def _check_conv_stem(self, layers: ConvStemLayers) -> None:
         if self.backbone is not None:
             raise ValueError("conv_stem and a ResNet backbone both replace the patch projection: choose one")
-        stride = 1
-        for layer in layers:
-            stride *= layer.stride
+        if not self.patch_bias:
+            raise ValueError("patch_bias belongs to the patch projection, which conv_stem replaces")
+        stride = math.prod(layer.stride for layer in layers)
         if stride != self.patch_size:
             raise ValueError(
                 f"the strides of conv_stem multiply to {stride}, but a patch size of {self.patch_size} was asked for"

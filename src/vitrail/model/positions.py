@@ -30,10 +30,25 @@ def resize_position_embedding(table: Tensor, old_grid: Grid, new_grid: Grid, pre
     """
     if old_grid == new_grid:
         return table
-    precision = torch.promote_types(table.dtype, torch.float32)  # half-precision tables are interpolated in float32
-    patches = table[prefix:].unflatten(0, old_grid).permute(2, 0, 1)[None].to(precision)  # 1, D, rows, columns
-    patches = F.interpolate(patches, size=new_grid, mode="bicubic", antialias=True)
-    return torch.cat([table[:prefix], patches[0].flatten(1).T.to(table.dtype)])
+    patches = table[prefix:].to(torch.promote_types(table.dtype, torch.float32))  # half precision is too coarse
+    rows, columns = (cubic_weights(old, new, patches) for old, new in zip(old_grid, new_grid, strict=True))
+    patches = torch.einsum("ir,jc,rcd->ijd", rows, columns, patches.unflatten(0, old_grid)).flatten(0, 1)
+    return torch.cat([table[:prefix], patches.to(table.dtype)])
+
+
+def cubic_weights(old: int, new: int, like: Tensor) -> Tensor:
+    """(new, old): the weights that resize a row of `old` points to `new` ones, bicubic with antialias.
+
+    The same as `torch.nn.functional.interpolate`, as a matrix: that function cannot train in a graph compiled for
+    changing sizes, is missing on some devices and exports badly; a product works everywhere.
+    """
+    scale = old / new
+    centres = (torch.arange(new, dtype=like.dtype, device=like.device) + 0.5) * scale
+    points = torch.arange(old, dtype=like.dtype, device=like.device) + 0.5
+    x = (points - centres[:, None]).abs() / max(scale, 1.0)  # shrinking widens the kernel
+    near, far = (1.5 * x - 2.5) * x * x + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2  # Keys' kernel with a = −1/2
+    weights = near.where(x < 1, far.where(x < 2, 0.0))
+    return weights / weights.sum(dim=1, keepdim=True)
 
 
 class LearnedPositions1d(nn.Module):
@@ -127,7 +142,7 @@ class SinCosPositions(nn.Module):
 
 
 def sin_cos_table(grid: Grid, width: int, temperature: float = 10_000.0) -> Tensor:
-    """(N, D) in float64: sin x, cos x, sin y, cos y, each over D/4 frequencies from 1 down to 1/temperature (as in MoCo v3)."""
+    """(N, D) in float64: sin x, cos x, sin y, cos y, each at D/4 frequencies from 1 to 1/temperature (MoCo v3's)."""
     # On the CPU whatever the default device: float64 does not exist everywhere.
     frequencies = temperature ** -torch.linspace(0, 1, width // 4, dtype=torch.float64, device="cpu")
     axes = [torch.arange(side, dtype=torch.float64, device="cpu") for side in grid]

@@ -41,11 +41,11 @@ class ReferenceViT:
     def patches(self, image: np.ndarray) -> list[np.ndarray]:
         """The image cut row by row into flattened patches."""
         side = self.a.patch_size
-        found = []
-        for top in range(0, image.shape[1], side):
-            for left in range(0, image.shape[2], side):
-                found.append(image[:, top : top + side, left : left + side].reshape(-1))
-        return found
+        return [
+            image[:, top : top + side, left : left + side].reshape(-1)
+            for top in range(0, image.shape[1], side)
+            for left in range(0, image.shape[2], side)
+        ]
 
     def position(self, layer: int, row: int, column: int) -> np.ndarray:
         """What is added to a patch."""

@@ -1,0 +1,109 @@
+"""The command line as a person meets it: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+
+import vitrail
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "vitrail", *arguments], capture_output=True, text=True, timeout=120)
+
+
+def seconds(*arguments: str) -> float:
+    start = time.perf_counter()
+    assert run(*arguments).returncode == 0
+    return time.perf_counter() - start
+
+
+def test_help_answers_at_once():
+    assert statistics.median(seconds("--help") for _ in range(5)) < 0.4
+
+
+def test_models_answers_soon():
+    assert seconds("models") < 3
+
+
+def test_help_names_every_verb():
+    text = run("--help").stdout
+    for verb in ("quickstart", "models", "doctor"):
+        assert verb in text
+        assert run(verb, "--help").returncode == 0
+
+
+def test_version():
+    assert run("--version").stdout == f"vitrail {vitrail.__version__}\n"
+
+
+def test_models_off_a_terminal_is_one_line_each():
+    lines = run("models").stdout.splitlines()
+    assert lines[0].split("\t") == ["name", "parameters", "GFLOPs", "tokens", "size"]
+    rows = {line.split("\t")[0]: line.split("\t")[1:] for line in lines[1:]}
+    assert rows["B/16"] == ["86,567,656", "35.1", "197", "224"]
+    assert rows["BiT-R50x1"] == ["25,549,352", "8.2", "–", "224"]
+
+
+def test_models_by_name_and_size():
+    lines = run("models", "R50+B/16", "S/8", "--size", "384").stdout.splitlines()
+    assert lines[1].split("\t")[:2] == ["R50+B/16", "98,950,952"]
+    assert lines[2].split("\t")[3:] == ["2305", "384"]
+
+
+def test_models_at_a_size_that_some_patches_do_not_divide():
+    rows = {line.split("\t")[0]: line.split("\t") for line in run("models", "--size", "384").stdout.splitlines()}
+    assert (rows["L/16"][4], rows["H/14"][4]) == ("384", "378")
+
+
+def test_models_as_json():
+    entries = json.loads(run("models", "--json").stdout)
+    found = next(entry for entry in entries if entry["name"] == "B/16")
+    assert found == {"name": "B/16", "parameters": 86567656, "gflops": 35.127656448, "tokens": 197, "image_size": 224}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["models", "B/17x"], "error: unknown model 'B/17x', did you mean 'B/16'?"),
+        (["models", "B/16", "--size", "225"], "error: image size 225 does not divide into patches of 16"),
+    ],
+)
+def test_wrong_input_is_one_line_on_stderr_and_exit_code_2(arguments, sentence):
+    child = run(*arguments)
+    assert child.returncode == 2
+    assert child.stdout == ""
+    assert child.stderr.startswith(sentence)
+    assert child.stderr.count("\n") == 1
+
+
+def test_a_size_below_one_is_refused():
+    child = run("models", "--size", "-3")
+    assert (child.returncode, child.stdout) == (2, "")
+    assert "-3 is not in the range" in child.stderr
+
+
+def test_doctor_tells_versions_devices_and_bf16():
+    child = run("doctor")
+    assert child.returncode == 0, child.stderr
+    rows = {tuple(line.split("\t")[:2]): line.split("\t")[2] for line in child.stdout.splitlines()}
+    assert rows["version", "vitrail"] == vitrail.__version__
+    assert rows["version", "torch"].startswith("2.")
+    assert ("device", "cpu") in rows
+    assert ("bf16 on the cpu", "products") in rows
+    assert ("extra", "docs") in rows
+    findings = json.loads(run("doctor", "--json").stdout)
+    assert {"subject": "version", "name": "vitrail", "state": vitrail.__version__} in findings
+
+
+def test_quickstart_runs_offline_and_does_not_pretend():
+    child = run("quickstart")
+    assert child.returncode == 0, child.stderr
+    assert "logits (64, 10)" in child.stdout
+    assert "output unchanged bit for bit" in child.stdout
+    assert "the weights are random and no accuracy is claimed" in child.stdout

@@ -1,0 +1,140 @@
+"""Attention maps from fused attention."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import vitrail
+from samples import images, small_vit
+
+KINDS = [
+    {},
+    {"position": "relative"},
+    {"registers": 2},
+    {"pool": "average"},
+    {"attention_dropout": 0.5, "dropout": 0.5},
+    {"pool": "average", "block": "axial"},
+]
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_recorded_rows_sum_to_one_and_give_the_layers_output(options):
+    model = small_vit(depth=3, **options)
+    attentions = [m for m in model.modules() if type(m).__name__ == "SelfAttention"]
+    seen = {}
+    for index, attention in enumerate(attentions):
+        attention.register_forward_hook(lambda m, args, out, index=index: seen.update({index: (args[0], out)}))
+    with vitrail.record_attention(model) as maps:
+        model(images())
+    assert sorted(maps) == list(range(len(attentions)))
+    for index, attention in enumerate(attentions):
+        x, output = seen[index]
+        torch.testing.assert_close(maps[index].sum(dim=-1), torch.ones(maps[index].shape[:3]), rtol=0, atol=1e-6)
+        assert (maps[index] >= 0).all()
+        values = attention.qkv(x)[..., -32:].unflatten(2, (4, 8)).transpose(1, 2)
+        again = attention.out((maps[index] @ values).transpose(1, 2).flatten(2))
+        torch.testing.assert_close(again, output, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_output_is_bit_identical_before_during_and_after(options):
+    model = small_vit(**options)
+    before = model(images())
+    with vitrail.record_attention(model):
+        during = model(images())
+    assert torch.equal(before, during)
+    assert torch.equal(before, model(images()))
+
+
+def hooks(model):
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+
+
+def test_switched_off_on_leaving_also_under_exceptions():
+    model = small_vit()
+
+    def fail_inside():
+        with vitrail.record_attention(model):
+            model(images())
+            assert hooks(model) == 2
+            raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        fail_inside()
+    assert hooks(model) == 0
+
+
+def test_nothing_is_recorded_after_leaving():
+    model = small_vit()
+    with vitrail.record_attention(model) as maps:
+        model(images())
+    first = maps[0]
+    model(images(batch=1))
+    assert maps[0] is first
+
+
+def test_shapes_and_choice_of_layers():
+    model = small_vit(depth=4)
+    with vitrail.record_attention(model, layers=[1, -1]) as maps:
+        model(images(batch=3))
+    assert {index: tuple(m.shape) for index, m in maps.items()} == {1: (3, 4, 7, 7), 3: (3, 4, 7, 7)}
+    with pytest.raises(vitrail.ConfigError, match="layer 4 of a model with 4"), vitrail.record_attention(model, [4]):
+        pass
+
+
+def test_axial_maps_are_rows_then_columns():
+    model = small_vit(depth=1, block="axial", pool="average")
+    with vitrail.record_attention(model) as maps:
+        model(images(batch=5))
+    assert {index: tuple(m.shape) for index, m in maps.items()} == {0: (5 * 2, 4, 3, 3), 1: (5 * 3, 4, 2, 2)}
+
+
+def test_each_call_replaces_the_maps_and_they_carry_no_graph():
+    model = small_vit()
+    with vitrail.record_attention(model) as maps:
+        model(images(batch=1))
+        assert maps[0].shape[0] == 1
+        model(images(batch=2))
+        assert maps[0].shape[0] == 2
+    assert not maps[0].requires_grad
+
+
+def test_a_model_compiled_before_is_recorded_too():
+    model = small_vit()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    before = compiled(images())
+    with vitrail.record_attention(compiled) as maps:
+        compiled(images())
+    assert sorted(maps) == [0, 1]
+    assert torch.equal(compiled(images()), before)
+
+
+def test_bf16_maps_come_in_float32():
+    model = small_vit()
+    with torch.autocast("cpu", torch.bfloat16), vitrail.record_attention(model) as maps:
+        model(images())
+    assert maps[0].dtype == torch.float32
+    torch.testing.assert_close(maps[0].sum(dim=-1), torch.ones(2, 4, 7), rtol=0, atol=1e-5)
+
+
+def test_a_resnet_has_nothing_to_record():
+    model = vitrail.create_model("BiT-R50x1", device="meta")
+    with pytest.raises(vitrail.ConfigError, match="no self-attention"), vitrail.record_attention(model):
+        pass
+
+
+def test_intermediate_layers():
+    model = small_vit(depth=3)
+    layers = model.intermediate_layers(images(), [0, 2, -2])
+    assert [tuple(z.shape) for z in layers] == [(2, 7, 32)] * 3
+    torch.testing.assert_close(model.encoder.norm(layers[1]), model.forward_features(images()))
+    (normed,) = model.intermediate_layers(images(), [-1], norm=True)
+    torch.testing.assert_close(normed, model.forward_features(images()))
+    z = model._with_prefix(model.tokens(images())) + model.position_embedding[0].table
+    for block in model.encoder.blocks[:2]:
+        z = block(z)
+    torch.testing.assert_close(layers[2], z)
+    assert hooks(model) == 0
+    layers[0].sum().backward()
+    assert model.patch_embed.projection.weight.grad is not None

@@ -1,0 +1,98 @@
+"""Names and options: what they stand for, and what is said about wrong ones."""
+
+from __future__ import annotations
+
+import pytest
+
+import vitrail
+from vitrail.model.architecture import VitArchitecture
+from vitrail.model.variants import architecture
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "stride"),
+    [
+        ("R50+B/16", (3, 4, 9), 16),
+        ("R50+L/32", (3, 4, 6, 3), 32),
+        ("R26+S/32", (2, 2, 2, 2), 32),
+        ("R26+S/16", (2, 2, 4), 16),
+    ],
+)
+def test_both_forms_of_hybrid(name, blocks, stride):
+    arch = architecture(name)
+    assert (arch.backbone.blocks, arch.stride, arch.patch_size) == (blocks, stride, 1)
+    assert architecture(name, patch_size=2, image_size=256).stride == 2 * stride
+
+
+def test_any_patch_size_and_the_papers_spelling():
+    assert architecture("S/8").patch_size == 8
+    assert architecture("ViT-L/16") == architecture("L/16")
+    assert architecture("R50+ViT-B/16") == architecture("R50+B/16")
+    assert architecture("B/7").grid((224, 224)) == (32, 32)
+
+
+def test_sizes_can_be_overridden():
+    arch = architecture("B/32", depth=8, width=1024, mlp_dim=2048, num_heads=16)
+    assert (arch.depth, arch.width, arch.mlp_dim, arch.num_heads) == (8, 1024, 2048, 16)
+
+
+def test_an_architecture_survives_json():
+    for name, options in [
+        ("S/16", {"conv_stem": [(24, 3, 4), (48, 3, 4, "none", "gelu")], "image_size": (96, 160)}),
+        ("R50+B/16", {"pool": "average"}),
+        ("BiT-R152x4", {}),
+    ]:
+        arch = architecture(name, **options)
+        assert type(arch).model_validate_json(arch.model_dump_json()) == arch
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("B/17x", {}, "unknown model 'B/17x', did you mean 'B/16'"),
+        ("b16", {}, "did you mean 'B/16'"),
+        ("resnet", {}, "unknown model 'resnet'"),
+        ("R51+B/16", {}, "unknown ResNet R51 in 'R51.B/16': there are R26, R50, R101, R152, R200"),
+        ("R50+B/14", {}, "must end in /16 or /32"),
+        ("BiT-R99x1", {}, "unknown ResNet R99"),
+        ("B/16", {"image_size": 225}, "image size 225 does not divide into patches of 16: .* 224 and 240"),
+        ("B/16", {"image_size": (224, 230)}, "224 and 224×240"),
+        ("R50+B/32", {"image_size": 240}, "does not divide into patches of 32: .* 224 and 256"),
+        ("B/16", {"imagesize": 224}, "unknown option 'imagesize', did you mean 'image_size'"),
+        ("B/16", {"pool": "mean"}, "pool = 'mean': input should be 'class', 'average' or 'attention'"),
+        ("B/16", {"position": "rotary"}, "position = 'rotary': input should be 'none'"),
+        ("B/16", {"num_heads": 7}, "width 768 is not divisible by num_heads 7"),
+        ("B/16", {"num_classes": -1}, "num_classes = -1"),
+        ("B/16", {"depth": "deep"}, "depth = 'deep'"),
+        ("B/16", {"dropout": 1.5}, "dropout = 1.5"),
+        ("B/16", {"class_token": False}, 'pool "class" reads the class token'),
+        ("B/16", {"block": "axial"}, 'use pool "average" or "attention"'),
+        ("B/16", {"conv_stem": [(24, 3, 2)]}, "strides of conv_stem multiply to 2, but a patch size of 16"),
+        ("B/16", {"conv_stem": [(24, 2, 1), (24, 3, 16)]}, "an even kernel"),
+        ("R50+B/16", {"conv_stem": [(24, 3, 2)]}, "choose one"),
+        ("B/16", {"position": "relative", "position_at": "shared"}, "leave position_at alone"),
+        (
+            "BiT-R50x1",
+            {"pool": "average"},
+            "unknown option 'pool'; the options are image_size, in_channels, num_classes",
+        ),
+    ],
+)
+def test_wrong_names_and_options_get_one_clear_sentence(name, options, sentence):
+    with pytest.raises(vitrail.ConfigError, match=sentence) as caught:
+        vitrail.create_model(name, **options)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, vitrail.VitrailError)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_a_bad_resize_leaves_the_model_as_it_was():
+    model = vitrail.create_model("Ti/16", depth=1)
+    with pytest.raises(vitrail.ConfigError, match="nearest sizes that do are 224 and 240"):
+        model.resize(225)
+    assert (model.image_size, model.grid) == ((224, 224), (14, 14))
+
+
+def test_a_missing_field_is_named():
+    with pytest.raises(vitrail.ConfigError, match="patch_size is required"):
+        VitArchitecture(width=8, depth=1, mlp_dim=8, num_heads=1)

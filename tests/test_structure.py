@@ -1,0 +1,80 @@
+"""The rooms of the library: imports point one way, and looking in costs nothing."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vitrail
+
+SOURCE = Path(vitrail.__file__).parent
+
+# A module may import from layers before its own, and from its own package; not from its neighbours in a layer.
+LAYERS = [
+    ["errors"],
+    ["config", "processor"],
+    ["model", "data", "metrics"],
+    ["weights", "objectives", "fast"],
+    ["recipes", "train"],
+    ["evaluate", "predict"],
+    ["inspection"],
+    ["export", "serve", "studies"],
+    ["workflows"],
+    ["cli"],
+]
+DEPTH = {room: depth for depth, rooms in enumerate(LAYERS) for room in rooms}
+OUTSIDE = {"__init__", "__main__"}
+
+
+def rooms_imported(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "vitrail":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vitrail."):
+            found.add(node.module.split(".")[1])
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            pytest.fail(f"{path}: relative import; write it out from vitrail")
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("vitrail.")}
+    return found - {"__version__"}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_one_way(path):
+    room = room_of(path)
+    if room in OUTSIDE:
+        return
+    assert room in DEPTH, f"{room} has no place in the order of rooms"
+    for other in rooms_imported(path) - {room}:
+        assert DEPTH[other] < DEPTH[room], f"{room} must not import {other}"
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+@pytest.mark.parametrize("statement", ["import vitrail", "import vitrail.cli", "import vitrail.model.cost"])
+def test_looking_in_does_not_load_torch(statement):
+    assert not {"torch", "sklearn", "numpy"} & modules_after(statement)
+
+
+def test_public_names_all_load_and_are_listed():
+    for name in vitrail.__all__:
+        assert getattr(vitrail, name).__name__ == name
+    assert set(vitrail.__all__) <= set(dir(vitrail))
+    assert set(vitrail.__all__) == set(vitrail._HOMES)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        vitrail.nonsense  # noqa: B018
