@@ -85,7 +85,7 @@ def test_wrong_input_is_one_line_on_stderr_and_exit_code_2(arguments, sentence):
 def test_a_size_below_one_is_refused():
     child = run("models", "--size", "-3")
     assert (child.returncode, child.stdout) == (2, "")
-    assert "-3 is not in the range" in child.stderr
+    assert "greater than or equal to 1" in child.stderr
 
 
 def test_doctor_tells_versions_devices_and_bf16():

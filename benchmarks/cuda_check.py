@@ -1,0 +1,75 @@
+"""Every kind of model on a CUDA device, compiled by Inductor without a graph break, against the plain model on the CPU.
+
+    python benchmarks/cuda_check.py
+
+Prints the largest relative difference for each kind in float32, compiled float32, bf16 autocast and compiled bf16
+autocast. Exits with 1 where one is out of bounds or a gradient is not finite. Tests run without an accelerator; this
+is their counterpart with one.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+import vitrail
+
+SMALL = {"width": 128, "depth": 2, "mlp_dim": 256, "num_heads": 4, "image_size": (64, 96), "num_classes": 10}
+KINDS: list[tuple[str, dict[str, object]]] = [
+    ("S/16", {}),
+    ("S/16", {"position": "none", "pool": "average"}),
+    ("S/16", {"position": "learned-2d", "position_at": "every-layer"}),
+    ("S/16", {"position": "relative", "registers": 2}),
+    ("S/16", {"position": "sin-cos", "pool": "attention", "position_at": "shared"}),
+    ("S/16", {"block": "axial", "pool": "average", "layer_scale": 0.5}),
+    ("S/16", {"conv_stem": [(32, 3, 4), (64, 3, 4, "group", "gelu")]}),
+    ("S/16", {"norm": "rms", "gelu": "exact", "input_norm": True, "norm_after_pool": True, "pool": "average"}),
+    ("R26+S/32", {}),
+    ("BiT-R50x1", {"image_size": 64, "num_classes": 10}),
+]
+BOUNDS = {"float32": 2e-5, "compiled float32": 2e-5, "bf16": 3e-2, "compiled bf16": 3e-2}
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a.double().cpu() - b.double().cpu()).norm() / b.double().cpu().norm())
+
+
+def main() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    good = True
+    for name, options in KINDS:
+        options = options if name.startswith("BiT") else {**SMALL, **options}
+        model = vitrail.create_model(name, seed=0, **options).eval()
+        torch.nn.init.normal_(model.head.weight, std=0.1, generator=torch.Generator().manual_seed(1))
+        images = torch.randn(4, 3, *model.image_size, generator=torch.Generator().manual_seed(2))
+        reference = model.double()(images.double())
+        model = model.float().cuda()
+        compiled = torch.compile(model, fullgraph=True)
+        found = {}
+        for label, function in [
+            ("float32", model),
+            ("compiled float32", compiled),
+            ("bf16", model),
+            ("compiled bf16", compiled),
+        ]:
+            with torch.autocast("cuda", torch.bfloat16, enabled="bf16" in label):
+                out = function(images.cuda())
+            found[label] = difference(out, reference)
+            model.zero_grad()
+            out.float().square().sum().backward()
+            if any(p.grad is None or not p.grad.isfinite().all() for p in model.parameters()):
+                found[label] = float("nan")
+        fine = all(found[label] <= bound for label, bound in BOUNDS.items())
+        good &= fine
+        print(
+            ("ok  " if fine else "BAD ") + f"{name} {options}: " + ", ".join(f"{k} {v:.1e}" for k, v in found.items()),
+            flush=True,
+        )
+        torch.compiler.reset()
+    sys.exit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()
