@@ -28,11 +28,14 @@ KINDS: list[tuple[str, dict[str, object]]] = [
     ("R26+S/32", {}),
     ("BiT-R50x1", {"image_size": 64, "num_classes": 10}),
 ]
-BOUNDS = {"float32": 2e-5, "compiled float32": 2e-5, "bf16": 3e-2, "compiled bf16": 3e-2}
+ROUNDING = {"float32": 2e-6, "compiled float32": 2e-6, "bf16": 2e-2, "compiled bf16": 2e-2}
+"""What is allowed, times how much the network itself amplifies a small change of its input. Untrained pre-activation
+ResNets amplify a lot (57-fold for BiT-R50x1 at 64 pixels), Vision Transformers hardly."""
 
 
 def difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a.double().cpu() - b.double().cpu()).norm() / b.double().cpu().norm())
+    a, b = a.detach().double().cpu(), b.detach().double().cpu()
+    return float((a - b).norm() / b.norm())
 
 
 def main() -> None:
@@ -45,6 +48,8 @@ def main() -> None:
         torch.nn.init.normal_(model.head.weight, std=0.1, generator=torch.Generator().manual_seed(1))
         images = torch.randn(4, 3, *model.image_size, generator=torch.Generator().manual_seed(2))
         reference = model.double()(images.double())
+        noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        amplification = max(difference(model(images.double() * (1 + 1e-6 * noise)), reference) / 1e-6, 1.0)
         model = model.float().cuda()
         compiled = torch.compile(model, fullgraph=True)
         found = {}
@@ -61,7 +66,7 @@ def main() -> None:
             out.float().square().sum().backward()
             if any(p.grad is None or not p.grad.isfinite().all() for p in model.parameters()):
                 found[label] = float("nan")
-        fine = all(found[label] <= bound for label, bound in BOUNDS.items())
+        fine = all(found[label] <= bound * amplification for label, bound in ROUNDING.items())
         good &= fine
         print(
             ("ok  " if fine else "BAD ") + f"{name} {options}: " + ", ".join(f"{k} {v:.1e}" for k, v in found.items()),
