@@ -68,6 +68,7 @@ def main() -> None:
                 found[label] = float("nan")
         fine = all(found[label] <= bound * amplification for label, bound in ROUNDING.items())
         good &= fine
+        found["amplification"] = amplification
         print(
             ("ok  " if fine else "BAD ") + f"{name} {options}: " + ", ".join(f"{k} {v:.1e}" for k, v in found.items()),
             flush=True,
