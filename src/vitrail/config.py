@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from vitrail.errors import ConfigError, did_you_mean
 
@@ -65,8 +65,32 @@ class Preprocessing(Config):
     """Subtracted from pixels in [0, 1], one value for each channel."""
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     """Divided by after that. The defaults map pixels to [−1, 1], as in the paper."""
-    crop_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
-    """None: resize straight to `image_size`, as the released code does. A fraction f: resize the short side to
-    size / f, then crop the centre."""
+    resize: Literal["squash", "cover"] = "squash"
+    """`squash`: to the exact size whatever the shape, as the released code does. `cover`: keep the shape, so that the
+    size is just covered (the shorter side fits)."""
+    crop_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Resize to `image_size` / this, then crop the centre."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     """Filter of the resize, always with antialias."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.mean) != len(self.std):
+            raise ValueError(f"mean has {len(self.mean)} channels and std {len(self.std)}")
+        if not all(deviation > 0 for deviation in self.std):
+            raise ValueError(f"std must be above zero, not {self.std}")
+        return self
+
+
+class Origin(Config):
+    """Where weights came from. It travels with them."""
+
+    source: str
+    """As it was given to `load`."""
+    format: str
+    """The naming they were in: native, timm, torchvision, huggingface, google."""
+    dialect: str = ""
+    """Which form of that naming, so that a way back gives the same keys."""
+    licence: str | None = None
+    notes: tuple[str, ...] = ()
+    """What could not be read from the file and was concluded."""

@@ -3,6 +3,7 @@
     VitrailError
     ├── ConfigError          a wrong name, option, value or combination        (also a ValueError)
     ├── InputError           images or tensors that a model cannot take        (also a ValueError)
+    ├── WeightsError         a file or folder of weights that cannot be read, trusted, understood or written
     └── MissingExtraError    an optional dependency that is not installed      (also an ImportError)
 
 A message says what was wrong, what is allowed and what to do next, in one sentence where one is enough.
@@ -25,6 +26,10 @@ class ConfigError(VitrailError, ValueError):
 
 class InputError(VitrailError, ValueError):
     """Images or tensors that do not fit the model they were given to."""
+
+
+class WeightsError(VitrailError):
+    """A checkpoint that cannot be read, trusted or understood, or an architecture that a format cannot hold."""
 
 
 class MissingExtraError(VitrailError, ImportError):

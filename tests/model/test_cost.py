@@ -71,7 +71,7 @@ def vit_options(draw):
         "num_heads": choose(1, 2, 4),
         "mlp_dim": choose(8, 24),
         "depth": choose(1, 3),
-        "pool": choose("class", "average", "attention"),
+        "pool": choose("class", "average", "attention", "class+average", "distilled"),
         "class_token": choose(None, True),
         "registers": choose(0, 2),
         "position": choose("none", "learned-1d", "learned-2d", "relative", "sin-cos"),
@@ -91,7 +91,7 @@ def vit_options(draw):
 
 
 @given(options=vit_options())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_cost_and_shapes_of_any_combination(options):
     try:
         arch = architecture("S/8", **options)
@@ -101,8 +101,8 @@ def test_cost_and_shapes_of_any_combination(options):
     assert cost(arch) == (parameters(model), counted(model))
     batch = torch.empty(2, model.in_channels, *model.image_size, device="meta")
     assert model.forward_features(batch).shape == (2, tokens(arch), arch.width)
-    assert model.embed(batch).shape == (2, arch.width)
-    assert model(batch).shape == (2, arch.num_classes or arch.representation_size or arch.width)
+    assert model.embed(batch).shape == (2, arch.representation_width)
+    assert model(batch).shape == (2, arch.num_classes or arch.representation_size or arch.representation_width)
 
 
 @pytest.mark.parametrize(

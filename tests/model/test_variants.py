@@ -59,7 +59,7 @@ def test_an_architecture_survives_json():
         ("B/16", {"image_size": (224, 230)}, "224 and 224×240"),
         ("R50+B/32", {"image_size": 240}, "does not divide into patches of 32: .* 224 and 256"),
         ("B/16", {"imagesize": 224}, "unknown option 'imagesize', did you mean 'image_size'"),
-        ("B/16", {"pool": "mean"}, "pool = 'mean': input should be 'class', 'average' or 'attention'"),
+        ("B/16", {"pool": "mean"}, "pool = 'mean': input should be 'class', 'average', 'attention'"),
         ("B/16", {"position": "rotary"}, "position = 'rotary': input should be 'none'"),
         ("B/16", {"num_heads": 7}, "width 768 is not divisible by num_heads 7"),
         ("B/16", {"num_classes": -1}, "num_classes = -1"),

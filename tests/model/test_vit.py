@@ -82,6 +82,21 @@ def test_average_pooling_leaves_prefix_tokens_out():
     torch.testing.assert_close(model.embed(images()), features[:, 3:].mean(dim=1))
 
 
+def test_class_and_average_side_by_side():
+    model = small_vit(pool="class+average", registers=1)
+    features = model.forward_features(images())
+    torch.testing.assert_close(model.embed(images()), torch.cat([features[:, 0], features[:, 2:].mean(dim=1)], dim=1))
+    assert model.head.weight.shape == (7, 64)
+
+
+def test_distilled_heads_are_averaged():
+    model = small_vit(pool="distilled", registers=1)
+    features = model.forward_features(images())
+    expected = (model.head.linear(features[:, 0]) + model.head.distilled(features[:, 1])) / 2
+    torch.testing.assert_close(model(images()), expected)
+    assert (model.replace_head(3)(images()) == 0).all()
+
+
 def test_norm_after_pool():
     model = small_vit(pool="average", norm_after_pool=True)
     features = model.forward_features(images())

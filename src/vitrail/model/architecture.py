@@ -15,6 +15,7 @@ from vitrail.config import Config, ImageSize, show_size
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
+READ_CLASS_TOKEN = ("class", "class+average", "distilled")
 NAMES_OF_CONV_LAYER = ("channels", "kernel", "stride", "norm", "activation")
 
 
@@ -83,9 +84,11 @@ class VitArchitecture(Config):
     num_classes: Count = 1000
     """0 leaves the head out: the model then returns its representation."""
 
-    pool: Literal["class", "average", "attention"] = "class"
+    pool: Literal["class", "average", "attention", "class+average", "distilled"] = "class"
+    """`class+average`: both, side by side (DINOv2's classifiers). `distilled`: the class token and the first register,
+    each with a head of its own, whose logits are averaged (DeiT)."""
     class_token: bool
-    """Defaults to whether `pool` is "class"."""
+    """Defaults to whether `pool` reads it."""
     registers: Count = 0
     """Learned tokens between the class token and the patches that no pooling reads."""
     position: Literal["none", "learned-1d", "learned-2d", "relative", "sin-cos"] = "learned-1d"
@@ -123,15 +126,19 @@ class VitArchitecture(Config):
     @classmethod
     def _class_token_follows_pool(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("class_token") is None:
-            values = {**values, "class_token": values.get("pool", "class") == "class"}
+            values = {**values, "class_token": values.get("pool", "class") in READ_CLASS_TOKEN}
         return values
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.width % self.num_heads:
             raise ValueError(f"width {self.width} is not divisible by num_heads {self.num_heads}")
-        if self.pool == "class" and not self.class_token:
-            raise ValueError('pool "class" reads the class token: leave class_token on, or pool by "average"')
+        if self.pool in READ_CLASS_TOKEN and not self.class_token:
+            raise ValueError(f'pool "{self.pool}" reads the class token: leave class_token on, or pool by "average"')
+        if self.pool == "distilled" and (not self.registers or self.representation_size):
+            raise ValueError('pool "distilled" reads a register and has two linear heads: give registers=1')
+        if self.norm_after_pool and self.pool in ("class+average", "distilled"):
+            raise ValueError(f'norm_after_pool has no meaning with pool "{self.pool}"')
         if self.conv_stem is not None:
             self._check_conv_stem(self.conv_stem)
         self._check_positions()
@@ -174,6 +181,11 @@ class VitArchitecture(Config):
         """How many tokens stand before the patches."""
         return self.class_token + self.registers
 
+    @property
+    def representation_width(self) -> int:
+        """Size of y."""
+        return self.width * (2 if self.pool in ("class+average", "distilled") else 1)
+
     def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns of patches of an image, if it divides."""
         if any(side % self.stride for side in image_size):
@@ -189,6 +201,11 @@ class ResNetArchitecture(Config):
     in_channels: Positive = 3
     num_classes: Count = 1000
     backbone: Backbone
+
+    @property
+    def representation_width(self) -> int:
+        """Size of y."""
+        return self.backbone.out_channels
 
 
 Architecture = VitArchitecture | ResNetArchitecture

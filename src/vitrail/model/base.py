@@ -9,10 +9,9 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from vitrail.config import Preprocessing
+from vitrail.config import Origin, Preprocessing
 from vitrail.errors import ConfigError, InputError
 from vitrail.model.architecture import Architecture
-from vitrail.model.heads import build_head
 from vitrail.model.initialise import initialise_head
 
 
@@ -25,8 +24,10 @@ class ImageModel(nn.Module, ABC):
     """How image files become this model's input."""
     head: nn.Module
     """Representation → logits."""
-    width: int
-    """Size of the representation."""
+    origin: Origin | None
+    """Where the weights came from; None for fresh ones."""
+    set_aside: dict[str, Tensor]
+    """Tensors of the checkpoint that the model does not need, by their names there, kept for the way back."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -35,6 +36,12 @@ class ImageModel(nn.Module, ABC):
         half = (0.5,) * self.in_channels
         self.preprocessing = Preprocessing(image_size=architecture.image_size, mean=half, std=half)
         self._labels: tuple[str, ...] | None = None
+        self.origin = None
+        self.set_aside = {}
+
+    @abstractmethod
+    def build_head(self) -> nn.Module:
+        """The head that the architecture asks for, empty."""
 
     @abstractmethod
     def forward_features(self, images: Tensor) -> Tensor:
@@ -92,8 +99,7 @@ class ImageModel(nn.Module, ABC):
         if "representation_size" in type(self.architecture).model_fields:
             update["representation_size"] = None
         self._rebuild_architecture(**update)
-        parameter = next(self.parameters())
-        self.head = build_head(self.width, None, num_classes).to(parameter)
+        self.head = self.build_head().to(next(self.parameters()))
         initialise_head(self.head)
         self.labels = labels
         return self

@@ -22,12 +22,15 @@ class BitResNet(ImageModel):
     def __init__(self, architecture: ResNetArchitecture) -> None:
         super().__init__(architecture)
         backbone = architecture.backbone
-        self.width = backbone.out_channels
         self.stride = backbone.stride
         self.backbone = ResNetBackbone(architecture.in_channels, backbone)
-        self.norm = nn.GroupNorm(GROUPS, self.width, eps=backbone.norm_eps)
-        self.head = build_head(self.width, None, architecture.num_classes)
+        self.norm = nn.GroupNorm(GROUPS, backbone.out_channels, eps=backbone.norm_eps)
+        self.head = self.build_head()
         initialise(self)
+
+    def build_head(self) -> nn.Module:
+        """One linear layer."""
+        return build_head(self.architecture.representation_width, None, self.num_classes)
 
     def forward_features(self, images: Tensor) -> Tensor:
         """(B, C, H, W) → (B, D, H/32, W/32): the last feature map, after norm and ReLU."""

@@ -56,9 +56,11 @@ def _vit(a: VitArchitecture, height: int, width: int) -> Iterator[Cost]:
     if a.pool == "attention":
         yield from _attention_pool(a, patches)
     if a.representation_size:
-        yield _dense(1, a.width, a.representation_size)
-    if a.num_classes:
-        yield _dense(1, a.representation_size or a.width, a.num_classes)
+        yield _dense(1, a.representation_width, a.representation_size)
+    if a.num_classes and a.pool == "distilled":
+        yield from [_dense(1, a.width, a.num_classes)] * 2
+    elif a.num_classes:
+        yield _dense(1, a.representation_size or a.representation_width, a.num_classes)
 
 
 def _norm_parameters(a: VitArchitecture) -> int:

@@ -32,6 +32,26 @@ class AveragePool(nn.Module):
         return z[:, self.prefix :].mean(dim=1)
 
 
+class ClassAveragePool(nn.Module):
+    """y = the class token beside the mean of the patches."""
+
+    def __init__(self, prefix: int) -> None:
+        super().__init__()
+        self.prefix = prefix
+
+    def forward(self, z: Tensor) -> Tensor:
+        """(B, T, D) → (B, 2D)."""
+        return torch.cat([z[:, 0], z[:, self.prefix :].mean(dim=1)], dim=1)
+
+
+class DistilledPool(nn.Module):
+    """y = the class token beside the distillation token, which is the first register."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        """(B, T, D) → (B, 2D)."""
+        return z[:, :2].flatten(1)
+
+
 class AttentionPool(nn.Module):
     """y = what a learned query gathers from the patches by attention, refined by an MLP ("Scaling ViT")."""
 
@@ -67,6 +87,21 @@ class MlpHead(nn.Module):
     def forward(self, y: Tensor) -> Tensor:
         """(B, D) → (B, K), or (B, representation size) without classes."""
         logits: Tensor = self.linear(self.hidden(y).tanh())
+        return logits
+
+
+class DistilledHead(nn.Module):
+    """A linear head for the class token and one for the distillation token; the logits are their mean (DeiT)."""
+
+    def __init__(self, width: int, num_classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, num_classes)
+        self.distilled = nn.Linear(width, num_classes)
+
+    def forward(self, y: Tensor) -> Tensor:
+        """(B, 2D) → (B, K)."""
+        first, second = y.chunk(2, dim=1)
+        logits: Tensor = (self.linear(first) + self.distilled(second)) / 2
         return logits
 
 

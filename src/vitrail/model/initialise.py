@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import init
 
 from vitrail.model.encoder import LayerScale, MlpBlock, SelfAttention
-from vitrail.model.heads import AttentionPool, MlpHead
+from vitrail.model.heads import AttentionPool, DistilledHead, MlpHead
 from vitrail.model.patches import ConvStem, PatchEmbed
 from vitrail.model.positions import LearnedPositions1d, LearnedPositions2d, RelativePositions, SinCosPositions
 from vitrail.model.resnet import HybridUnit, StdConv
@@ -86,10 +86,10 @@ def initialise(model: nn.Module, generator: torch.Generator | None = None, head_
 @torch.no_grad()
 def initialise_head(head: nn.Module, bias: float = 0.0) -> None:
     """Zero the layer that gives the logits; a constant in its bias."""
-    linear = head.linear if isinstance(head, MlpHead) else head
-    if isinstance(linear, nn.Linear):
-        init.zeros_(linear.weight)
-        init.constant_(linear.bias, bias)
+    for layer in head.children() if isinstance(head, MlpHead | DistilledHead) else [head]:
+        if isinstance(layer, nn.Linear) and layer is not getattr(head, "hidden", None):
+            init.zeros_(layer.weight)
+            init.constant_(layer.bias, bias)
 
 
 def lecun_normal(layer: nn.Linear | nn.Conv2d, generator: torch.Generator | None) -> None:

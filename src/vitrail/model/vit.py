@@ -16,7 +16,15 @@ from vitrail.errors import InputError
 from vitrail.model.architecture import VitArchitecture, misfit
 from vitrail.model.base import ImageModel
 from vitrail.model.encoder import AxialEncoderBlock, Encoder, EncoderBlock, build_norm
-from vitrail.model.heads import AttentionPool, AveragePool, ClassPool, build_head
+from vitrail.model.heads import (
+    AttentionPool,
+    AveragePool,
+    ClassAveragePool,
+    ClassPool,
+    DistilledHead,
+    DistilledPool,
+    build_head,
+)
 from vitrail.model.initialise import initialise
 from vitrail.model.patches import ConvStem, PatchEmbed
 from vitrail.model.positions import Grid, InputPositions, RelativePositions, build_input_positions
@@ -48,11 +56,18 @@ class VisionTransformer(ImageModel):
         self.encoder = build_encoder(architecture, self.grid)
         self.pool = build_pool(architecture)
         self.pool_norm = _norm(architecture) if architecture.norm_after_pool else nn.Identity()
-        self.head = build_head(self.width, architecture.representation_size, architecture.num_classes)
+        self.head = self.build_head()
 
         self.axial = architecture.block == "axial"
         self.position_in_every_layer = architecture.position_at != "input"
         initialise(self)
+
+    def build_head(self) -> nn.Module:
+        """tanh-MLP, one linear layer, or two of them that are averaged."""
+        architecture = self.architecture
+        if architecture.pool == "distilled" and architecture.num_classes:
+            return DistilledHead(architecture.width, architecture.num_classes)
+        return build_head(architecture.representation_width, architecture.representation_size, architecture.num_classes)
 
     def tokens(self, images: Tensor) -> Tensor:
         """(B, C, H, W) → (B, N, D): the embedded patches x_p · E, before positions."""
@@ -208,20 +223,26 @@ def build_encoder(architecture: VitArchitecture, grid: Grid) -> Encoder:
     return Encoder(blocks, nn.Identity() if architecture.norm_after_pool else _norm(architecture))
 
 
-def build_pool(architecture: VitArchitecture) -> ClassPool | AveragePool | AttentionPool:
+def build_pool(architecture: VitArchitecture) -> nn.Module:
     """Encoded tokens → y."""
-    if architecture.pool == "class":
-        return ClassPool()
-    if architecture.pool == "average":
-        return AveragePool(architecture.prefix)
-    return AttentionPool(
-        architecture.width,
-        architecture.num_heads,
-        architecture.mlp_dim,
-        _norm(architecture),
-        architecture.gelu,
-        architecture.prefix,
-    )
+    match architecture.pool:
+        case "class":
+            return ClassPool()
+        case "average":
+            return AveragePool(architecture.prefix)
+        case "class+average":
+            return ClassAveragePool(architecture.prefix)
+        case "distilled":
+            return DistilledPool()
+        case "attention":
+            return AttentionPool(
+                architecture.width,
+                architecture.num_heads,
+                architecture.mlp_dim,
+                _norm(architecture),
+                architecture.gelu,
+                architecture.prefix,
+            )
 
 
 def _norm(architecture: VitArchitecture) -> nn.LayerNorm | nn.RMSNorm:
