@@ -15,12 +15,15 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from vitrail.config import Preprocessing
-    from vitrail.errors import ConfigError, InputError, MissingExtraError, VitrailError
+    from vitrail.errors import ConfigError, InputError, MissingExtraError, VitrailError, WeightsError
     from vitrail.model.bit import BitResNet
     from vitrail.model.create import create_model
     from vitrail.model.positions import resize_position_embedding
     from vitrail.model.recording import record_attention
     from vitrail.model.vit import VisionTransformer
+    from vitrail.weights.convert import convert
+    from vitrail.weights.load import load
+    from vitrail.weights.save import save
 
 _HOMES = {
     "BitResNet": "vitrail.model.bit",
@@ -30,9 +33,13 @@ _HOMES = {
     "Preprocessing": "vitrail.config",
     "VisionTransformer": "vitrail.model.vit",
     "VitrailError": "vitrail.errors",
+    "WeightsError": "vitrail.errors",
+    "convert": "vitrail.weights.convert",
     "create_model": "vitrail.model.create",
+    "load": "vitrail.weights.load",
     "record_attention": "vitrail.model.recording",
     "resize_position_embedding": "vitrail.model.positions",
+    "save": "vitrail.weights.save",
 }
 
 __all__ = [
@@ -43,9 +50,13 @@ __all__ = [
     "Preprocessing",
     "VisionTransformer",
     "VitrailError",
+    "WeightsError",
+    "convert",
     "create_model",
+    "load",
     "record_attention",
     "resize_position_embedding",
+    "save",
 ]
 
 

@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from vitrail.cli import doctor, models, quickstart
+from vitrail.cli import convert, doctor, models, quickstart
 from vitrail.errors import ConfigError, VitrailError
 
 FAILED, WRONG_COMMAND = 1, 2
@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 app.command()(quickstart.quickstart)
 app.command()(models.models)
+app.command()(convert.convert)
 app.command()(doctor.doctor)
 
 

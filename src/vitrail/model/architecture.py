@@ -87,7 +87,7 @@ class VitArchitecture(Config):
     pool: Literal["class", "average", "attention", "class+average", "distilled"] = "class"
     """`class+average`: both, side by side (DINOv2's classifiers). `distilled`: the class token and the first register,
     each with a head of its own, whose logits are averaged (DeiT)."""
-    class_token: bool
+    class_token: bool = True
     """Defaults to whether `pool` reads it."""
     registers: Count = 0
     """Learned tokens between the class token and the patches that no pooling reads."""

@@ -1,0 +1,1 @@
+"""Everything about images before the model."""

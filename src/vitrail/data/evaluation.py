@@ -1,0 +1,50 @@
+"""How an image becomes a model's input when it is evaluated: exactly what travels with the weights.
+
+Shapes: C channels, height × width pixels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitrail.config import Preprocessing
+
+
+def prepare(image: Any, preprocessing: Preprocessing) -> Tensor:
+    """A Pillow image, or a (C, height, width) uint8 tensor → (C, height, width) float32, normalised."""
+    pixels = image if isinstance(image, Tensor) else _from_pillow(image, len(preprocessing.mean))
+    target = tuple(int(side / preprocessing.crop_fraction + 1e-6) for side in preprocessing.image_size)
+    if preprocessing.resize == "cover":
+        target = _covering(pixels.shape[1], pixels.shape[2], target[0], target[1])
+    if target != pixels.shape[1:]:
+        pixels = F.interpolate(pixels[None], size=target, mode=preprocessing.interpolation, antialias=True)[0]
+    return normalise(_centre(pixels, *preprocessing.image_size), preprocessing)
+
+
+def normalise(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
+    """(…, C, height, width) uint8 → float32 by the mean and deviation that travel with the weights."""
+    mean = torch.tensor(preprocessing.mean, device=pixels.device)[:, None, None]
+    std = torch.tensor(preprocessing.std, device=pixels.device)[:, None, None]
+    return (pixels.float() / 255 - mean) / std
+
+
+def _from_pillow(image: Any, channels: int) -> Tensor:
+    array = np.array(image.convert("L" if channels == 1 else "RGB"))
+    return torch.from_numpy(array)[None] if channels == 1 else torch.from_numpy(array).permute(2, 0, 1)
+
+
+def _covering(height: int, width: int, least_height: int, least_width: int) -> tuple[int, int]:
+    """The smallest size of the same shape that covers another; the long side is rounded down, as torchvision does."""
+    if least_height * width >= least_width * height:
+        return least_height, max(least_height * width // height, least_width)
+    return max(least_width * height // width, least_height), least_width
+
+
+def _centre(pixels: Tensor, height: int, width: int) -> Tensor:
+    top, left = round((pixels.shape[1] - height) / 2), round((pixels.shape[2] - width) / 2)
+    return pixels[:, top : top + height, left : left + width]

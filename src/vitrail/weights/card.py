@@ -1,0 +1,115 @@
+"""The model card: what a person reads first, and the certificate of a conversion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import vitrail
+from vitrail.config import show_size
+from vitrail.model.architecture import VitArchitecture
+from vitrail.model.base import ImageModel
+
+LIBRARIES = {"native": "vitrail", "timm": "timm", "huggingface": "transformers", "torchvision": "torchvision"}
+LOADING = {
+    "native": 'import vitrail\nmodel = vitrail.load("{name}")',
+    "timm": 'import timm\nmodel = timm.create_model("local-dir:{name}", pretrained=True)',
+    "huggingface": (
+        "from transformers import AutoImageProcessor, {cls}\n"
+        'model = {cls}.from_pretrained("{name}")\nprocessor = AutoImageProcessor.from_pretrained("{name}")'
+    ),
+    "torchvision": (
+        "import torch, torchvision\nmodel = torchvision.models.VisionTransformer(…)\n"
+        'model.load_state_dict(torch.load("{name}/model.pth", weights_only=True))'
+    ),
+    "google": 'import vitrail\nmodel = vitrail.load("{name}/model.npz")',
+}
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What a conversion measured: the target was loaded back and run beside the source."""
+
+    source: str
+    source_sha256: dict[str, str]
+    target_sha256: dict[str, str]
+    inputs: str
+    max_difference: float
+    """Largest absolute difference of representation and logits."""
+    scale: float
+    """Standard deviation of the source's representation: what the difference is to be held against."""
+    preprocessing_matches: bool
+    preprocessing_note: str
+    notes: tuple[str, ...]
+    """What was concluded about the source rather than read."""
+
+    @property
+    def relative(self) -> float:
+        """The difference in units of the scale."""
+        return self.max_difference / self.scale if self.scale else float("inf")
+
+
+def model_card(model: ImageModel, name: str, naming: str, certificate: Certificate | None = None) -> str:
+    """A README.md with the heading that the hub reads."""
+    origin = model.origin
+    heading = ["---", f"library_name: {LIBRARIES.get(naming, 'vitrail')}"]
+    if model.num_classes:
+        heading.append("pipeline_tag: image-classification")
+    if origin is not None and origin.licence:
+        heading.append(f"license: {origin.licence}")
+    heading += ["tags:", "- vision-transformer", "- vitrail", "---"]
+    cls = "AutoModelForImageClassification" if model.num_classes else "AutoModel"
+    loading = LOADING[naming].format(name=name, cls=cls)
+    parts = ["\n".join(heading), f"# {name}", f"```python\n{loading}\n```", "## Model", _facts(model)]
+    if origin is not None:
+        notes = "".join(f"\n- {note}" for note in origin.notes)
+        parts += ["## Origin", f"Weights from `{origin.source}`, in the naming of {origin.format}.{notes}"]
+    if certificate is not None:
+        parts += ["## Certificate of conversion", _certificate(certificate)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _facts(model: ImageModel) -> str:
+    a, p = model.architecture, model.preprocessing
+    rows = [("parameters", f"{sum(parameter.numel() for parameter in model.parameters()):,}")]
+    if isinstance(a, VitArchitecture):
+        rows += [
+            (
+                "size",
+                f"{a.depth} layers, width {a.width}, MLP {a.mlp_dim}, {a.num_heads} heads, {a.stride}-pixel patches",
+            )
+        ]
+        rows += [("pooling", a.pool), ("position embedding", a.position), ("GELU", a.gelu)]
+    else:
+        rows += [("ResNet", f"blocks {a.backbone.blocks}, width ×{a.backbone.width_factor}")]
+    crop = f", then the central {p.crop_fraction:.4g}" if p.crop_fraction < 1 else ""
+    shape = "squashed" if p.resize == "squash" else "shape kept"
+    rows += [
+        ("image size", show_size(a.image_size)),
+        ("classes", str(model.num_classes) + ("" if model.labels is None else ", with names")),
+        ("resize", f"to {show_size(p.image_size)}, {shape}{crop}, {p.interpolation}"),
+        ("mean, deviation", f"{p.mean}, {p.std}"),
+    ]
+    return _table(rows)
+
+
+def _certificate(certificate: Certificate) -> str:
+    rows = [
+        ("source", f"`{certificate.source}`"),
+        *((f"SHA-256 of the source's {name}", f"`{digest}`") for name, digest in certificate.source_sha256.items()),
+        *((f"SHA-256 of {name}", f"`{digest}`") for name, digest in certificate.target_sha256.items()),
+        ("inputs", certificate.inputs),
+        (
+            "largest difference",
+            f"{certificate.max_difference:.3g} ({certificate.relative:.3g} of the output's deviation)",
+        ),
+        (
+            "preprocessing",
+            "matches" if certificate.preprocessing_matches else f"differs: {certificate.preprocessing_note}",
+        ),
+        ("written by", f"vitrail {vitrail.__version__}"),
+    ]
+    return "The target was loaded back and run beside the source.\n\n" + _table(rows)
+
+
+def _table(rows: list[tuple[str, str]]) -> str:
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])

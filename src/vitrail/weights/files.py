@@ -1,0 +1,268 @@
+"""Files of tensors: safetensors, PyTorch's zip and NumPy's npz, told apart by their first bytes.
+
+Nothing here runs code from a file. What a file holds is known before any tensor is read, every tensor is read into
+memory of its own (a file replaced or cut short later cannot hurt a running program), and whatever is wrong with a file
+ends in a WeightsError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import pickle
+import re
+import warnings
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from vitrail.errors import WeightsError
+
+MEANINGLESS_RATIO = 100
+"""A compressed array this many times larger than the file that holds it is a trap, not weights."""
+
+
+class TensorInfo(NamedTuple):
+    """What is known of a tensor before it is read."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class TensorFile(ABC):
+    """Named tensors in a file."""
+
+    tensors: Mapping[str, TensorInfo]
+    wrapper: str | None = None
+    """The key under which a training program had put them, where it did."""
+
+    @abstractmethod
+    def read(self, name: str) -> Tensor:
+        """One tensor, in memory of its own. Ask for each name once; may be called from several threads."""
+
+
+@contextlib.contextmanager
+def open_tensors(path: Path) -> Iterator[TensorFile]:
+    """Open a file of tensors whatever its name says. All that goes wrong inside is a WeightsError."""
+    try:
+        with path.open("rb") as file:
+            yield _opened(path, file)
+    except WeightsError:
+        raise
+    except FileNotFoundError:
+        raise WeightsError(f"there is no file {path}") from None
+    except (OSError, ValueError, RuntimeError, KeyError, EOFError, MemoryError, OverflowError, TypeError) as error:
+        raise WeightsError(f"{path} cannot be read: {_first_line(error)}") from error
+
+
+def _opened(path: Path, file: BinaryIO) -> TensorFile:
+    start = file.read(9)
+    if not start:
+        raise WeightsError(f"{path} is empty")
+    if start.startswith(b"PK"):
+        return _opened_zip(path, file)
+    if start.startswith(b"\x80"):
+        return TorchFile(path)  # the format before 2020: a bare pickle
+    if start[8:9] == b"{":
+        return SafetensorsFile(path, file)
+    raise WeightsError(f"{path} is not a file of weights: expected safetensors, a PyTorch .pth or a NumPy .npz")
+
+
+class SafetensorsFile(TensorFile):
+    """The library checks the header; the bytes are read by offset."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self.file = file
+        try:
+            with safe_open(path, framework="pt") as header:
+                names = header.offset_keys()
+                self.metadata: dict[str, str] = header.metadata() or {}
+                views = {name: header.get_slice(name) for name in names}
+                self.tensors = {
+                    name: TensorInfo(tuple(view.get_shape()), _SAFETENSORS_DTYPES[view.get_dtype()])
+                    for name, view in views.items()
+                }
+        except SafetensorError as error:
+            raise WeightsError(f"{path} is damaged: {_first_line(error)}") from None
+        except KeyError as error:
+            raise WeightsError(f"{path} holds tensors of type {error.args[0]}, which are not weights") from None
+        # The library has checked that tensors follow each other without gaps after the header.
+        file.seek(0)
+        offset = 8 + int.from_bytes(file.read(8), "little")
+        self.offsets = {}
+        for name in names:
+            self.offsets[name] = offset
+            offset += _bytes(self.tensors[name])
+
+    def read(self, name: str) -> Tensor:
+        """By position, so that threads do not disturb each other."""
+        return _read_at(self.file, self.offsets[name], self.tensors[name])
+
+
+_SAFETENSORS_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+def _opened_zip(path: Path, file: BinaryIO) -> TensorFile:
+    """An npz if it holds arrays, a PyTorch file if it holds a pickle and storages."""
+    try:
+        archive = zipfile.ZipFile(file)
+    except (zipfile.BadZipFile, NotImplementedError) as error:
+        raise WeightsError(f"{path} is damaged: {_first_line(error)}") from None
+    members = archive.infolist()
+    if members and all(member.filename.endswith(".npy") for member in members):
+        return NpzFile(path, archive)
+    if any(member.filename.endswith("/data.pkl") for member in members):
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise WeightsError(f"{path} is a compressed archive, which PyTorch never writes")
+        return TorchFile(path)
+    raise WeightsError(f"{path} is a zip of something else: expected a PyTorch .pth or a NumPy .npz")
+
+
+class NpzFile(TensorFile):
+    """NumPy arrays in a zip, without pickle. Google's checkpoints."""
+
+    def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
+        self.path = path
+        self.tensors = {}
+        self.headers: dict[str, tuple[np.dtype[Any], bool]] = {}
+        size = path.stat().st_size
+        for member in archive.infolist():
+            if member.file_size > MEANINGLESS_RATIO * size:
+                raise WeightsError(f"{path}: {member.filename} would unpack to {member.file_size:,} bytes")
+            with archive.open(member) as stream:
+                shape, fortran, dtype = _npy_header(path, member, stream)
+                header = stream.tell()
+            name = member.filename.removesuffix(".npy")
+            self.tensors[name] = TensorInfo(shape, _torch_dtype(path, name, dtype))
+            if header + _bytes(self.tensors[name]) != member.file_size:
+                raise WeightsError(f"{path}: {member.filename} says {shape} and holds something else")
+            self.headers[name] = dtype, fortran
+
+    def read(self, name: str) -> Tensor:
+        """Through the zip, whose checksum is verified on the way."""
+        dtype, fortran = self.headers[name]
+        shape, torch_dtype = self.tensors[name]
+        try:
+            # A handle of its own: the archive's is shared and would have to be locked.
+            with zipfile.ZipFile(self.path) as archive, archive.open(f"{name}.npy") as stream:
+                _npy_header(self.path, archive.getinfo(f"{name}.npy"), stream)
+                content = stream.read()
+        except (zipfile.BadZipFile, OSError) as error:
+            raise WeightsError(f"{self.path} is damaged: {_first_line(error)}") from None
+        array = np.frombuffer(bytearray(content), dtype=dtype.newbyteorder("="))
+        if not dtype.isnative:
+            array = array.byteswap()
+        if torch_dtype == torch.bfloat16:  # NumPy has no such type: two bytes without a meaning
+            tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        else:
+            tensor = torch.from_numpy(array)
+        return tensor.reshape(shape[::-1]).permute(*reversed(range(len(shape)))) if fortran else tensor.reshape(shape)
+
+
+def _npy_header(path: Path, member: zipfile.ZipInfo, stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    try:
+        version = np.lib.format.read_magic(stream)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            shape, fortran, dtype = read(stream)
+    except (ValueError, zipfile.BadZipFile, EOFError, SyntaxError, TypeError, UnicodeError) as error:
+        raise WeightsError(f"{path}: {member.filename} is not an array: {_first_line(error)}") from None
+    if dtype.hasobject:
+        raise WeightsError(f"{path}: {member.filename} holds pickled objects, which could run code and are never read")
+    return shape, fortran, dtype
+
+
+def _torch_dtype(path: Path, name: str, dtype: np.dtype[Any]) -> torch.dtype:
+    if dtype.kind == "V" and dtype.itemsize == 2 and dtype.names is None:
+        return torch.bfloat16
+    known = {"f8": torch.float64, "f4": torch.float32, "f2": torch.float16, "i8": torch.int64, "i4": torch.int32}
+    found = known.get(f"{dtype.kind}{dtype.itemsize}")
+    if found is None:
+        raise WeightsError(f"{path}: {name} is of type {dtype}, which is not weights")
+    return found
+
+
+class TorchFile(TensorFile):
+    """A pickle and storages, read by PyTorch's own reader that builds tensors and runs nothing else."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                content = torch.load(path, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise WeightsError(
+                f"{path} is refused: to read it, {_asked_for(error)} would have to be run, and that could be any code. "
+                "If you trust it, save its weights alone with safetensors.torch.save_file, and load that"
+            ) from None
+        except Exception as error:  # a damaged file fails in PyTorch in many ways
+            raise WeightsError(f"{path} is damaged: {_first_line(error)}") from None
+        if not isinstance(content, Mapping):
+            raise WeightsError(f"{path} holds a {type(content).__name__}, not named tensors")
+        self.wrapper = next((key for key in WRAPPERS if isinstance(content.get(key), Mapping)), None)
+        self.contents = dict(_plain_tensors(path, content if self.wrapper is None else content[self.wrapper]))
+        self.tensors = {name: TensorInfo(tuple(t.shape), t.dtype) for name, t in self.contents.items()}
+
+    def read(self, name: str) -> Tensor:
+        """Handed over, so that what is converted is freed on the way."""
+        return self.contents.pop(name)
+
+
+WRAPPERS = ("model", "state_dict", "model_state_dict", "teacher", "module")
+"""Keys under which training programs put the weights."""
+
+
+def _plain_tensors(path: Path, content: Mapping[Any, Any]) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in content.items():
+        if not isinstance(tensor, Tensor):
+            continue  # epoch numbers, arguments and the like
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+            raise WeightsError(f"{path}: {name} is not a plain tensor")
+        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise WeightsError(f"{path}: {name} claims more values than the file holds")
+        yield str(name), tensor.detach()
+
+
+def _read_at(file: BinaryIO, offset: int, info: TensorInfo) -> Tensor:
+    length = _bytes(info)
+    buffer = torch.empty(length, dtype=torch.uint8)
+    view = memoryview(buffer.numpy().data)
+    done = 0
+    while done < length:
+        count = os.preadv(file.fileno(), [view[done:]], offset + done)
+        if count == 0:
+            raise WeightsError(f"{file.name} ends too early")
+        done += count
+    return buffer.view(info.dtype).reshape(info.shape)
+
+
+def _bytes(info: TensorInfo) -> int:
+    return math.prod(info.shape) * info.dtype.itemsize
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _asked_for(error: BaseException) -> str:
+    """What the file wanted called, which PyTorch names in the middle of a long explanation."""
+    found = re.search(r"GLOBAL ([\w.]+)|(?:instruction|operand)[^\n]*", str(error))
+    return found.group(1) or f"an unknown {found.group()}" if found else "something other than tensors"

@@ -1,0 +1,338 @@
+"""Hugging Face's naming: folders of ViT, DeiT, DINOv2 (with and without registers) and the encoders of ViTMAE.
+
+A folder as transformers writes it: weights, config.json, preprocessor_config.json.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vitrail.config import Preprocessing
+from vitrail.errors import WeightsError
+from vitrail.model.architecture import Architecture, ResNetArchitecture, VitArchitecture
+from vitrail.model.base import ImageModel
+from vitrail.weights.naming import (
+    HALF,
+    IMAGENET,
+    Beside,
+    Naming,
+    Reading,
+    StrangersConfig,
+    Tensors,
+    count_blocks,
+    grid_of_table,
+    heads_of_width,
+    options_beyond,
+    pixels,
+    ratio,
+    shape,
+)
+from vitrail.weights.pairs import BATCHED, Line, joined, patch_kernel
+
+PREFIXES = {"vit": "vit.", "deit": "deit.", "dinov2": "dinov2.", "dinov2_with_registers": "dinov2_with_registers."}
+CLASSES = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
+GELUS = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh", "gelu_fast": "tanh", "quick_gelu": "quick"}
+RESAMPLE = {2: "bilinear", 3: "bicubic"}
+QKV = ("query", "key", "value")
+LAYER = "encoder.layer.{i}."
+
+
+class _Size(StrangersConfig):
+    height: int | None = None
+    width: int | None = None
+    shortest_edge: int | None = None
+
+
+class _Preprocessor(StrangersConfig):
+    do_resize: bool = True
+    size: int | _Size | None = None
+    resample: int = 2
+    do_center_crop: bool = False
+    crop_size: int | _Size | None = None
+    do_normalize: bool = True
+    image_mean: tuple[float, ...] | None = None
+    image_std: tuple[float, ...] | None = None
+
+
+class _ModelConfig(StrangersConfig):
+    model_type: str = ""
+    num_attention_heads: int | None = None
+    hidden_act: str = "gelu"
+    layer_norm_eps: float | None = None
+    image_size: int | tuple[int, int] | None = None
+    layerscale_value: float = 1.0
+    id2label: dict[int, str] | None = None
+
+
+class HuggingFaceNaming(Naming):
+    """`vit.encoder.layer.0.attention.attention.query.weight`."""
+
+    name = "huggingface"
+
+    def recognises(self, tensors: Tensors) -> bool:
+        """By the patch embedding and the first layer's query."""
+        return _prefix_of(tensors) is not None
+
+    def understand(self, tensors: Tensors, beside: Beside) -> Reading:
+        """Sizes from shapes; heads, GELU and eps from config.json."""
+        prefix = _prefix_of(tensors) or ""
+        own = {name.removeprefix(prefix): info for name, info in tensors.items()}
+        config = _ModelConfig.of(beside.json("config.json"), "config.json")
+        kind = _kind(own)
+        notes: list[str] = []
+        width, channels, side, side_again = shape(own, "embeddings.patch_embeddings.projection.weight", 4)
+        if side != side_again:
+            raise WeightsError(f"patches of {side}×{side_again} pixels: vitrail's are square")
+        registers = 1 if kind == "deit" else 0
+        if kind == "dinov2_with_registers":
+            registers = shape(own, "embeddings.register_tokens", 3)[1]
+        size = (config.image_size, config.image_size) if isinstance(config.image_size, int) else config.image_size
+        hint = (size[0] // side, size[1] // side) if size else None
+        owner = "all" if kind == "deit" else "class"
+        rows = shape(own, "embeddings.position_embeddings", 3)[1]
+        grid, _ = grid_of_table(rows, {owner: 1 + registers if owner == "all" else 1}, hint)
+        classifier, pooler = _classifier(own), "pooler.dense.weight"
+        if config.hidden_act not in GELUS:
+            raise WeightsError(f"config.json: hidden_act {config.hidden_act!r} is none of {', '.join(GELUS)}")
+        dinov2 = kind.startswith("dinov2")
+        if not config.num_attention_heads:
+            notes.append("there is no config.json with the number of attention heads")
+        architecture = VitArchitecture(
+            image_size=(grid[0] * side, grid[1] * side),
+            in_channels=channels,
+            patch_size=side,
+            width=width,
+            depth=count_blocks(own, "encoder.layer."),
+            mlp_dim=shape(own, f"encoder.layer.0.{_mlp(kind)[0]}.weight", 2)[0],
+            num_heads=config.num_attention_heads or heads_of_width(width, notes),
+            num_classes=own[f"{classifier}.weight"].shape[0] if classifier else 0,
+            pool=_pool(classifier, dinov2),
+            registers=registers,
+            position_prefix=owner,
+            representation_size=own[pooler].shape[0] if pooler in own and not classifier else None,
+            layer_scale=config.layerscale_value if dinov2 else None,
+            gelu=GELUS[config.hidden_act],
+            norm_eps=config.layer_norm_eps or (1e-6 if dinov2 else 1e-12),
+            qkv_bias="encoder.layer.0.attention.attention.query.bias" in own,
+        )
+        unused = [prefix + "embeddings.mask_token"]
+        unused += [name for name in tensors if "pooler." in name] if classifier else []
+        return Reading(
+            architecture,
+            _preprocessing(beside, architecture, config.model_type or kind, notes),
+            dialect=prefix,
+            labels=_labels(config, architecture.num_classes),
+            licence=beside.licence(),
+            set_aside=[name for name in unused if name in tensors],
+            left_out=[name for name in tensors if name.startswith("decoder")],
+            notes=notes,
+        )
+
+    def lines(self, architecture: Architecture, dialect: str) -> list[Line]:
+        """`dialect` is the prefix."""
+        assert isinstance(architecture, VitArchitecture)
+        a, kind = architecture, _kind_to_write(architecture)
+        before, after, fc1, fc2 = _layer_names(kind)
+        projection = "embeddings.patch_embeddings.projection."
+        inner = [
+            Line("patch_embed.projection.weight", f"{projection}weight", patch_kernel(a.in_channels, a.patch_size)),
+            Line("patch_embed.projection.bias", f"{projection}bias"),
+            Line("class_token", "embeddings.cls_token", BATCHED),
+            Line("registers", f"embeddings.{'distillation_token' if kind == 'deit' else 'register_tokens'}", BATCHED),
+            Line("position_embedding.0.table", "embeddings.position_embeddings", BATCHED),
+            Line("encoder.blocks.{i}.norm1.*", f"{LAYER}{before}.*"),
+            Line("encoder.blocks.{i}.attention.qkv.*", [f"{LAYER}attention.attention.{p}.*" for p in QKV], joined(3)),
+            Line("encoder.blocks.{i}.attention.out.*", f"{LAYER}attention.output.dense.*"),
+            Line("encoder.blocks.{i}.scale1.factor", f"{LAYER}layer_scale1.lambda1"),
+            Line("encoder.blocks.{i}.norm2.*", f"{LAYER}{after}.*"),
+            Line("encoder.blocks.{i}.mlp.fc1.*", f"{LAYER}{fc1}.*"),
+            Line("encoder.blocks.{i}.mlp.fc2.*", f"{LAYER}{fc2}.*"),
+            Line("encoder.blocks.{i}.scale2.factor", f"{LAYER}layer_scale2.lambda1"),
+            Line("encoder.norm.*", "layernorm.*"),
+            Line("head.hidden.*", "pooler.dense.*"),
+        ]
+        outer = [
+            Line("head.linear.*", "cls_classifier.*"),
+            Line("head.distilled.*", "distillation_classifier.*"),
+            Line("head.*", "classifier.*"),
+        ]
+        prefixed = [
+            Line(ours, dialect + theirs if isinstance(theirs, str) else [dialect + word for word in theirs], rule)
+            for ours, theirs, rule in inner
+        ]
+        return prefixed + outer
+
+    def refusal(self, architecture: Architecture) -> str | None:
+        """What none of transformers' classes for these models can be."""
+        if isinstance(architecture, ResNetArchitecture) or architecture.backbone is not None:
+            return "vitrail writes plain Vision Transformers for transformers, no ResNets and no hybrids"
+        kind = _kind_to_write(architecture)
+        if beyond := options_beyond(architecture, "pool", "registers", "position_prefix", "layer_scale", "qkv_bias"):
+            return f"transformers' {CLASSES[kind]} has no option for this model's {beyond}"
+        if architecture.representation_size is not None and architecture.num_classes:
+            return "transformers has no classifier with a tanh layer before it"
+        if architecture.registers and architecture.position_prefix != ("all" if kind == "deit" else "class"):
+            return f"transformers' {CLASSES[kind]} gives positions to other tokens than this model"
+        if kind == "deit" and architecture.registers != 1:
+            return "transformers has registers only in DINOv2, which has layer scale, and one in DeiT"
+        wanted = {"class+average"} if kind.startswith("dinov2") else {"class", "distilled"}
+        if architecture.num_classes and architecture.pool not in wanted:
+            return (
+                f"transformers' {CLASSES[kind]} classifies from {' or '.join(sorted(wanted))}, not {architecture.pool}"
+            )
+        return None
+
+    def written_dialect(self, model: ImageModel) -> str:
+        """Its own where it came from here; else the prefix of a classifier, none for a bare model."""
+        if model.origin is not None and model.origin.format == self.name:
+            return model.origin.dialect
+        assert isinstance(model.architecture, VitArchitecture)
+        return PREFIXES[_kind_to_write(model.architecture)] if model.num_classes else ""
+
+    def companions(self, model: ImageModel) -> dict[str, Any]:
+        """config.json and preprocessor_config.json."""
+        assert isinstance(model.architecture, VitArchitecture)
+        return {"config.json": _config(model, model.architecture), "preprocessor_config.json": _preprocessor(model)}
+
+
+def _prefix_of(tensors: Tensors) -> str | None:
+    for prefix in ("", *PREFIXES.values()):
+        marks = ("embeddings.patch_embeddings.projection.weight", "encoder.layer.0.attention.attention.query.weight")
+        if all(prefix + mark in tensors for mark in marks):
+            return prefix
+    return None
+
+
+def _kind(own: Tensors) -> str:
+    """Which of transformers' models, from names alone."""
+    if "embeddings.distillation_token" in own:
+        return "deit"
+    if "encoder.layer.0.layer_scale1.lambda1" in own:
+        return "dinov2_with_registers" if "embeddings.register_tokens" in own else "dinov2"
+    return "vit"
+
+
+def _kind_to_write(a: VitArchitecture) -> str:
+    if a.layer_scale is not None:
+        return "dinov2_with_registers" if a.registers else "dinov2"
+    return "deit" if a.registers else "vit"
+
+
+def _layer_names(kind: str) -> tuple[str, str, str, str]:
+    if kind.startswith("dinov2"):
+        return "norm1", "norm2", "mlp.fc1", "mlp.fc2"
+    return "layernorm_before", "layernorm_after", "intermediate.dense", "output.dense"
+
+
+def _mlp(kind: str) -> tuple[str, str]:
+    return _layer_names(kind)[2:]
+
+
+def _classifier(own: Tensors) -> str | None:
+    return next((name for name in ("classifier", "cls_classifier") if f"{name}.weight" in own), None)
+
+
+def _pool(classifier: str | None, dinov2: bool) -> str:
+    if classifier == "cls_classifier":
+        return "distilled"
+    return "class+average" if classifier and dinov2 else "class"
+
+
+def _labels(config: _ModelConfig, classes: int) -> tuple[str, ...] | None:
+    names = config.id2label or {}
+    if sorted(names) != list(range(classes)) or all(name == f"LABEL_{i}" for i, name in names.items()):
+        return None
+    return tuple(names[index] for index in range(classes))
+
+
+def _preprocessing(beside: Beside, a: VitArchitecture, model_type: str, notes: list[str]) -> Preprocessing:
+    found = beside.json("preprocessor_config.json")
+    default = HALF if model_type == "vit" else IMAGENET
+    if not found:
+        notes.append(f"pixels are scaled with mean {default['mean']}: there is no preprocessor_config.json")
+        return pixels(a.image_size, default, a.in_channels)
+    processor = _Preprocessor.of(found, "preprocessor_config.json")
+    mean, std = processor.image_mean or default["mean"], processor.image_std or default["std"]
+    if not processor.do_normalize:
+        mean, std = (0.0,) * a.in_channels, (1.0,) * a.in_channels
+    resized = (
+        processor.size if isinstance(processor.size, _Size) else _Size(height=processor.size, width=processor.size)
+    )
+    crop = processor.crop_size if isinstance(processor.crop_size, _Size) else _Size(height=processor.crop_size)
+    target = (
+        resized.height or resized.shortest_edge or a.image_size[0],
+        resized.width or resized.shortest_edge or a.image_size[1],
+    )
+    size, fraction = target, 1.0
+    if processor.do_center_crop and (side := crop.height or crop.shortest_edge):
+        size = (side, crop.width or side)
+        fraction = min(size[0] / target[0], 1.0)
+    return Preprocessing(
+        image_size=size,
+        mean=mean,
+        std=std,
+        resize="cover" if resized.shortest_edge else "squash",
+        crop_fraction=fraction,
+        interpolation=RESAMPLE.get(processor.resample, "bicubic"),
+    )
+
+
+def _config(model: ImageModel, a: VitArchitecture) -> dict[str, Any]:
+    kind = _kind_to_write(a)
+    suffix = (
+        ("ForImageClassificationWithTeacher" if a.pool == "distilled" else "ForImageClassification")
+        if a.num_classes
+        else "Model"
+    )
+    height, width = a.image_size
+    config: dict[str, Any] = {
+        "architectures": [CLASSES[kind] + suffix],
+        "model_type": kind,
+        "hidden_size": a.width,
+        "num_hidden_layers": a.depth,
+        "num_attention_heads": a.num_heads,
+        "hidden_act": next(theirs for theirs, ours in GELUS.items() if ours == a.gelu),
+        "hidden_dropout_prob": a.dropout,
+        "attention_probs_dropout_prob": a.attention_dropout,
+        "layer_norm_eps": a.norm_eps,
+        "image_size": height if height == width else [height, width],
+        "patch_size": a.patch_size,
+        "num_channels": a.in_channels,
+        "qkv_bias": a.qkv_bias,
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+    }
+    if kind.startswith("dinov2"):
+        config |= {"mlp_ratio": ratio(a.mlp_dim, a.width), "layerscale_value": a.layer_scale, "use_swiglu_ffn": False}
+        config |= {"num_register_tokens": a.registers} if a.registers else {}
+    else:
+        config["intermediate_size"] = a.mlp_dim
+    if a.representation_size is not None:
+        config["pooler_output_size"] = a.representation_size
+    if a.num_classes:
+        labels = model.labels or [f"LABEL_{index}" for index in range(a.num_classes)]
+        config["id2label"] = {str(index): label for index, label in enumerate(labels)}
+        config["label2id"] = {label: index for index, label in enumerate(labels)}
+    return config
+
+
+def _preprocessor(model: ImageModel) -> dict[str, Any]:
+    p = model.preprocessing
+    height, width = p.image_size
+    resized = tuple(int(side / p.crop_fraction + 1e-6) for side in p.image_size)
+    cropped = p.crop_fraction < 1 or p.resize == "cover"
+    config: dict[str, Any] = {
+        "image_processor_type": "BitImageProcessor" if cropped else "ViTImageProcessor",
+        "do_resize": True,
+        "size": {"shortest_edge": min(resized)} if p.resize == "cover" else {"height": resized[0], "width": resized[1]},
+        "resample": next(number for number, name in RESAMPLE.items() if name == p.interpolation),
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(p.mean),
+        "image_std": list(p.std),
+        "do_center_crop": cropped,
+    }
+    if cropped:
+        config["crop_size"] = {"height": height, "width": width}
+        config["do_convert_rgb"] = True
+    return config

@@ -1,0 +1,124 @@
+"""How our tensors and another naming's hold the same numbers: renamed, reshaped, transposed, split or joined.
+
+A naming is a table of lines. Each line pairs a pattern of our names with one of theirs and a rule, which works both
+ways and changes no number: so a checkpoint that goes in and comes out again is the same to the bit. Applied to
+tensors without memory, the rules also say which shapes a file must have before any of it is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import WeightsError
+from vitrail.weights.files import TensorInfo
+
+
+class Rule(NamedTuple):
+    """Theirs → ours, and ours → theirs."""
+
+    inward: Callable[[Sequence[Tensor]], Tensor]
+    outward: Callable[[Tensor], Sequence[Tensor]]
+
+
+SAME = Rule(lambda parts: parts[0], lambda ours: [ours])
+BATCHED = Rule(lambda parts: parts[0].squeeze(0), lambda ours: [ours.unsqueeze(0)])
+"""(T, D) here, (1, T, D) there."""
+
+
+def joined(count: int) -> Rule:
+    """One tensor here, so many equal parts of it there: fused qkv against q, k and v."""
+    return Rule(lambda parts: torch.cat(list(parts)), lambda ours: ours.chunk(count))
+
+
+def patch_kernel(channels: int, side: int) -> Rule:
+    """A linear map of flattened patches here, a convolution kernel there."""
+    return Rule(lambda parts: parts[0].flatten(1), lambda ours: [ours.unflatten(1, (channels, side, side))])
+
+
+class Line(NamedTuple):
+    """One line of a naming. `{i}` stands for a number, `*` for weight or bias."""
+
+    ours: str
+    theirs: str | Sequence[str]
+    rule: Rule = SAME
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One tensor of ours and those of theirs that hold its numbers."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    rule: Rule
+
+
+def pair_up(names: Iterable[str], table: Sequence[Line]) -> list[Pair]:
+    """A pair for each of our names; a WeightsError for those that the naming has no word for."""
+    patterns = [(_pattern(line.ours), line) for line in table]
+    pairs, nameless = [], []
+    for name in names:
+        for pattern, line in patterns:
+            if found := pattern.fullmatch(name):
+                theirs = [line.theirs] if isinstance(line.theirs, str) else line.theirs
+                pairs.append(Pair(name, tuple(_filled(word, found) for word in theirs), line.rule))
+                break
+        else:
+            nameless.append(name)
+    if nameless:
+        raise WeightsError(f"this naming has no place for {listed(nameless)}")
+    return pairs
+
+
+def _pattern(words: str) -> re.Pattern[str]:
+    return re.compile(re.escape(words).replace(r"\{i\}", r"(?P<i>\d+)").replace(r"\*", r"(?P<kind>weight|bias)"))
+
+
+def _filled(words: str, found: re.Match[str]) -> str:
+    groups = found.groupdict()
+    return words.replace("{i}", groups.get("i") or "").replace("*", groups.get("kind") or "")
+
+
+def expected_shapes(pairs: Sequence[Pair], ours: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """The shapes a file must have, from tensors of ours that may be without memory."""
+    expected: dict[str, tuple[int, ...]] = {}
+    for pair in pairs:
+        parts = pair.rule.outward(ours[pair.ours])
+        expected.update((name, tuple(part.shape)) for name, part in zip(pair.theirs, parts, strict=True))
+    return expected
+
+
+def check_complete(
+    where: str, found: Mapping[str, TensorInfo], expected: Mapping[str, tuple[int, ...]], set_aside: Iterable[str]
+) -> None:
+    """Raise a WeightsError that lists everything missing, left over, misshapen or not a number, if anything is."""
+    problems = []
+    if missing := [name for name in expected if name not in found]:
+        problems.append(f"missing: {listed(missing)}")
+    known = {*expected, *set_aside}
+    if left_over := [name for name in found if name not in known]:
+        problems.append(f"left over: {listed(left_over)}")
+    misshapen = [
+        f"{name} is {found[name].shape}, expected {shape}"
+        for name, shape in expected.items()
+        if name in found and found[name].shape != shape
+    ]
+    if misshapen:
+        problems.append(f"wrong shape: {listed(misshapen)}")
+    counters = [name for name in expected if name.endswith("num_batches_tracked")]
+    integers = [n for n in expected if n in found and n not in counters and not found[n].dtype.is_floating_point]
+    if integers:
+        problems.append(f"not floating point: {listed(integers)}")
+    if problems:
+        raise WeightsError(f"{where} does not hold the model it describes; " + "; ".join(problems))
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """The first few, and how many more."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
