@@ -73,6 +73,12 @@ class Preprocessing(Config):
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     """Filter of the resize, always with antialias."""
 
+    @property
+    def resized(self) -> tuple[int, int]:
+        """Height and width before the crop: rounded down, as everyone does."""
+        height, width = (int(side / self.crop_fraction + 1e-6) for side in self.image_size)
+        return height, width
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(self.mean) != len(self.std):

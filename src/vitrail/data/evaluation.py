@@ -18,9 +18,9 @@ from vitrail.config import Preprocessing
 def prepare(image: Any, preprocessing: Preprocessing) -> Tensor:
     """A Pillow image, or a (C, height, width) uint8 tensor → (C, height, width) float32, normalised."""
     pixels = image if isinstance(image, Tensor) else _from_pillow(image, len(preprocessing.mean))
-    target = tuple(int(side / preprocessing.crop_fraction + 1e-6) for side in preprocessing.image_size)
+    target = preprocessing.resized
     if preprocessing.resize == "cover":
-        target = _covering(pixels.shape[1], pixels.shape[2], target[0], target[1])
+        target = _covering(pixels.shape[1], pixels.shape[2], *target)
     if target != pixels.shape[1:]:
         pixels = F.interpolate(pixels[None], size=target, mode=preprocessing.interpolation, antialias=True)[0]
     return normalise(_centre(pixels, *preprocessing.image_size), preprocessing)
@@ -46,5 +46,6 @@ def _covering(height: int, width: int, least_height: int, least_width: int) -> t
 
 
 def _centre(pixels: Tensor, height: int, width: int) -> Tensor:
-    top, left = round((pixels.shape[1] - height) / 2), round((pixels.shape[2] - width) / 2)
+    """Where the margin is odd, the smaller half is above and left, as in Google's code and transformers."""
+    top, left = (pixels.shape[1] - height) // 2, (pixels.shape[2] - width) // 2
     return pixels[:, top : top + height, left : left + width]

@@ -15,9 +15,9 @@ from vitrail.weights.native import sha256
 from vitrail.weights.save import whole_folder, write
 from vitrail.weights.source import SUFFIXES, locate
 
-TOLERANCE = 1e-4
+TOLERANCE = 1e-3
 """Of the representation's deviation. A faithful conversion differs by nothing; one that must change the eps of a norm,
-by some 1e-5."""
+by some 1e-4; a wrong one by 0.1 and more."""
 SEED, IMAGES = 0, 2
 
 
@@ -72,11 +72,9 @@ def compare(model: ImageModel, again: ImageModel, source: str | Path, weights: P
     generator = torch.Generator().manual_seed(SEED)
     images = torch.randn(IMAGES, model.in_channels, *model.image_size, generator=generator)
     first, second = (_outputs(m, images) for m in (model, again))
-    differing = [
-        name
-        for name in type(model.preprocessing).model_fields
-        if getattr(model.preprocessing, name) != getattr(again.preprocessing, name)
-    ]
+    # The crop by the size that it is cut from: some formats store that instead of a fraction.
+    facts = ("image_size", "mean", "std", "resize", "resized", "interpolation")
+    differing = [fact for fact in facts if getattr(model.preprocessing, fact) != getattr(again.preprocessing, fact)]
     size = "×".join(str(side) for side in images.shape)
     return Certificate(
         source=str(source),

@@ -12,8 +12,11 @@ import math
 import os
 import pickle
 import re
+import struct
+import tokenize
 import warnings
 import zipfile
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,6 +29,11 @@ from torch import Tensor
 
 from vitrail.errors import WeightsError
 
+DAMAGE = (
+    *(OSError, EOFError, MemoryError, RuntimeError, ValueError, TypeError, KeyError, OverflowError),
+    *(zipfile.BadZipFile, zlib.error, struct.error),
+)
+"""What the libraries that read files raise when a file is not what it says."""
 MEANINGLESS_RATIO = 100
 """A compressed array this many times larger than the file that holds it is a trap, not weights."""
 
@@ -59,7 +67,7 @@ def open_tensors(path: Path) -> Iterator[TensorFile]:
         raise
     except FileNotFoundError:
         raise WeightsError(f"there is no file {path}") from None
-    except (OSError, ValueError, RuntimeError, KeyError, EOFError, MemoryError, OverflowError, TypeError) as error:
+    except DAMAGE as error:
         raise WeightsError(f"{path} cannot be read: {_first_line(error)}") from error
 
 
@@ -183,7 +191,7 @@ def _npy_header(path: Path, member: zipfile.ZipInfo, stream: Any) -> tuple[tuple
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             shape, fortran, dtype = read(stream)
-    except (ValueError, zipfile.BadZipFile, EOFError, SyntaxError, TypeError, UnicodeError) as error:
+    except (*DAMAGE, SyntaxError, tokenize.TokenError) as error:  # NumPy reads headers as Python literals
         raise WeightsError(f"{path}: {member.filename} is not an array: {_first_line(error)}") from None
     if dtype.hasobject:
         raise WeightsError(f"{path}: {member.filename} holds pickled objects, which could run code and are never read")

@@ -67,7 +67,7 @@ class GoogleNaming(Naming):
         lines = _vit_lines(architecture, big_vision="big_vision" in flavour, norm=NORM_4D if "4d" in flavour else SAME)
         return [Line(ours, _prefixed(theirs, prefix), rule) for ours, theirs, rule in lines]
 
-    def refusal(self, architecture: Architecture) -> str | None:
+    def refusal(self, architecture: Architecture, dialect: str) -> str | None:
         """The released code's options, no more."""
         if isinstance(architecture, ResNetArchitecture):
             return None

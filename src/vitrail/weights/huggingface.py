@@ -162,7 +162,7 @@ class HuggingFaceNaming(Naming):
         ]
         return prefixed + outer
 
-    def refusal(self, architecture: Architecture) -> str | None:
+    def refusal(self, architecture: Architecture, dialect: str) -> str | None:
         """What none of transformers' classes for these models can be."""
         if isinstance(architecture, ResNetArchitecture) or architecture.backbone is not None:
             return "vitrail writes plain Vision Transformers for transformers, no ResNets and no hybrids"
@@ -175,6 +175,8 @@ class HuggingFaceNaming(Naming):
             return f"transformers' {CLASSES[kind]} gives positions to other tokens than this model"
         if kind == "deit" and architecture.registers != 1:
             return "transformers has registers only in DINOv2, which has layer scale, and one in DeiT"
+        if kind.startswith("dinov2") and architecture.mlp_dim % architecture.width:
+            return "transformers' DINOv2 has an MLP that is a whole multiple of its width"
         wanted = {"class+average"} if kind.startswith("dinov2") else {"class", "distilled"}
         if architecture.num_classes and architecture.pool not in wanted:
             return (
@@ -186,8 +188,9 @@ class HuggingFaceNaming(Naming):
         """Its own where it came from here; else the prefix of a classifier, none for a bare model."""
         if model.origin is not None and model.origin.format == self.name:
             return model.origin.dialect
-        assert isinstance(model.architecture, VitArchitecture)
-        return PREFIXES[_kind_to_write(model.architecture)] if model.num_classes else ""
+        if isinstance(model.architecture, ResNetArchitecture) or not model.num_classes:
+            return ""
+        return PREFIXES[_kind_to_write(model.architecture)]
 
     def companions(self, model: ImageModel) -> dict[str, Any]:
         """config.json and preprocessor_config.json."""
@@ -318,12 +321,13 @@ def _config(model: ImageModel, a: VitArchitecture) -> dict[str, Any]:
 def _preprocessor(model: ImageModel) -> dict[str, Any]:
     p = model.preprocessing
     height, width = p.image_size
-    resized = tuple(int(side / p.crop_fraction + 1e-6) for side in p.image_size)
     cropped = p.crop_fraction < 1 or p.resize == "cover"
     config: dict[str, Any] = {
         "image_processor_type": "BitImageProcessor" if cropped else "ViTImageProcessor",
         "do_resize": True,
-        "size": {"shortest_edge": min(resized)} if p.resize == "cover" else {"height": resized[0], "width": resized[1]},
+        "size": {"shortest_edge": min(p.resized)}
+        if p.resize == "cover"
+        else {"height": p.resized[0], "width": p.resized[1]},
         "resample": next(number for number, name in RESAMPLE.items() if name == p.interpolation),
         "do_rescale": True,
         "rescale_factor": 1 / 255,

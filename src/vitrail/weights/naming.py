@@ -116,8 +116,8 @@ class Naming(ABC):
         """How its names correspond to ours."""
 
     @abstractmethod
-    def refusal(self, architecture: Architecture) -> str | None:
-        """Why an architecture cannot be written in this naming, or None."""
+    def refusal(self, architecture: Architecture, dialect: str) -> str | None:
+        """Why an architecture cannot be written in this naming and dialect, or None."""
 
     @abstractmethod
     def written_dialect(self, model: ImageModel) -> str:

@@ -76,7 +76,7 @@ class NativeNaming(Naming):
         """Every name stands for itself."""
         return [Line(name, name) for name in build(architecture).state_dict()]
 
-    def refusal(self, architecture: Architecture) -> str | None:
+    def refusal(self, architecture: Architecture, dialect: str) -> str | None:
         """Holds every architecture."""
         return None
 

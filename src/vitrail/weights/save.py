@@ -47,7 +47,7 @@ def write(model: ImageModel, naming: Naming, folder: Path) -> None:
 
 def refuse(model: ImageModel, naming: Naming) -> None:
     """Raise a WeightsError where an architecture does not exist in a naming."""
-    if reason := naming.refusal(model.architecture):
+    if reason := naming.refusal(model.architecture, naming.written_dialect(model)):
         raise WeightsError(f"this model cannot be written as {naming.name}: {reason}")
 
 

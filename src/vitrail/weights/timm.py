@@ -14,7 +14,7 @@ from vitrail.config import Preprocessing
 from vitrail.errors import WeightsError
 from vitrail.model.architecture import Architecture, Backbone, ResNetArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
-from vitrail.model.variants import SIZES
+from vitrail.model.variants import RESNET_BLOCKS, SIZES
 from vitrail.weights.naming import (
     CLIP,
     HALF,
@@ -139,7 +139,7 @@ class TimmNaming(Naming):
             lines = _vit_lines(architecture, release)
         return [Line(line.ours, prefix + str(line.theirs), line.rule) for line in lines]
 
-    def refusal(self, architecture: Architecture) -> str | None:
+    def refusal(self, architecture: Architecture, dialect: str) -> str | None:
         """What timm's classes cannot be told to do."""
         if isinstance(architecture, ResNetArchitecture):
             return None
@@ -153,7 +153,8 @@ class TimmNaming(Naming):
             return "vitrail writes timm models with layer norm only"
         if architecture.pool == "class+average":
             return "timm has no pooling that puts the class token beside the average"
-        if architecture.registers and architecture.position_prefix == "class" and architecture.class_token:
+        positions_like_dinov2 = architecture.class_token and architecture.position_prefix == "class"
+        if architecture.registers and positions_like_dinov2 and not dialect.endswith("dinov2"):
             return "timm's registers own a position or the class token owns none"
         if architecture.patch_bias == architecture.input_norm:
             return "timm's patch projection has a bias exactly where no norm follows it"
@@ -421,11 +422,7 @@ def _backbone_lines(backbone: Backbone, prefix: str) -> list[Line]:
 def _timm_arguments(a: Architecture) -> tuple[str, dict[str, Any]]:
     """A name that timm knows, and what to tell its constructor to get this architecture."""
     if isinstance(a, ResNetArchitecture):
-        return "resnetv2_50x1_bit", {
-            "layers": list(a.backbone.blocks),
-            "width_factor": a.backbone.width_factor,
-            "in_chans": a.in_channels,
-        }
+        return _timm_bit(a.backbone), {"in_chans": a.in_channels}
     arguments: dict[str, Any] = {
         "img_size": list(a.image_size),
         "in_chans": a.in_channels,
@@ -458,6 +455,14 @@ def _timm_plain(a: VitArchitecture) -> str:
     words = {"Ti": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge", "g": "giant", "G": "gigantic"}
     letter = next((name for name, size in SIZES.items() if size.width == a.width and size.depth == a.depth), "B")
     return f"vit_{words[letter]}_patch{14 if letter in 'HgG' else 16}_224"
+
+
+def _timm_bit(backbone: Backbone) -> str:
+    depth = next((depth for depth, blocks in RESNET_BLOCKS.items() if blocks == backbone.blocks), 0)
+    name = f"{depth}x{backbone.width_factor}"
+    if name not in ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4"):
+        raise WeightsError(f"timm has no BiT ResNet {name}")
+    return f"resnetv2_{name}_bit"
 
 
 def _timm_hybrid(backbone: Backbone) -> str:

@@ -97,7 +97,7 @@ class TorchvisionNaming(Naming):
             Line("head.*", "heads.head.*"),
         ]
 
-    def refusal(self, architecture: Architecture) -> str | None:
+    def refusal(self, architecture: Architecture, dialect: str) -> str | None:
         """Its one class has few options."""
         if isinstance(architecture, ResNetArchitecture) or architecture.backbone is not None:
             return "torchvision has neither BiT ResNets nor hybrids"

@@ -1,0 +1,314 @@
+"""The door out: folders that the other libraries themselves load, and the certificate that comes with them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitrail
+from peer_models import huggingface_model, images_for, scramble, timm_folder, timm_model, torchvision_model
+from peers import timm, torchvision, transformers
+from vitrail.data.evaluation import prepare
+from vitrail.weights import convert as convert_module
+from vitrail.weights.native import sha256
+
+TOLERANCE = 2e-5
+SMALL = {"width": 192, "depth": 3, "num_heads": 3, "mlp_dim": 256, "image_size": 64, "num_classes": 10, "gelu": "exact"}
+
+
+def small(**options):
+    model = scramble(vitrail.create_model("B/16", **{**SMALL, **options}))
+    if model.num_classes:
+        model.labels = [f"class {i}" for i in range(model.num_classes)]
+    return model
+
+
+def assert_same(a: torch.Tensor, b: torch.Tensor) -> None:
+    assert a.std() >= 0.1
+    assert (a - b).abs().max() <= TOLERANCE * a.std()
+
+
+VARIANTS = {
+    "ViT": {},
+    "tanh GELU": {"gelu": "tanh"},
+    "no qkv bias": {"qkv_bias": False},
+    "DeiT": {"registers": 1, "position_prefix": "all"},
+    "distilled DeiT": {"registers": 1, "position_prefix": "all", "pool": "distilled"},
+    "DINOv2": {"layer_scale": 0.1, "pool": "class+average", "mlp_dim": 384},
+    "DINOv2 with registers": {"layer_scale": 0.1, "pool": "class+average", "registers": 4, "mlp_dim": 384},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.no_grad()
+def test_transformers_loads_what_we_write(variant, tmp_path):
+    model = small(**VARIANTS[variant])
+    vitrail.save(model, tmp_path / "native")
+    vitrail.convert(tmp_path / "native", tmp_path / "hf", "huggingface")
+    if variant == "distilled DeiT":  # the auto class picks the one without a teacher's head
+        theirs = transformers.DeiTForImageClassificationWithTeacher.from_pretrained(tmp_path / "hf")
+    else:
+        theirs = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "hf")
+    batch = images_for((64, 64))
+    assert_same(theirs.eval()(batch).logits, model(batch))
+    assert theirs.config.id2label == {i: f"class {i}" for i in range(10)}
+
+
+PREPROCESSINGS = {
+    "squash": {},
+    "squash, bicubic": {"interpolation": "bicubic"},
+    "ImageNet": {
+        "resize": "cover",
+        "crop_fraction": 0.875,
+        "mean": (0.485, 0.456, 0.406),
+        "std": (0.229, 0.224, 0.225),
+    },
+    "timm": {"resize": "cover", "crop_fraction": 0.9, "interpolation": "bicubic"},
+    "squash and crop": {"crop_fraction": 0.8},
+}
+
+
+def photographs() -> list[Image.Image]:
+    """The two photographs inside scikit-learn, and pieces of them with awkward sizes."""
+    from sklearn.datasets import load_sample_images
+
+    photos = [Image.fromarray(array) for array in load_sample_images().images]
+    return [*photos, photos[0].crop((0, 0, 301, 98)), photos[1].crop((10, 20, 87, 400)), photos[0].resize((50, 40))]
+
+
+@pytest.mark.parametrize("name", PREPROCESSINGS)
+def test_transformers_image_processor_gives_our_pixels(name, tmp_path):
+    model = small(depth=1)
+    model.preprocessing = vitrail.Preprocessing(image_size=64, **PREPROCESSINGS[name])
+    vitrail.save(model, tmp_path / "native")
+    certificate = vitrail.convert(tmp_path / "native", tmp_path / "hf", "huggingface")
+    assert certificate.preprocessing_matches
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "hf")
+    std = torch.tensor(model.preprocessing.std)[:, None, None]
+    for photo in photographs():
+        theirs = torch.as_tensor(np.asarray(processor(photo, return_tensors="pt")["pixel_values"][0]))
+        ours = prepare(photo, model.preprocessing)
+        assert theirs.shape == ours.shape
+        assert ((theirs - ours) * std).abs().max() <= 1 / 255 + 1e-6
+
+
+TIMM_VARIANTS = {
+    "ViT": {},
+    "tanh GELU": {"gelu": "tanh"},
+    "quick GELU": {"gelu": "quick"},
+    "not square": {"image_size": (64, 96)},
+    "registers and layer scale": {"registers": 4, "layer_scale": 0.1, "position_prefix": "none"},
+    "average pooling": {"pool": "average"},
+    "average pooling, norm after": {"pool": "average", "norm_after_pool": True},
+    "attention pooling": {"pool": "attention"},
+    "no position": {"position": "none"},
+    "CLIP": {"input_norm": True, "patch_bias": False, "norm_eps": 1e-5, "gelu": "quick"},
+    "distilled": {"registers": 1, "pool": "distilled", "position_prefix": "all"},
+    "one channel": {"in_channels": 1},
+    "MLP of an odd size": {"mlp_dim": 257},
+}
+
+
+@pytest.mark.parametrize("variant", TIMM_VARIANTS)
+@torch.no_grad()
+def test_timm_loads_what_we_write(variant, tmp_path):
+    model = small(**TIMM_VARIANTS[variant])
+    vitrail.save(model, tmp_path / "native")
+    vitrail.convert(tmp_path / "native", tmp_path / "timm", "timm")
+    theirs = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True).eval()
+    batch = images_for(model.image_size, channels=model.in_channels)
+    assert_same(theirs(batch), model(batch))
+    assert tuple(theirs.pretrained_cfg["mean"]) == model.preprocessing.mean
+
+
+@pytest.mark.parametrize("name", ["R26+S/32", "BiT-R50x1"])
+@torch.no_grad()
+def test_timm_loads_our_convolutional_models(name, tmp_path):
+    source = timm_folder(name, timm_model(name), tmp_path / "source")
+    vitrail.convert(source, tmp_path / "native", "native")
+    vitrail.convert(tmp_path / "native", tmp_path / "timm", "timm")
+    theirs = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True).eval()
+    batch = images_for((224, 224))
+    assert_same(theirs(batch), vitrail.load(tmp_path / "native")(batch))
+
+
+@pytest.mark.parametrize("stem", [False, True])
+@torch.no_grad()
+def test_torchvision_loads_what_we_write(stem, tmp_path):
+    options = {"conv_stem": [(24, 3, 2), (48, 3, 2), (96, 3, 2), (192, 3, 2)]} if stem else {}
+    model = small(**options)
+    vitrail.save(model, tmp_path / "native")
+    vitrail.convert(tmp_path / "native", tmp_path / "torchvision", "torchvision")
+    config = torchvision.models.vision_transformer.ConvStemConfig
+    theirs = torchvision.models.VisionTransformer(
+        64, 16, 3, 3, 192, 256, num_classes=10,
+        conv_stem_configs=[config(c, 3, 2) for c in (24, 48, 96, 192)] if stem else None,
+    ).eval()  # fmt: skip
+    theirs.load_state_dict(torch.load(tmp_path / "torchvision" / "model.pth", weights_only=True))
+    assert_same(theirs(images_for((64, 64))), model(images_for((64, 64))))
+
+
+REFUSED = [
+    (
+        "torchvision",
+        {"gelu": "tanh"},
+        "torchvision computes the exact GELU, and this model was trained with the tanh form",
+    ),
+    ("torchvision", {"registers": 2}, "no option for this model's registers"),
+    ("torchvision", {"pool": "average"}, "no option for this model's pool, class_token"),
+    ("torchvision", {"image_size": (64, 96)}, "square images only"),
+    ("google", {}, "tanh form of GELU"),
+    ("google", {"gelu": "tanh", "layer_scale": 0.1}, "no option for this model's layer_scale"),
+    ("google", {"gelu": "tanh", "position": "sin-cos"}, "no option for this model's position"),
+    ("huggingface", {"pool": "average"}, "classifies from class or distilled, not average"),
+    ("huggingface", {"registers": 3}, "gives positions to other tokens"),
+    ("huggingface", {"position": "relative"}, "no option for this model's position"),
+    ("huggingface", {"representation_size": 32}, "no classifier with a tanh layer"),
+    ("huggingface", {"layer_scale": 0.1, "pool": "class+average"}, "whole multiple of its width"),
+    ("timm", {"position": "learned-2d"}, 'no position embedding "learned-2d"'),
+    ("timm", {"pool": "class+average"}, "no pooling that puts the class token beside the average"),
+    ("timm", {"block": "axial", "pool": "average"}, "no axial blocks"),
+    ("timm", {"representation_size": 32}, "dropped the tanh layer"),
+]
+
+
+@pytest.mark.parametrize(("to", "options", "sentence"), REFUSED)
+def test_what_does_not_exist_there_is_refused(to, options, sentence, tmp_path):
+    vitrail.save(small(**options), tmp_path / "native")
+    with pytest.raises(vitrail.WeightsError, match=re.escape(sentence)):
+        vitrail.convert(tmp_path / "native", tmp_path / "target", to)
+    assert [path.name for path in tmp_path.iterdir()] == ["native"]
+
+
+def test_a_resnet_is_refused_where_there_is_none(tmp_path):
+    vitrail.save(vitrail.create_model("BiT-R50x1", num_classes=2), tmp_path / "native")
+    for to in ("huggingface", "torchvision"):
+        with pytest.raises(vitrail.WeightsError, match=r"neither BiT|no ResNets"):
+            vitrail.convert(tmp_path / "native", tmp_path / "target", to)
+
+
+def test_across_libraries(tmp_path):
+    """Hugging Face → timm → torchvision, which disagree about the eps of a norm; what that costs is measured."""
+    config = transformers.ViTConfig(
+        hidden_size=192, num_hidden_layers=2, num_attention_heads=3, intermediate_size=768, image_size=64
+    )
+    scramble(transformers.ViTForImageClassification(config)).save_pretrained(tmp_path / "hf")
+    first = vitrail.convert(tmp_path / "hf", tmp_path / "timm", "timm")
+    second = vitrail.convert(tmp_path / "timm", tmp_path / "torchvision", "torchvision")
+    assert 0 < first.relative < 1e-3
+    assert second.max_difference == 0
+    assert first.preprocessing_matches
+    assert not second.preprocessing_matches  # torchvision's files say nothing about pixels
+    assert "mean" in second.preprocessing_note
+
+
+def test_what_a_format_cannot_tell_is_found_out(tmp_path):
+    """torchvision's files do not say how many heads: 64 channels in 4 would be read back as 1."""
+    huggingface_model("ViT").save_pretrained(tmp_path / "hf")
+    with pytest.raises(vitrail.WeightsError, match="as torchvision this model would compute something else"):
+        vitrail.convert(tmp_path / "hf", tmp_path / "torchvision", "torchvision")
+
+
+def test_the_certificate_stands_in_the_model_card(tmp_path):
+    source = timm_folder("DeiT-Ti", timm_model("DeiT-Ti"), tmp_path / "source")
+    certificate = vitrail.convert(source, tmp_path / "model", "native")
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert certificate.max_difference == 0
+    assert sha256(source / "model.safetensors") in card
+    assert sha256(tmp_path / "model" / "model.safetensors") in card
+    assert "largest difference | 0 " in card
+    assert "3 attention heads, as in every Ti of width 192: the file does not say" in card
+    assert "Certificate of conversion" in card
+    assert card.startswith("---\nlibrary_name: vitrail\n")
+
+
+def test_a_conversion_that_changes_the_model_fails_and_leaves_nothing(tmp_path, monkeypatch):
+    """A fault in the writing is found by running the result, not by trusting it."""
+    vitrail.save(small(), tmp_path / "native")
+    plain = convert_module.write
+
+    def faulty(model, naming, folder):
+        with torch.no_grad():
+            model.encoder.blocks[1].attention.qkv.weight[0] += 0.5
+        plain(model, naming, folder)
+        with torch.no_grad():
+            model.encoder.blocks[1].attention.qkv.weight[0] -= 0.5
+
+    monkeypatch.setattr(convert_module, "write", faulty)
+    with pytest.raises(vitrail.WeightsError, match="would compute something else"):
+        vitrail.convert(tmp_path / "native", tmp_path / "target", "timm")
+    assert [path.name for path in tmp_path.iterdir()] == ["native"]
+
+
+def test_an_existing_folder_is_not_overwritten_by_convert_but_is_by_save(tmp_path):
+    vitrail.save(small(depth=1), tmp_path / "model")
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "precious").touch()
+    with pytest.raises(vitrail.WeightsError, match="is there already"):
+        vitrail.convert(tmp_path / "model", tmp_path / "target", "timm")
+    assert (tmp_path / "target" / "precious").exists()
+    vitrail.save(small(depth=2), tmp_path / "model")
+    assert vitrail.load(tmp_path / "model").architecture.depth == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "target"]
+
+
+def test_a_run_folder_is_a_model_too(tmp_path):
+    vitrail.save(small(depth=1), tmp_path / "run" / "model")
+    assert vitrail.load(tmp_path / "run").num_classes == 10
+
+
+def test_wrong_words(tmp_path):
+    with pytest.raises(vitrail.ConfigError, match="unknown format 'tim', did you mean 'timm'"):
+        vitrail.convert(tmp_path, tmp_path / "x", "tim")
+    with pytest.raises(vitrail.ConfigError, match=r"would be a folder that holds model.npz"):
+        vitrail.convert(tmp_path, tmp_path / "x.npz", "google")
+
+
+def test_push_uploads_the_folder(tmp_path, monkeypatch):
+    calls = []
+
+    class Hub:
+        def create_repo(self, name, exist_ok):
+            calls.append(("create", name, exist_ok))
+
+        def upload_folder(self, repo_id, folder_path, commit_message):
+            calls.append(("upload", repo_id, sorted(path.name for path in folder_path.iterdir())))
+            return "https://hub.example/me/model"
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    vitrail.save(small(depth=1), tmp_path / "model")
+    assert convert_module.push(tmp_path / "model", "hf:me/model") == "https://hub.example/me/model"
+    files = ["README.md", "SHA256SUMS", "config.json", "model.safetensors"]
+    assert calls == [("create", "me/model", True), ("upload", "me/model", files)]
+    for wrong in ("me/model", "hf:model", "hf:a/b/c"):
+        with pytest.raises(vitrail.ConfigError, match="is not hf:owner/name"):
+            convert_module.push(tmp_path / "model", wrong)
+
+
+def test_the_command(tmp_path):
+    torch.save(torchvision_model(stem=True).state_dict(), tmp_path / "vit.pth")
+
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "vitrail", "convert", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    child = run(tmp_path / "vit.pth", tmp_path / "model", "--to", "native")
+    assert child.returncode == 0, child.stderr
+    lines = child.stdout.splitlines()
+    assert lines[0].startswith("note: each layer of the convolutional stem halves the image")
+    assert "largest difference: 0 (0 of the outputs' deviation)" in lines
+    assert "preprocessing: matches" in lines
+    refused = run(tmp_path / "model", tmp_path / "timm", "--to", "timm")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith("error: this model cannot be written as timm: timm has no axial blocks")
+    assert run(tmp_path / "model", tmp_path / "x", "--to", "tim").returncode == 2

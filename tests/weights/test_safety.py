@@ -1,0 +1,345 @@
+"""Strangers' files: no code runs, nothing crashes or hangs, nothing is half loaded."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import random
+import shutil
+import struct
+import sys
+import warnings
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import vitrail
+from peer_models import huggingface_model, scramble
+from peers import timm
+from vitrail.weights.load import NAMINGS
+from vitrail.weights.save import foreign_tensors, save, write
+
+TINY = {"width": 64, "depth": 1, "mlp_dim": 64, "num_heads": 1, "image_size": 16, "num_classes": 3}
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory) -> dict[str, Path]:
+    """A small checkpoint of each kind of file, each in a folder of its own."""
+    root = tmp_path_factory.mktemp("originals")
+    peer = scramble(
+        timm.create_model("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=64, depth=1, num_heads=1)
+    )
+    for name in ("safetensors", "pth", "old pth", "npz", "huggingface", "native"):
+        (root / name).mkdir()
+    save_file(peer.state_dict(), root / "safetensors" / "weights.safetensors")
+    torch.save(peer.state_dict(), root / "pth" / "weights.pth")
+    torch.save(peer.state_dict(), root / "old pth" / "weights.pth", _use_new_zipfile_serialization=False)
+    model = scramble(vitrail.create_model("S/8", **TINY))
+    write(model, NAMINGS["google"], root / "npz")
+    huggingface_model("ViT").save_pretrained(root / "huggingface")
+    shutil.rmtree(root / "native")
+    save(model, root / "native")
+    return {folder.name: folder for folder in root.iterdir()}
+
+
+def test_the_originals_load(originals):
+    for folder in originals.values():
+        vitrail.load(folder)
+
+
+# Code in files
+
+
+class Payload:
+    """Unpickled, it would call something."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+class Stateful(dict):
+    """Unpickled, it would be built and given state."""
+
+    def __reduce__(self):
+        return type(self), (), {"__class__": "anything"}, None, iter([("key", Payload(os.mkdir, self.canary))])
+
+
+def payloads(canary: str) -> dict[str, object]:
+    stateful = Stateful()
+    stateful.canary = canary
+    return {
+        "a system call": Payload(os.system, f"mkdir '{canary}'"),
+        "source code": Payload(exec, f"import os; os.mkdir({canary!r})"),
+        "a function of the library": Payload(torch.load, canary),
+        "a class with state": stateful,
+        "deep in a list": [{"inner": (1, [Payload(os.mkdir, canary)])}],
+    }
+
+
+STYLES = list(payloads(""))
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("container", ["zip", "bare pickle", "handwritten pickle in a zip", "npz"])
+def test_code_in_a_file_does_not_run(style, container, tmp_path):
+    canary = tmp_path / "canary"
+    content = {"blocks.0.attn.qkv.weight": torch.zeros(3), "payload": payloads(str(canary))[style]}
+    path = tmp_path / "model.pth"
+    if container == "zip":
+        torch.save(content, path)
+    elif container == "bare pickle":
+        torch.save(content, path, _use_new_zipfile_serialization=False)
+    elif container == "npz":
+        np.savez(path.with_suffix(".npz"), **{"cls": np.array([content["payload"]], dtype=object)})
+        path = path.with_suffix(".npz")
+    else:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("archive/data.pkl", f"cos\nmkdir\n(V{canary}\ntR.".encode())
+            archive.writestr("archive/version", "3\n")
+    with pytest.raises(vitrail.WeightsError) as caught:
+        vitrail.load(path)
+    assert not canary.exists()
+    assert "\n" not in str(caught.value)
+
+
+def test_the_payloads_are_live(tmp_path):
+    """Read by a careless program, they do run: or the test above would prove nothing."""
+    for style in ("a system call", "source code", "a class with state", "deep in a list"):
+        canary = tmp_path / style
+        pickle.loads(pickle.dumps(payloads(str(canary))[style]))
+        assert canary.exists(), style
+
+
+def test_a_refusal_says_why_and_what_to_do(tmp_path):
+    torch.save({"model": {}, "args": Payload(os.system, "true")}, tmp_path / "model.pth")
+    with pytest.raises(vitrail.WeightsError, match=r"posix.system would have to be run.*safetensors.torch.save_file"):
+        vitrail.load(tmp_path / "model.pth")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_torchscript_file_is_refused(tmp_path):
+    torch.jit.save(torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)), tmp_path / "model.pth")
+    with pytest.raises(vitrail.WeightsError):
+        vitrail.load(tmp_path / "model.pth")
+
+
+# Traps
+
+
+def test_an_archive_that_unpacks_to_far_too_much_is_refused(tmp_path):
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (10**8,)})
+    with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("cls.npy", header.getvalue() + bytes(4 * 10**8))
+    with pytest.raises(vitrail.WeightsError, match="would unpack to 400,000,"):
+        vitrail.load(tmp_path / "bomb.npz")
+
+
+def test_a_tensor_larger_than_its_storage_is_refused(tmp_path):
+    torch.save({"blocks.0.attn.qkv.weight": torch.zeros(1).expand(10**12)}, tmp_path / "model.pth")
+    with pytest.raises(vitrail.WeightsError, match="claims more values than the file holds"):
+        vitrail.load(tmp_path / "model.pth")
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "sub/inside.safetensors", ".hidden", ".."])
+def test_no_path_is_followed_out_of_the_folder(name, tmp_path, originals):
+    (tmp_path / "folder" / "sub").mkdir(parents=True)
+    for place in (tmp_path / "outside.safetensors", tmp_path / "folder" / "sub" / "inside.safetensors"):
+        shutil.copy(originals["safetensors"] / "weights.safetensors", place)
+    index = {"weight_map": {"cls_token": name}}
+    (tmp_path / "folder" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(vitrail.WeightsError, match="not a file of its own folder"):
+        vitrail.load(tmp_path / "folder")
+
+
+def test_a_split_checkpoint_is_put_together(originals, tmp_path):
+    tensors = load_file(originals["safetensors"] / "weights.safetensors")
+    names = sorted(tensors)
+    halves = {"a.safetensors": names[: len(names) // 2], "b.safetensors": names[len(names) // 2 :]}
+    for file, part in halves.items():
+        save_file({name: tensors[name] for name in part}, tmp_path / file)
+    index = {"weight_map": {name: file for file, part in halves.items() for name in part}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert torch.equal(vitrail.load(tmp_path).class_token, tensors["cls_token"][0])
+
+
+# Damage
+
+
+def damaged(folder: Path, change) -> Path:
+    """A copy of a checkpoint with the names and shapes of its tensors changed."""
+    path = folder / "weights.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+    return path
+
+
+@pytest.fixture
+def copy(originals, tmp_path):
+    def make(kind: str) -> Path:
+        return Path(shutil.copytree(originals[kind], tmp_path / "copy", dirs_exist_ok=True))
+
+    return make
+
+
+def test_what_is_missing_left_over_and_misshapen_is_listed(copy):
+    def change(tensors):
+        tensors["blocks.0.mlp.fc3.weight"] = tensors.pop("blocks.0.mlp.fc2.weight")
+        tensors["norm.weight"] = torch.zeros(7)
+
+    with pytest.raises(vitrail.WeightsError, match=r"blocks\.0\.mlp\.fc2\.weight is missing"):
+        vitrail.load(damaged(copy("safetensors"), change))
+
+    def change_more(tensors):
+        tensors["left.over"] = tensors.pop("blocks.0.attn.proj.bias")
+        tensors["norm.weight"] = torch.zeros(7)
+        tensors["head.bias"] = torch.zeros(1000, dtype=torch.int32)
+
+    with pytest.raises(vitrail.WeightsError) as caught:
+        vitrail.load(damaged(copy("safetensors"), change_more))
+    message = str(caught.value)
+    assert "missing: blocks.0.attn.proj.bias" in message
+    assert "left over: left.over" in message
+    assert "norm.weight is (7,), expected (64,)" in message
+    assert "not floating point: head.bias" in message
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "is empty"),
+        (b"\x00" * 100, "not a file of weights"),
+        (b"<html>404 Not Found</html>", "not a file of weights"),
+        (b"PK\x03\x04 nothing more", "damaged"),
+        (b"\x80\x02 not a pickle", "refused|damaged"),
+        (struct.pack("<Q", 2**60) + b"{}", "damaged"),
+        (struct.pack("<Q", 2) + b"{}", "no tensors"),
+    ],
+)
+def test_files_that_are_no_weights(content, sentence, tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(vitrail.WeightsError, match=sentence):
+        vitrail.load(tmp_path / "model.safetensors")
+
+
+def test_places_where_there_is_nothing(tmp_path):
+    for source, sentence in [
+        (tmp_path, "holds no weights"),
+        (tmp_path / "nothing", "there is no model"),
+        ("hf:only-one-word", "not hf:owner/name"),
+    ]:
+        with pytest.raises(vitrail.VitrailError, match=sentence):
+            vitrail.load(source)
+    save_file({"something": torch.zeros(2)}, tmp_path / "a.safetensors")
+    with pytest.raises(vitrail.WeightsError, match=r"no Vision Transformer.*it holds something"):
+        vitrail.load(tmp_path)
+    save_file({"else": torch.zeros(2)}, tmp_path / "b.safetensors")
+    with pytest.raises(vitrail.WeightsError, match="several files of weights"):
+        vitrail.load(tmp_path)
+
+
+def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Also where a flipped bit made a NaN."""
+    return (
+        a.shape == b.shape
+        and a.dtype == b.dtype
+        and a.contiguous().numpy().tobytes() == b.contiguous().numpy().tobytes()
+    )
+
+
+def independent_read(path: Path) -> dict[str, torch.Tensor]:
+    if path.suffix == ".safetensors":
+        return load_file(path)
+    if path.suffix == ".npz":
+        return {name: torch.from_numpy(array) for name, array in np.load(path).items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.load(path, weights_only=True, map_location="cpu")
+
+
+def mutate(path: Path, rng: random.Random) -> str:
+    content = bytearray(path.read_bytes())
+    # Headers are where damage is most interesting, and a small part of a file.
+    place = rng.randrange(min(len(content), 4000)) if rng.random() < 0.6 else rng.randrange(len(content))
+    kind = rng.choice(["flip a bit", "flip a bit", "random byte", "cut short", "drop bytes", "double bytes", "zeros"])
+    if kind == "flip a bit":
+        content[place] ^= 1 << rng.randrange(8)
+    elif kind == "random byte":
+        content[place] = rng.randrange(256)
+    elif kind == "cut short":
+        del content[place:]
+    elif kind == "drop bytes":
+        del content[place : place + rng.randrange(1, 9)]
+    elif kind == "double bytes":
+        content[place:place] = content[place : place + rng.randrange(1, 9)]
+    else:
+        content[place : place + 16] = bytes(len(content[place : place + 16]))
+    path.write_bytes(content)
+    return f"{kind} at {place}"
+
+
+def rename_a_key(path: Path, rng: random.Random) -> str:
+    tensors = independent_read(path)
+    name = rng.choice(sorted(tensors))
+    tensors[rng.choice([name + "x", name[1:], "x", name.replace(".", "_")])] = tensors.pop(name)
+    if path.suffix == ".safetensors":
+        save_file(tensors, path)
+    elif path.suffix == ".npz":
+        np.savez(path, **{key: tensor.numpy() for key, tensor in tensors.items()})
+    else:
+        torch.save(tensors, path)
+    return f"renamed {name}"
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pth", "old pth", "npz", "huggingface"])
+def test_a_thousand_damaged_files(kind, originals, tmp_path):
+    """200 of each kind: an error of ours, or a model whose tensors are the file's bytes. Never anything else."""
+    rng = random.Random(kind)
+    loaded = 0
+    for number in range(200):
+        folder = Path(shutil.copytree(originals[kind], tmp_path / str(number)))
+        weights = next(p for p in folder.iterdir() if p.suffix in (".safetensors", ".pth", ".npz"))
+        victim = rng.choice([weights] * 4 + sorted(folder.glob("*.json")))
+        what = rename_a_key(weights, rng) if rng.random() < 0.1 else mutate(victim, rng)
+        try:
+            model = vitrail.load(folder)
+        except vitrail.VitrailError:
+            continue
+        loaded += 1
+        found = foreign_tensors(model, NAMINGS[model.origin.format])
+        expected = independent_read(weights)
+        assert found.keys() == expected.keys(), what
+        assert all(same_bytes(found[name], expected[name]) for name in found), what
+        shutil.rmtree(folder)
+    assert 0 < loaded < 200
+
+
+def test_a_native_folder_notices_every_damaged_byte(originals, tmp_path):
+    rng = random.Random(0)
+    for number in range(300):
+        folder = Path(shutil.copytree(originals["native"], tmp_path / str(number)))
+        victim = folder / rng.choice(["model.safetensors", "model.safetensors", "config.json", "SHA256SUMS"])
+        before = victim.read_bytes()
+        place = rng.randrange(len(before))
+        victim.write_bytes(before[:place] + bytes([before[place] ^ (1 << rng.randrange(8))]) + before[place + 1 :])
+        with pytest.raises(vitrail.WeightsError):
+            vitrail.load(folder)
+        shutil.rmtree(folder)
+    (Path(shutil.copytree(originals["native"], tmp_path / "bare")) / "SHA256SUMS").unlink()
+    with pytest.raises(vitrail.WeightsError, match="no SHA256SUMS"):
+        vitrail.load(tmp_path / "bare")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sha256sum is not on Windows")
+def test_the_hashes_are_in_a_format_that_people_can_check(originals):
+    assert os.system(f"cd '{originals['native']}' && sha256sum --check --quiet SHA256SUMS") == 0
