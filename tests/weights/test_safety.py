@@ -253,7 +253,7 @@ def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
     return (
         a.shape == b.shape
         and a.dtype == b.dtype
-        and a.contiguous().numpy().tobytes() == b.contiguous().numpy().tobytes()
+        and a.contiguous().numpy().tobytes() == b.detach().contiguous().numpy().tobytes()
     )
 
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import math
+import mmap
 import os
 import pickle
 import re
 import struct
+import threading
 import tokenize
 import warnings
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -36,6 +38,10 @@ DAMAGE = (
 """What the libraries that read files raise when a file is not what it says."""
 MEANINGLESS_RATIO = 100
 """A compressed array this many times larger than the file that holds it is a trap, not weights."""
+
+
+LARGE, CHUNK = 1 << 20, 1 << 24
+"""Bytes: from where on a tensor gets memory of its own from the system, and how much is unpacked at a time."""
 
 
 class TensorInfo(NamedTuple):
@@ -112,7 +118,10 @@ class SafetensorsFile(TensorFile):
 
     def read(self, name: str) -> Tensor:
         """By position, so that threads do not disturb each other."""
-        return _read_at(self.file, self.offsets[name], self.tensors[name])
+        info, offset = self.tensors[name], self.offsets[name]
+        buffer = _buffer(_bytes(info))
+        _fill(buffer, lambda view, done: _read_at(self.file, view, offset + done), self.file.name)
+        return buffer.view(info.dtype).reshape(info.shape)
 
 
 _SAFETENSORS_DTYPES = {
@@ -135,7 +144,7 @@ def _opened_zip(path: Path, file: BinaryIO) -> TensorFile:
         raise WeightsError(f"{path} is damaged: {_first_line(error)}") from None
     members = archive.infolist()
     if members and all(member.filename.endswith(".npy") for member in members):
-        return NpzFile(path, archive)
+        return NpzFile(path, file, archive)
     if any(member.filename.endswith("/data.pkl") for member in members):
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
             raise WeightsError(f"{path} is a compressed archive, which PyTorch never writes")
@@ -146,42 +155,70 @@ def _opened_zip(path: Path, file: BinaryIO) -> TensorFile:
 class NpzFile(TensorFile):
     """NumPy arrays in a zip, without pickle. Google's checkpoints."""
 
-    def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
-        self.path = path
+    def __init__(self, path: Path, file: BinaryIO, archive: zipfile.ZipFile) -> None:
+        self.path, self.file = path, file
         self.tensors = {}
-        self.headers: dict[str, tuple[np.dtype[Any], bool]] = {}
+        self.members: dict[str, _Member] = {}
         size = path.stat().st_size
-        for member in archive.infolist():
-            if member.file_size > MEANINGLESS_RATIO * size:
-                raise WeightsError(f"{path}: {member.filename} would unpack to {member.file_size:,} bytes")
-            with archive.open(member) as stream:
-                shape, fortran, dtype = _npy_header(path, member, stream)
+        for zipped in archive.infolist():
+            if zipped.file_size > MEANINGLESS_RATIO * size:
+                raise WeightsError(f"{path}: {zipped.filename} would unpack to {zipped.file_size:,} bytes")
+            with archive.open(zipped) as stream:
+                shape, fortran, dtype = _npy_header(path, zipped, stream)
                 header = stream.tell()
-            name = member.filename.removesuffix(".npy")
+            name = zipped.filename.removesuffix(".npy")
             self.tensors[name] = TensorInfo(shape, _torch_dtype(path, name, dtype))
-            if header + _bytes(self.tensors[name]) != member.file_size:
-                raise WeightsError(f"{path}: {member.filename} says {shape} and holds something else")
-            self.headers[name] = dtype, fortran
+            if header + _bytes(self.tensors[name]) != zipped.file_size:
+                raise WeightsError(f"{path}: {zipped.filename} says {shape} and holds something else")
+            self.members[name] = _Member(zipped, header, fortran, dtype.isnative)
 
     def read(self, name: str) -> Tensor:
-        """Through the zip, whose checksum is verified on the way."""
-        dtype, fortran = self.headers[name]
-        shape, torch_dtype = self.tensors[name]
+        """One array; its checksum is verified on the way."""
+        member, (shape, dtype) = self.members[name], self.tensors[name]
+        buffer = _buffer(_bytes(self.tensors[name]))
         try:
-            # A handle of its own: the archive's is shared and would have to be locked.
-            with zipfile.ZipFile(self.path) as archive, archive.open(f"{name}.npy") as stream:
-                _npy_header(self.path, archive.getinfo(f"{name}.npy"), stream)
-                content = stream.read()
-        except (zipfile.BadZipFile, OSError) as error:
+            if member.zipped.compress_type == zipfile.ZIP_STORED:
+                self._copy(member, buffer)
+            else:
+                self._unpack(member, buffer)
+        except (zipfile.BadZipFile, zlib.error, OSError, struct.error) as error:
             raise WeightsError(f"{self.path} is damaged: {_first_line(error)}") from None
-        array = np.frombuffer(bytearray(content), dtype=dtype.newbyteorder("="))
-        if not dtype.isnative:
-            array = array.byteswap()
-        if torch_dtype == torch.bfloat16:  # NumPy has no such type: two bytes without a meaning
-            tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-        else:
-            tensor = torch.from_numpy(array)
-        return tensor.reshape(shape[::-1]).permute(*reversed(range(len(shape)))) if fortran else tensor.reshape(shape)
+        if not member.native_order:
+            buffer.copy_(buffer.view(-1, dtype.itemsize).flip(1).flatten())
+        tensor = buffer.view(dtype)  # bfloat16, which NumPy does not know, is stored as two bytes without a name
+        if member.fortran:
+            return tensor.reshape(shape[::-1]).permute(*reversed(range(len(shape))))
+        return tensor.reshape(shape)
+
+    def _copy(self, member: _Member, buffer: Tensor) -> None:
+        """Straight from where it lies, behind a header that ends in the lengths of a name and of extras."""
+        local = bytearray(30)
+        _read_at(self.file, memoryview(local), member.zipped.header_offset)
+        start = member.zipped.header_offset + 30 + sum(struct.unpack("<HH", local[26:]))
+        header = bytearray(member.header)
+        _read_at(self.file, memoryview(header), start)
+        _fill(buffer, lambda view, done: _read_at(self.file, view, start + member.header + done), self.path)
+        if zlib.crc32(memoryview(buffer.numpy().data), zlib.crc32(header)) != member.zipped.CRC:
+            raise WeightsError(f"{self.path} is damaged: the checksum of {member.zipped.filename} is wrong")
+
+    def _unpack(self, member: _Member, buffer: Tensor) -> None:
+        """Through a handle of its own: one archive's cannot be used by two threads."""
+        with zipfile.ZipFile(self.path) as archive, archive.open(member.zipped) as stream:
+            stream.read(member.header)
+            into: Any = stream
+            _fill(buffer, lambda view, _: into.readinto(view[:CHUNK]), self.path)
+            if stream.read(1):  # also what makes the archive compare its checksum
+                raise WeightsError(f"{self.path}: {member.zipped.filename} is longer than it says")
+
+
+class _Member(NamedTuple):
+    """An array in a zip."""
+
+    zipped: zipfile.ZipInfo
+    header: int
+    """Bytes before its values."""
+    fortran: bool
+    native_order: bool
 
 
 def _npy_header(path: Path, member: zipfile.ZipInfo, stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -249,17 +286,37 @@ def _plain_tensors(path: Path, content: Mapping[Any, Any]) -> Iterator[tuple[str
         yield str(name), tensor.detach()
 
 
-def _read_at(file: BinaryIO, offset: int, info: TensorInfo) -> Tensor:
-    length = _bytes(info)
-    buffer = torch.empty(length, dtype=torch.uint8)
+def _buffer(length: int) -> Tensor:
+    """Bytes that go back to the system when they are freed. From the allocator, the parts of tensors that are joined
+    would leave holes, and a large model would need a quarter more memory than it has weights."""
+    if length < LARGE:
+        return torch.empty(length, dtype=torch.uint8)
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
+    return torch.frombuffer(mmap.mmap(-1, length, **private), dtype=torch.uint8)
+
+
+def _read_at(file: BinaryIO, view: memoryview, offset: int) -> int:
+    """Into memory from a place in the file; from several threads at once."""
+    if hasattr(os, "preadv"):
+        return os.preadv(file.fileno(), [view], offset)
+    with _ONE_AT_A_TIME:  # Windows
+        file.seek(offset)
+        into: Any = file
+        return int(into.readinto(view))
+
+
+_ONE_AT_A_TIME = threading.Lock()
+
+
+def _fill(buffer: Tensor, read: Callable[[memoryview, int], int], path: object) -> None:
+    """Call `read` with what is left of the buffer, and how much is there, until it is full."""
     view = memoryview(buffer.numpy().data)
     done = 0
-    while done < length:
-        count = os.preadv(file.fileno(), [view[done:]], offset + done)
-        if count == 0:
-            raise WeightsError(f"{file.name} ends too early")
+    while done < len(view):
+        count = read(view[done:], done)
+        if not count:
+            raise WeightsError(f"{path} ends too early")
         done += count
-    return buffer.view(info.dtype).reshape(info.shape)
 
 
 def _bytes(info: TensorInfo) -> int:

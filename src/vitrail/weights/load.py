@@ -35,7 +35,7 @@ NAMINGS: dict[str, Naming] = {
     naming.name: naming
     for naming in (NativeNaming(), TimmNaming(), TorchvisionNaming(), HuggingFaceNaming(), GoogleNaming())
 }
-READERS = 4
+READERS = 2
 """Threads that read tensors: more of them wait for memory pages than for the disk."""
 
 

@@ -96,8 +96,7 @@ def whole_folder(folder: Path, replace: bool = False) -> Iterator[Path]:
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         yield draft
-        _flush(draft)
-        draft.chmod(0o755)
+        _publish(draft)
         if folder.exists():
             old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
             folder.rename(old / "folder")
@@ -111,9 +110,12 @@ def whole_folder(folder: Path, replace: bool = False) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _flush(folder: Path) -> None:
-    """On the disk before it gets its name."""
+def _publish(folder: Path) -> None:
+    """Readable for all (safetensors writes for the owner only) and on the disk, before it gets its name."""
+    folder.chmod(0o755)
     for path in [*folder.iterdir(), folder]:
+        if path != folder:
+            path.chmod(0o644)
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -1,0 +1,74 @@
+"""Large checkpoints: memory and time, measured in a process of their own."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vitrail
+from vitrail.weights.load import NAMINGS
+from vitrail.weights.save import foreign_tensors, save, write, write_tensors
+
+MEASURE = """
+import json, pathlib, sys, time
+import torch, vitrail, vitrail.weights.load
+
+def memory(kind):  # resource.getrusage would tell of the process that started this one, too
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(kind))
+
+source, weights = sys.argv[1], pathlib.Path(sys.argv[2])
+before, start = memory("VmRSS"), time.perf_counter()
+model = vitrail.load(source)
+seconds = time.perf_counter() - start
+peak = memory("VmHWM") - before
+parameters = sum(parameter.numel() for parameter in model.parameters())
+del model
+start = time.perf_counter()
+weights.read_bytes()
+reading = time.perf_counter() - start
+print(json.dumps({"peak": peak / weights.stat().st_size, "time": seconds / reading, "parameters": parameters}))
+"""
+pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is measured through /proc")
+
+
+def measure(source: Path, weights: Path) -> dict[str, float]:
+    child = subprocess.run([sys.executable, "-c", MEASURE, source, weights], capture_output=True, text=True, check=True)
+    return json.loads(child.stdout)
+
+
+def written(name: str, naming: str, folder: Path) -> Path:
+    """A model's weights in a naming; `pth` is timm's names in PyTorch's own file."""
+    gelu = "tanh" if naming in ("google", "native") else "exact"
+    model = vitrail.create_model(name, gelu=gelu, seed=0)
+    if naming == "native":
+        return save(model, folder / "model") / "model.safetensors"
+    if naming == "pth":
+        write_tensors(foreign_tensors(model, NAMINGS["timm"]), folder / "model.pth")
+        return folder / "model.pth"
+    write(model, NAMINGS[naming], folder)
+    return folder / NAMINGS[naming].weights_file
+
+
+@pytest.mark.parametrize("naming", ["native", "huggingface"])
+def test_memory_for_86_million_parameters(naming, tmp_path):
+    weights = written("B/16", naming, tmp_path)
+    # 50 MB more than for a large model, for what a process takes whatever it loads.
+    assert measure(weights, weights)["peak"] < 1.2 + 50e6 / weights.stat().st_size
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("naming", ["native", "timm", "huggingface", "google", "pth"])
+def test_632_million_parameters_in_memory_and_time(naming, tmp_path):
+    weights = written("H/14", naming, tmp_path)
+    runs = [measure(weights, weights) for _ in range(3)]
+    print(f"\n{naming}: " + ", ".join(f"{run['peak']:.2f}× memory, {run['time']:.2f}× time" for run in runs))
+    assert runs[0]["parameters"] == 632_045_800
+    assert max(run["peak"] for run in runs) < 1.2
+    assert statistics.median(run["time"] for run in runs) < 3
