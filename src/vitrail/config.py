@@ -33,21 +33,22 @@ def explain(error: ValidationError, config: type[BaseModel]) -> str:
         elif finding["type"] == "missing":
             sentences.append(f"{where} is required")
         elif finding["type"] == "value_error":
-            # Our own validators write whole sentences that name their field.
-            sentences.append(str(finding["ctx"]["error"]))
+            # Our own validators write whole sentences; those of a part do not know what they are part of.
+            nested = f"{where}: " if len(finding["loc"]) > 1 else ""
+            sentences.append(f"{nested}{finding['ctx']['error']}")
         else:
             sentences.append(f"{where} = {finding['input']!r}: {finding['msg'][:1].lower()}{finding['msg'][1:]}")
     return "; ".join(sentences)
 
 
 def _pair(value: object) -> object:
-    return (value, value) if isinstance(value, int) else value
+    sides = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, tuple | list) else ()
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise ValueError(f"image_size = {value!r}: give a number of pixels above 0, or (height, width)")
+    return sides
 
 
-ImageSize = Annotated[
-    tuple[Annotated[int, Field(gt=0)], Annotated[int, Field(gt=0)]],
-    BeforeValidator(_pair),
-]
+ImageSize = Annotated[tuple[int, int], BeforeValidator(_pair)]
 """Height and width in pixels; a single number stands for a square."""
 
 
@@ -61,9 +62,9 @@ class Preprocessing(Config):
 
     image_size: ImageSize
     """Height and width the model sees, in pixels."""
-    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    mean: tuple[Annotated[float, Field(allow_inf_nan=False)], ...] = (0.5, 0.5, 0.5)
     """Subtracted from pixels in [0, 1], one value for each channel."""
-    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = (0.5, 0.5, 0.5)
     """Divided by after that. The defaults map pixels to [−1, 1], as in the paper."""
     resize: Literal["squash", "cover"] = "squash"
     """`squash`: to the exact size whatever the shape, as the released code does. `cover`: keep the shape, so that the
@@ -83,8 +84,6 @@ class Preprocessing(Config):
     def _check(self) -> Self:
         if len(self.mean) != len(self.std):
             raise ValueError(f"mean has {len(self.mean)} channels and std {len(self.std)}")
-        if not all(deviation > 0 for deviation in self.std):
-            raise ValueError(f"std must be above zero, not {self.std}")
         return self
 
 

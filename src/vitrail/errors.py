@@ -36,7 +36,7 @@ class MissingExtraError(VitrailError, ImportError):
     """Something needs a package that the plain installation leaves out."""
 
     def __init__(self, purpose: str, extra: str) -> None:
-        super().__init__(f'{purpose} needs an extra: pip install "vitrail[{extra}]"')
+        super().__init__(f'{purpose} needs an extra: pip install "vitrail[{extra}]", or ".[{extra}]" in a clone')
 
 
 def did_you_mean(wrong: str, allowed: Iterable[str]) -> str:

@@ -64,7 +64,7 @@ def test_other_kinds_of_picture_become_rgb(mode):
     ("wrong", "sentence"),
     [
         ({"mean": (0.5,)}, "mean has 1 channels and std 3"),
-        ({"std": (0.5, 0.0, 0.5)}, "std must be above zero"),
+        ({"std": (0.5, 0.0, 0.5)}, "std.1 = 0.0: input should be greater than 0"),
         ({"crop_fraction": 1.5}, "crop_fraction = 1.5"),
         ({"interpolation": "nearest"}, "interpolation = 'nearest'"),
     ],

@@ -7,6 +7,7 @@ import torch
 
 import vitrail
 from samples import images, small_vit
+from vitrail.model.encoder import SelfAttention
 
 KINDS = [
     {},
@@ -21,7 +22,7 @@ KINDS = [
 @pytest.mark.parametrize("options", KINDS)
 def test_recorded_rows_sum_to_one_and_give_the_layers_output(options):
     model = small_vit(depth=3, **options)
-    attentions = [m for m in model.modules() if type(m).__name__ == "SelfAttention"]
+    attentions = [m for m in model.modules() if isinstance(m, SelfAttention)]
     seen = {}
     for index, attention in enumerate(attentions):
         attention.register_forward_hook(lambda m, args, out, index=index: seen.update({index: (args[0], out)}))
@@ -30,6 +31,8 @@ def test_recorded_rows_sum_to_one_and_give_the_layers_output(options):
     assert sorted(maps) == list(range(len(attentions)))
     for index, attention in enumerate(attentions):
         x, output = seen[index]
+        if x.ndim == 4:  # a grid, whose rows are sequences
+            x, output = x.flatten(0, 1), output.flatten(0, 1)
         torch.testing.assert_close(maps[index].sum(dim=-1), torch.ones(maps[index].shape[:3]), rtol=0, atol=1e-6)
         assert (maps[index] >= 0).all()
         values = attention.qkv(x)[..., -32:].unflatten(2, (4, 8)).transpose(1, 2)

@@ -142,7 +142,7 @@ def test_axial_block_sees_its_row_first():
     changed = tokens.clone()
     changed[0, 0, 0] *= -1
     block = model.encoder.blocks[0]
-    rows = [block.rows(t[0]) for t in (tokens, changed)]
+    rows = [block.rows(t)[0] for t in (tokens, changed)]
     moved = (rows[0] - rows[1]).norm(dim=-1) > 1e-6
     assert moved.tolist() == [[True] * 3, [False] * 3]
     assert ((block(tokens) - block(changed)).norm(dim=-1) > 1e-6).all()

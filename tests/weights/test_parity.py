@@ -32,10 +32,9 @@ def test_timm(case, tmp_path):
     loaded = vitrail.load(timm_folder(case, model, tmp_path))
     batch = images_for((224, 224) if case == "BiT-R50x1" else loaded.image_size, channels=loaded.in_channels)
     assert_same(model(batch), loaded(batch))
-    assert (
-        loaded.preprocessing.mean == tuple(model.pretrained_cfg["mean"])[: loaded.in_channels]
-        or loaded.in_channels == 1
-    )
+    statistics = torch.tensor(model.pretrained_cfg["mean"])
+    expected = statistics if loaded.in_channels == 3 else statistics.mean()[None]
+    torch.testing.assert_close(torch.tensor(loaded.preprocessing.mean), expected)
 
 
 @pytest.mark.parametrize("case", ["R50+B/16", "R26+S/32", "BiT-R50x1"])

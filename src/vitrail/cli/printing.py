@@ -10,14 +10,15 @@ from rich.text import Text
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
-    """A table; off a terminal, a heading and one line for each row with tabs between, never wrapped.
+    """A table; off a terminal, a heading and one line for each row with tabs between, plain numbers, never wrapped.
 
     `left`: how many columns at the front are words, set flush left; the others are numbers, set flush right.
     """
     console = Console()
     if not console.is_terminal:
-        for row in [columns, *rows]:
-            print("\t".join(row))
+        print("\t".join(columns))
+        for row in rows:
+            print("\t".join([*row[:left], *(number.replace(",", "") for number in row[left:])]))
         return
     table = Table(title=title, title_justify="left", title_style="bold")
     for index, column in enumerate(columns):

@@ -15,6 +15,8 @@ from vitrail.config import Config, ImageSize, show_size
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
+Small = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""An eps."""
 READ_CLASS_TOKEN = ("class", "class+average", "distilled")
 NAMES_OF_CONV_LAYER = ("channels", "kernel", "stride", "norm", "activation")
 
@@ -38,7 +40,11 @@ class ConvLayer(Config):
 
 
 def _named_conv_layer(value: object) -> object:
-    return dict(zip(NAMES_OF_CONV_LAYER, value, strict=False)) if isinstance(value, tuple | list) else value
+    if not isinstance(value, tuple | list):
+        return value
+    if len(value) > len(NAMES_OF_CONV_LAYER):
+        raise ValueError(f"a layer of conv_stem is ({', '.join(NAMES_OF_CONV_LAYER)}), not {value}")
+    return dict(zip(NAMES_OF_CONV_LAYER, value, strict=False))
 
 
 ConvStemLayers = tuple[Annotated[ConvLayer, BeforeValidator(_named_conv_layer)], ...]
@@ -54,10 +60,10 @@ class Backbone(Config):
     form: Literal["hybrid", "bit"]
     """`hybrid`: post-activation, a norm on the projection shortcut, TensorFlow's SAME padding (the released ViT
     code). `bit`: pre-activation, symmetric padding (the BiT baselines)."""
-    norm_eps: float
+    norm_eps: Small
     standardise_by: Literal["std", "variance"]
     """Convolution weights become (w − mean) / (std + eps), or (w − mean) / √(variance + eps)."""
-    standardise_eps: float
+    standardise_eps: Small
 
     @property
     def stride(self) -> int:
@@ -90,7 +96,7 @@ class VitArchitecture(Config):
     class_token: bool = True
     """Defaults to whether `pool` reads it."""
     registers: Count = 0
-    """Learned tokens between the class token and the patches that no pooling reads."""
+    """Learned tokens between the class token and the patches; only the pooling "distilled" reads one."""
     position: Literal["none", "learned-1d", "learned-2d", "relative", "sin-cos"] = "learned-1d"
     position_at: Literal["input", "every-layer", "shared"] = "input"
     """Added once, or before every layer with a table for each, or before every layer from one table."""
@@ -110,11 +116,11 @@ class VitArchitecture(Config):
     attention_dropout: Rate = 0.0
     stochastic_depth: Rate = 0.0
     """Rate for the last block; it grows linearly from 0 at the first."""
-    layer_scale: float | None = None
+    layer_scale: Annotated[float, Field(allow_inf_nan=False)] | None = None
     """Initial value of a learned factor on each residual branch; None leaves it out."""
     gelu: Literal["tanh", "exact", "quick"] = "tanh"
     norm: Literal["layer", "rms"] = "layer"
-    norm_eps: float = 1e-6
+    norm_eps: Small = 1e-6
     input_norm: bool = False
     """A norm on the tokens before the first block (CLIP)."""
     norm_after_pool: bool = False
@@ -182,6 +188,13 @@ class VitArchitecture(Config):
         return self.class_token + self.registers
 
     @property
+    def position_rows(self) -> int:
+        """How many of the tokens before the patches own a row of the position table."""
+        if self.position not in ("learned-1d", "learned-2d"):
+            return 0
+        return {"none": 0, "class": int(self.class_token), "all": self.prefix}[self.position_prefix]
+
+    @property
     def representation_width(self) -> int:
         """Size of y."""
         return self.width * (2 if self.pool in ("class+average", "distilled") else 1)
@@ -197,10 +210,16 @@ class ResNetArchitecture(Config):
     """A BiT ResNet: the convolutional baseline that the paper compares with."""
 
     image_size: ImageSize = (224, 224)
-    """The size it is meant for; any size runs."""
+    """The size it is meant for; any size of 32 pixels or more runs."""
     in_channels: Positive = 3
     num_classes: Count = 1000
     backbone: Backbone
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if min(self.image_size) < self.backbone.stride:
+            raise ValueError(f"image size {show_size(self.image_size)} is below the least, {self.backbone.stride}")
+        return self
 
     @property
     def representation_width(self) -> int:

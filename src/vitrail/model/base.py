@@ -89,12 +89,12 @@ class ImageModel(nn.Module, ABC):
 
     @labels.setter
     def labels(self, labels: Sequence[str] | None) -> None:
-        if labels is not None and len(labels) != self.num_classes:
-            raise ConfigError(f"{len(labels)} labels were given to a model of {self.num_classes} classes")
+        _check_labels(labels, self.num_classes)
         self._labels = None if labels is None else tuple(labels)
 
     def replace_head(self, num_classes: int, labels: Sequence[str] | None = None) -> Self:
         """Swap the whole head for a zero-initialised linear layer, as the paper does to fine-tune."""
+        _check_labels(labels, num_classes)
         update: dict[str, object] = {"num_classes": num_classes}
         if "representation_size" in type(self.architecture).model_fields:
             update["representation_size"] = None
@@ -111,14 +111,25 @@ class ImageModel(nn.Module, ABC):
 
     def check_images(self, images: Tensor) -> None:
         """Raise an InputError that says what is wrong with a batch of images, if anything is."""
+        if not isinstance(images, Tensor):
+            kind = f"{type(images).__module__}.{type(images).__name__}"
+            raise InputError(f"images must be a torch tensor, not a {kind}: vitrail.data.evaluation.prepare makes one")
         expected = f"(batch, {self.in_channels}, height, width)"
         if images.ndim != 4:
-            raise InputError(f"images must be a batch of shape {expected}, not {tuple(images.shape)}")
+            hint = ": for a single image give images[None]" if images.ndim == 3 else ""
+            raise InputError(f"images must be a batch of shape {expected}, not {tuple(images.shape)}{hint}")
         if images.shape[1] != self.in_channels:
             turned = images.shape[3] == self.in_channels
             hint = ": channels come second, so images.permute(0, 3, 1, 2) would fit" if turned else ""
             raise InputError(f"images must have shape {expected}, not {tuple(images.shape)}{hint}")
         dtype = next(self.parameters()).dtype
-        if images.dtype != dtype and not (images.is_floating_point() and torch.is_autocast_enabled(images.device.type)):
+        # Under autocast other types are cast, but float64 is not among them.
+        castable = images.dtype in (torch.float32, torch.float16, torch.bfloat16)
+        if images.dtype != dtype and not (castable and torch.is_autocast_enabled(images.device.type)):
             hint = " after scaling pixels as model.preprocessing says" if images.dtype == torch.uint8 else ""
             raise InputError(f"images are {images.dtype} but the model is {dtype}: give images.to({dtype}){hint}")
+
+
+def _check_labels(labels: Sequence[str] | None, num_classes: int) -> None:
+    if labels is not None and len(labels) != num_classes:
+        raise ConfigError(f"{len(labels)} labels were given to a model of {num_classes} classes")

@@ -68,10 +68,9 @@ def _norm_parameters(a: VitArchitecture) -> int:
 
 
 def _input_positions(a: VitArchitecture, grid: tuple[int, int]) -> Cost:
-    prefix = {"none": 0, "class": a.class_token, "all": a.prefix}[a.position_prefix]
     table = {
-        "learned-1d": (prefix + grid[0] * grid[1]) * a.width,
-        "learned-2d": prefix * a.width + (grid[0] + grid[1]) * (a.width // 2),
+        "learned-1d": (a.position_rows + grid[0] * grid[1]) * a.width,
+        "learned-2d": a.position_rows * a.width + (grid[0] + grid[1]) * (a.width // 2),
     }.get(a.position, 0)
     return Cost(table * (a.depth if a.position_at == "every-layer" else 1), 0)
 

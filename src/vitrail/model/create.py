@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from vitrail.errors import ConfigError
 from vitrail.model.architecture import Architecture, ResNetArchitecture
 from vitrail.model.bit import BitResNet
 from vitrail.model.initialise import initialise
@@ -34,7 +35,8 @@ def create_model(
             in_channels=3, num_classes=1000, pool="class", position="learned-1d", representation_size=None,
             conv_stem=None, registers=0, layer_scale=None, dropout=0.0, attention_dropout=0.0, stochastic_depth=0.0.
     """
-    target = torch.device(device) if device is not None else torch.get_default_device()
+    target = checked_device(device) if device is not None else torch.get_default_device()
+    check_dtype(dtype)
     model = build(architecture(name, **options))
     if target.type != "meta":
         # Drawn on the CPU, so that a seed means the same weights everywhere.
@@ -50,3 +52,20 @@ def build(architecture: Architecture) -> VisionTransformer | BitResNet:
         if isinstance(architecture, ResNetArchitecture):
             return BitResNet(architecture)
         return VisionTransformer(architecture)
+
+
+def checked_device(device: torch.device | str) -> torch.device:
+    """The device that a person named, if this machine has it."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ConfigError(f"device = {device!r}: give cpu, cuda, cuda:1, mps or meta") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device = {device!r}: torch sees no such device here; `vitrail doctor` tells which it sees")
+    return found
+
+
+def check_dtype(dtype: torch.dtype | None) -> None:
+    """Refuse what is no floating-point type of torch's."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ConfigError(f"dtype = {dtype!r}: give a floating-point type such as torch.bfloat16")

@@ -76,6 +76,19 @@ class SelfAttention(nn.Module):
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(dim=-1)
 
 
+class RowAttention(SelfAttention):
+    """Self-attention along the rows of a grid: every row is a sequence of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, rows, columns, D) → the same."""
+        y: Tensor = super().forward(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        return y
+
+    def weights(self, x: Tensor) -> Tensor:
+        """(B, rows, columns, D) → (B · rows, H, columns, columns)."""
+        return super().weights(x.flatten(0, 1))
+
+
 class MlpBlock(nn.Module):
     """D → mlp_dim → D with a GELU between, dropout after each."""
 
@@ -144,10 +157,11 @@ class EncoderBlock(nn.Module):
         stochastic_depth: float = 0.0,
         layer_scale: float | None = None,
         relative: RelativePositions | None = None,
+        attention: type[SelfAttention] = SelfAttention,
     ) -> None:
         super().__init__()
         self.norm1 = build_norm(norm, width, norm_eps)
-        self.attention = SelfAttention(width, num_heads, qkv_bias, attention_dropout, relative)
+        self.attention = attention(width, num_heads, qkv_bias, attention_dropout, relative)
         self.dropout = nn.Dropout(dropout)
         self.scale1 = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
         self.norm2 = build_norm(norm, width, norm_eps)
@@ -156,7 +170,7 @@ class EncoderBlock(nn.Module):
         self.drop = StochasticDepth(stochastic_depth)
 
     def forward(self, z: Tensor) -> Tensor:
-        """(B, T, D) → (B, T, D)."""
+        """(B, T, D) → (B, T, D), or a grid with a `RowAttention`."""
         z = z + self.drop(self.scale1(self.dropout(self.attention(self.norm1(z)))))
         z = z + self.drop(self.scale2(self.mlp(self.norm2(z))))
         return z
@@ -166,15 +180,15 @@ class AxialEncoderBlock(nn.Module):
     """Self-attention along rows + MLP, then along columns + MLP: two encoder blocks on a grid of patches."""
 
     def __init__(self, rows: EncoderBlock, columns: EncoderBlock) -> None:
+        """Both attend by `RowAttention`; the second sees the grid turned."""
         super().__init__()
         self.rows = rows
         self.columns = columns
 
     def forward(self, z: Tensor) -> Tensor:
         """(B, rows, columns, D) → the same."""
-        images = z.shape[0]
-        z = self.rows(z.flatten(0, 1)).unflatten(0, (images, -1)).transpose(1, 2)
-        z = self.columns(z.flatten(0, 1)).unflatten(0, (images, -1)).transpose(1, 2)
+        z = self.rows(z).transpose(1, 2)
+        z = self.columns(z).transpose(1, 2)
         return z
 
 

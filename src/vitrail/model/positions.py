@@ -121,7 +121,8 @@ class SinCosPositions(nn.Module):
 
     def fill(self) -> None:
         """Compute the table of the module's own grid."""
-        self.table.copy_(sin_cos_table(self.grid, self.width))
+        if not self.table.is_meta:
+            self.table.copy_(sin_cos_table(self.grid, self.width))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # What moves or converts a module passes here. Computed anew, the table is exact in every dtype.
@@ -168,11 +169,6 @@ class RelativePositions(nn.Module):
     def forward(self, queries: Tensor) -> Tensor:
         """(B, H, T, d) queries → (B, H, T, T) bias."""
         n = self.patches
-        if queries.shape[2] != self.prefix + n:
-            raise InputError(
-                f"relative position embeddings are learned for {n} patches and cannot be resized, "
-                f"but the image has {queries.shape[2] - self.prefix}: give images of the model's own size"
-            )
         queries = queries[:, :, self.prefix :]
         logits = queries @ self.table.flip(0).T * queries.shape[-1] ** -0.5  # column k − q + N − 1
         # Skew: padded to 2N columns and read back as 2N − 1, row q has moved q places, and the key is the column.
@@ -183,10 +179,15 @@ class RelativePositions(nn.Module):
     def resize(self, grid: Grid) -> None:
         """Refused for another grid: an offset in raster order means another place once the columns change."""
         if grid != self.grid:
-            raise InputError(
-                "relative position embeddings are tables of raster offsets and cannot be resized: "
-                f"keep the grid of {self.grid[0]}×{self.grid[1]} patches, or train with another position embedding"
-            )
+            raise InputError(cannot_resize_relative(self.grid, grid))
+
+
+def cannot_resize_relative(old: Grid, new: Grid) -> str:
+    """The sentence on a grid that relative positions were not learned for."""
+    return (
+        f"relative position embeddings are tables of raster offsets, and those for {old[0]}×{old[1]} patches cannot be "
+        f"resized to {new[0]}×{new[1]}: keep the image size, or train with another position embedding"
+    )
 
 
 InputPositions = LearnedPositions1d | LearnedPositions2d | SinCosPositions

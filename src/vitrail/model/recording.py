@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ def record_attention(model: nn.Module, layers: Sequence[int] | None = None) -> I
     """
     attentions = [module for module in model.modules() if isinstance(module, SelfAttention)]
     if not attentions:
-        raise ConfigError("this model has no self-attention to record: a BiT ResNet is convolutions throughout")
+        raise ConfigError("there is no self-attention of vitrail's in this model to record: give a Vision Transformer")
     maps: dict[int, Tensor] = {}
 
     def keep(index: int) -> Hook:
@@ -44,17 +45,17 @@ def record_attention(model: nn.Module, layers: Sequence[int] | None = None) -> I
 
         return hook
 
-    with _uncompiled(model), _hooked(attentions, _indices(layers, len(attentions)), keep):
+    with _uncompiled(), _hooked(attentions, _indices(layers, len(attentions)), keep):
         yield maps
 
 
 @contextlib.contextmanager
-def record_blocks(encoder: Encoder, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-    """The outputs of an encoder's blocks, with their gradients, in the order of `layers`."""
+def record_blocks(encoder: Encoder, layers: Sequence[int]) -> Iterator[list[Tensor]]:
+    """The outputs of an encoder's blocks, with their gradients: one for each of `layers`, once the block has ended."""
     blocks = list(encoder.blocks)
     indices = _indices(layers, len(blocks))
     found: dict[int, Tensor] = {}
-    outputs: dict[int, Tensor] = {}
+    outputs: list[Tensor] = []
 
     def keep(index: int) -> Hook:
         def hook(module: nn.Module, arguments: Any, output: Any) -> None:
@@ -62,14 +63,16 @@ def record_blocks(encoder: Encoder, layers: Sequence[int]) -> Iterator[dict[int,
 
         return hook
 
-    with _uncompiled(encoder), _hooked(blocks, indices, keep):
+    with _uncompiled(), _hooked(blocks, indices, keep):
         yield outputs
-    outputs.update((index, found[index]) for index in indices)
+    outputs.extend(found[index] for index in indices)
 
 
-def _indices(layers: Sequence[int] | None, count: int) -> list[int]:
+def _indices(layers: Sequence[int] | int | None, count: int) -> list[int]:
     if layers is None:
         return list(range(count))
+    if isinstance(layers, int):
+        layers = [layers]
     for layer in layers:
         if not -count <= layer < count:
             raise ConfigError(f"layer {layer} of a model with {count}: give 0 to {count - 1}, or −1 for the last")
@@ -84,9 +87,9 @@ def _hooked(modules: Sequence[nn.Module], indices: Sequence[int], make: Callable
         yield
 
 
-@contextlib.contextmanager
-def _uncompiled(model: nn.Module) -> Iterator[None]:
-    """Compiled code does not look for hooks that were added later, so it must not run while they are wanted."""
-    compiled = any(hasattr(module, "_orig_mod") or module._compiled_call_impl is not None for module in model.modules())
-    with torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext():
-        yield
+def _uncompiled() -> contextlib.AbstractContextManager[Any]:
+    """Compiled code does not look for hooks that were added later, so it must not run while they are wanted.
+
+    Once the compiler has been imported anything may be compiled, a function around the model too.
+    """
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()

@@ -53,6 +53,8 @@ LISTED = (
 _LETTERS = "|".join(SIZES)
 _VIT = re.compile(rf"(?:ViT-)?({_LETTERS})/([1-9]\d*)")
 _HYBRID = re.compile(rf"R(\d+)\+(?:ViT-)?({_LETTERS})/([1-9]\d*)")
+_LETTER_OF_WORD = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H", "giant": "g", "gigantic": "G"}
+_TIMM = re.compile(rf"(?:vit|deit)_({'|'.join(_LETTER_OF_WORD)})_patch(\d+)")
 _BIT = re.compile(r"BiT-R(\d+)x([1-9]\d*)")
 
 
@@ -61,6 +63,8 @@ def architecture(name: str, **options: Any) -> Architecture:
 
     `architecture("B/16")`, `architecture("R50+B/16", image_size=384)`, `architecture("BiT-R50x1", num_classes=10)`.
     """
+    if not isinstance(name, str):
+        raise ConfigError(f"a model's name is a string such as 'B/16', not {name!r}")
     if found := _VIT.fullmatch(name):
         letter, patch = found.groups()
         return VitArchitecture(**{"patch_size": int(patch), **SIZES[letter]._asdict(), **options})
@@ -73,10 +77,18 @@ def architecture(name: str, **options: Any) -> Architecture:
         depth, factor = found.groups()
         backbone = Backbone(blocks=_blocks(name, int(depth)), width_factor=int(factor), **BIT)
         return ResNetArchitecture(**{"backbone": backbone, **options})
-    raise ConfigError(
-        f"unknown model {name!r}{did_you_mean(name, LISTED) or '.'} "
-        f"A name is SIZE/PATCH with a size of {', '.join(SIZES)} (B/16), RDEPTH+SIZE/16 or /32 (R50+B/16) "
-        f"or BiT-RDEPTHxWIDTH (BiT-R50x1); see `vitrail models`"
+    raise ConfigError(f"unknown model {name!r}{_advice(name)}; `vitrail models` lists them")
+
+
+def _advice(name: str) -> str:
+    """What a person may have meant, or how names are made."""
+    if name.startswith(("hf:", "timm:")):
+        return " is the name of weights: give it to vitrail.load"
+    if found := _TIMM.match(name):
+        return f", did you mean {_LETTER_OF_WORD[found.group(1)]}/{found.group(2)}?"
+    return did_you_mean(name, LISTED) or (
+        f": a name is SIZE/PATCH with a size of {', '.join(SIZES)} (B/16), RDEPTH+SIZE/16 or /32 (R50+B/16) or "
+        "BiT-RDEPTHxWIDTH (BiT-R50x1)"
     )
 
 

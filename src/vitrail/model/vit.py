@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitrail.errors import InputError
 from vitrail.model.architecture import VitArchitecture, misfit
 from vitrail.model.base import ImageModel
-from vitrail.model.encoder import AxialEncoderBlock, Encoder, EncoderBlock, build_norm
+from vitrail.model.encoder import AxialEncoderBlock, Encoder, EncoderBlock, RowAttention, SelfAttention, build_norm
 from vitrail.model.heads import (
     AttentionPool,
     AveragePool,
@@ -27,7 +27,13 @@ from vitrail.model.heads import (
 )
 from vitrail.model.initialise import initialise
 from vitrail.model.patches import ConvStem, PatchEmbed
-from vitrail.model.positions import Grid, InputPositions, RelativePositions, build_input_positions
+from vitrail.model.positions import (
+    Grid,
+    InputPositions,
+    RelativePositions,
+    build_input_positions,
+    cannot_resize_relative,
+)
 from vitrail.model.recording import record_blocks
 from vitrail.model.resnet import ResNetBackbone
 
@@ -59,6 +65,7 @@ class VisionTransformer(ImageModel):
         self.head = self.build_head()
 
         self.axial = architecture.block == "axial"
+        self.position = architecture.position
         self.position_in_every_layer = architecture.position_at != "input"
         initialise(self)
 
@@ -88,6 +95,8 @@ class VisionTransformer(ImageModel):
                 f"a grid of {grid[0]}×{grid[1]} patches needs tokens of shape (batch, {grid[0] * grid[1]}, "
                 f"{self.width}), not {tuple(tokens.shape)}: for images of another size give encode(tokens, grid=…)"
             )
+        if self.position == "relative" and grid != self.grid:
+            raise InputError(cannot_resize_relative(self.grid, grid))
         positions = [self._table(positions, grid) for positions in self.position_embedding]
         z = self._with_prefix(tokens)
         if positions:
@@ -116,13 +125,13 @@ class VisionTransformer(ImageModel):
         """
         with record_blocks(self.encoder, layers) as outputs:
             self.forward_features(images)
-        states = [z.flatten(1, 2) if self.axial else z for z in outputs.values()]
+        states = [z.flatten(1, 2) if self.axial else z for z in outputs]
         return [self.encoder.norm(z) for z in states] if norm else states
 
     def grid_of(self, images: Tensor) -> Grid:
         """Rows and columns of patches that a batch of images has."""
         height, width = images.shape[2:]
-        if height % self.stride or width % self.stride:
+        if height % self.stride or width % self.stride or not height or not width:
             raise InputError(misfit((height, width), self.stride))
         return height // self.stride, width // self.stride
 
@@ -180,17 +189,10 @@ def build_patch_embed(architecture: VitArchitecture) -> PatchEmbed | ConvStem:
 
 def build_position_embedding(architecture: VitArchitecture, grid: Grid) -> nn.ModuleList:
     """None, one, or one for each layer."""
-    prefix = {"none": 0, "class": int(architecture.class_token), "all": architecture.prefix}
-    copies = architecture.depth if architecture.position_at == "every-layer" else 1
-    return nn.ModuleList(
-        positions
-        for _ in range(copies)
-        if (
-            positions := build_input_positions(
-                architecture.position, grid, architecture.width, prefix[architecture.position_prefix]
-            )
-        )
-    )
+    a = architecture
+    copies = a.depth if a.position_at == "every-layer" else 1
+    built = [build_input_positions(a.position, grid, a.width, a.position_rows) for _ in range(copies)]
+    return nn.ModuleList(positions for positions in built if positions is not None)
 
 
 def build_encoder(architecture: VitArchitecture, grid: Grid) -> Encoder:
@@ -213,6 +215,7 @@ def build_encoder(architecture: VitArchitecture, grid: Grid) -> Encoder:
             stochastic_depth=architecture.stochastic_depth * index / max(architecture.depth - 1, 1),
             layer_scale=architecture.layer_scale,
             relative=relative,
+            attention=RowAttention if architecture.block == "axial" else SelfAttention,
         )
 
     blocks: list[EncoderBlock | AxialEncoderBlock]

@@ -15,10 +15,10 @@ LOADING = {
     "timm": 'import timm\nmodel = timm.create_model("local-dir:{name}", pretrained=True)',
     "huggingface": (
         "from transformers import AutoImageProcessor, {cls}\n"
-        'model = {cls}.from_pretrained("{name}")\nprocessor = AutoImageProcessor.from_pretrained("{name}")'
+        'model = {cls}.from_pretrained("{name}"{options})\nprocessor = AutoImageProcessor.from_pretrained("{name}")'
     ),
     "torchvision": (
-        "import torch, torchvision\nmodel = torchvision.models.VisionTransformer(…)\n"
+        "import torch, torchvision\nmodel = torchvision.models.VisionTransformer({options})\n"
         'model.load_state_dict(torch.load("{name}/model.pth", weights_only=True))'
     ),
     "google": 'import vitrail\nmodel = vitrail.load("{name}/model.npz")',
@@ -35,17 +35,17 @@ class Certificate:
     inputs: str
     max_difference: float
     """Largest absolute difference of representation and logits."""
-    scale: float
-    """Standard deviation of the source's representation: what the difference is to be held against."""
-    preprocessing_matches: bool
+    relative_difference: float
+    """The same in units of each output's deviation."""
     preprocessing_note: str
+    """What differs in how images are prepared; empty where nothing does."""
     notes: tuple[str, ...]
     """What was concluded about the source rather than read."""
 
     @property
-    def relative(self) -> float:
-        """The difference in units of the scale."""
-        return self.max_difference / self.scale if self.scale else float("inf")
+    def preprocessing_matches(self) -> bool:
+        """Whether images are prepared in the same way."""
+        return not self.preprocessing_note
 
 
 def model_card(model: ImageModel, name: str, naming: str, certificate: Certificate | None = None) -> str:
@@ -58,7 +58,7 @@ def model_card(model: ImageModel, name: str, naming: str, certificate: Certifica
         heading.append(f"license: {origin.licence}")
     heading += ["tags:", "- vision-transformer", "- vitrail", "---"]
     cls = "AutoModelForImageClassification" if model.num_classes else "AutoModel"
-    loading = LOADING[naming].format(name=name, cls=cls)
+    loading = LOADING[naming].format(name=name, cls=cls, options=_options(model, naming))
     parts = ["\n".join(heading), f"# {name}", f"```python\n{loading}\n```", "## Model", _facts(model)]
     if origin is not None:
         notes = "".join(f"\n- {note}" for note in origin.notes)
@@ -66,6 +66,32 @@ def model_card(model: ImageModel, name: str, naming: str, certificate: Certifica
     if certificate is not None:
         parts += ["## Certificate of conversion", _certificate(certificate)]
     return "\n\n".join(parts) + "\n"
+
+
+def _options(model: ImageModel, naming: str) -> str:
+    """What the other library must be told to build the model."""
+    a = model.architecture
+    if not isinstance(a, VitArchitecture):
+        return ""
+    if naming == "huggingface":
+        bare = not a.num_classes and a.representation_size is None and a.layer_scale is None
+        return ", add_pooling_layer=False" if bare else ""
+    options = {
+        "image_size": a.image_size[0],
+        "patch_size": a.patch_size,
+        "num_layers": a.depth,
+        "num_heads": a.num_heads,
+        "hidden_dim": a.width,
+        "mlp_dim": a.mlp_dim,
+        "num_classes": a.num_classes,
+        "representation_size": a.representation_size,
+    }
+    words = [f"{key}={value}" for key, value in options.items() if value is not None]
+    if a.conv_stem:
+        config = "torchvision.models.vision_transformer.ConvStemConfig"
+        layers = [f"{config}({layer.channels}, {layer.kernel}, {layer.stride})" for layer in a.conv_stem]
+        words.append(f"conv_stem_configs=[{', '.join(layers)}]")
+    return ", ".join(words)
 
 
 def _facts(model: ImageModel) -> str:
@@ -100,11 +126,11 @@ def _certificate(certificate: Certificate) -> str:
         ("inputs", certificate.inputs),
         (
             "largest difference",
-            f"{certificate.max_difference:.3g} ({certificate.relative:.3g} of the output's deviation)",
+            f"{certificate.max_difference:.3g} ({certificate.relative_difference:.3g} of an output's deviation)",
         ),
         (
             "preprocessing",
-            "matches" if certificate.preprocessing_matches else f"differs: {certificate.preprocessing_note}",
+            "matches" if certificate.preprocessing_matches else certificate.preprocessing_note,
         ),
         ("written by", f"vitrail {vitrail.__version__}"),
     ]

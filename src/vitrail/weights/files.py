@@ -1,8 +1,7 @@
-"""Files of tensors: safetensors, PyTorch's zip and NumPy's npz, told apart by their first bytes.
+"""Files of tensors: safetensors, PyTorch's pickles and NumPy's npz, told apart by their first bytes.
 
-Nothing here runs code from a file. What a file holds is known before any tensor is read, every tensor is read into
-memory of its own (a file replaced or cut short later cannot hurt a running program), and whatever is wrong with a file
-ends in a WeightsError.
+Nothing here runs code from a file, and whatever is wrong with one ends in a WeightsError. No file stays mapped, so one
+that is overwritten or cut short later cannot hurt a running program.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import warnings
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -38,8 +38,6 @@ DAMAGE = (
 """What the libraries that read files raise when a file is not what it says."""
 MEANINGLESS_RATIO = 100
 """A compressed array this many times larger than the file that holds it is a trap, not weights."""
-
-
 LARGE, CHUNK = 1 << 20, 1 << 24
 """Bytes: from where on a tensor gets memory of its own from the system, and how much is unpacked at a time."""
 
@@ -54,27 +52,41 @@ class TensorInfo(NamedTuple):
 class TensorFile(ABC):
     """Named tensors in a file."""
 
+    path: Path
     tensors: Mapping[str, TensorInfo]
     wrapper: str | None = None
     """The key under which a training program had put them, where it did."""
 
-    @abstractmethod
     def read(self, name: str) -> Tensor:
-        """One tensor, in memory of its own. Ask for each name once; may be called from several threads."""
+        """One tensor, in memory that nothing else uses. Ask for each name once; may be called from several threads."""
+        with damage_told(self.path):
+            return self._read(name)
+
+    @abstractmethod
+    def _read(self, name: str) -> Tensor:
+        """As `read`, and may raise what it likes."""
 
 
 @contextlib.contextmanager
-def open_tensors(path: Path) -> Iterator[TensorFile]:
-    """Open a file of tensors whatever its name says. All that goes wrong inside is a WeightsError."""
+def damage_told(path: Path) -> Iterator[None]:
+    """What the libraries inside raise about a file becomes a WeightsError."""
     try:
-        with path.open("rb") as file:
-            yield _opened(path, file)
+        yield
     except WeightsError:
         raise
     except FileNotFoundError:
         raise WeightsError(f"there is no file {path}") from None
     except DAMAGE as error:
         raise WeightsError(f"{path} cannot be read: {_first_line(error)}") from error
+
+
+@contextlib.contextmanager
+def open_tensors(path: Path) -> Iterator[TensorFile]:
+    """Open a file of tensors whatever its name says."""
+    with contextlib.ExitStack() as stack:
+        with damage_told(path):
+            opened = _opened(path, stack.enter_context(path.open("rb")))
+        yield opened
 
 
 def _opened(path: Path, file: BinaryIO) -> TensorFile:
@@ -94,11 +106,10 @@ class SafetensorsFile(TensorFile):
     """The library checks the header; the bytes are read by offset."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
-        self.file = file
+        self.path, self.file = path, file
         try:
             with safe_open(path, framework="pt") as header:
                 names = header.offset_keys()
-                self.metadata: dict[str, str] = header.metadata() or {}
                 views = {name: header.get_slice(name) for name in names}
                 self.tensors = {
                     name: TensorInfo(tuple(view.get_shape()), _SAFETENSORS_DTYPES[view.get_dtype()])
@@ -116,11 +127,11 @@ class SafetensorsFile(TensorFile):
             self.offsets[name] = offset
             offset += _bytes(self.tensors[name])
 
-    def read(self, name: str) -> Tensor:
+    def _read(self, name: str) -> Tensor:
         """By position, so that threads do not disturb each other."""
         info, offset = self.tensors[name], self.offsets[name]
         buffer = _buffer(_bytes(info))
-        _fill(buffer, lambda view, done: _read_at(self.file, view, offset + done), self.file.name)
+        _fill(buffer, lambda view, done: _read_at(self.file, view, offset + done), self.path)
         return buffer.view(info.dtype).reshape(info.shape)
 
 
@@ -172,17 +183,14 @@ class NpzFile(TensorFile):
                 raise WeightsError(f"{path}: {zipped.filename} says {shape} and holds something else")
             self.members[name] = _Member(zipped, header, fortran, dtype.isnative)
 
-    def read(self, name: str) -> Tensor:
+    def _read(self, name: str) -> Tensor:
         """One array; its checksum is verified on the way."""
         member, (shape, dtype) = self.members[name], self.tensors[name]
         buffer = _buffer(_bytes(self.tensors[name]))
-        try:
-            if member.zipped.compress_type == zipfile.ZIP_STORED:
-                self._copy(member, buffer)
-            else:
-                self._unpack(member, buffer)
-        except (zipfile.BadZipFile, zlib.error, OSError, struct.error) as error:
-            raise WeightsError(f"{self.path} is damaged: {_first_line(error)}") from None
+        if member.zipped.compress_type == zipfile.ZIP_STORED:
+            self._copy(member, buffer)
+        else:
+            self._unpack(member, buffer)
         if not member.native_order:
             buffer.copy_(buffer.view(-1, dtype.itemsize).flip(1).flatten())
         tensor = buffer.view(dtype)  # bfloat16, which NumPy does not know, is stored as two bytes without a name
@@ -246,9 +254,10 @@ def _torch_dtype(path: Path, name: str, dtype: np.dtype[Any]) -> torch.dtype:
 
 
 class TorchFile(TensorFile):
-    """A pickle and storages, read by PyTorch's own reader that builds tensors and runs nothing else."""
+    """A pickle and storages, read whole by PyTorch's own reader that builds tensors and runs nothing else."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -265,10 +274,20 @@ class TorchFile(TensorFile):
         self.wrapper = next((key for key in WRAPPERS if isinstance(content.get(key), Mapping)), None)
         self.contents = dict(_plain_tensors(path, content if self.wrapper is None else content[self.wrapper]))
         self.tensors = {name: TensorInfo(tuple(t.shape), t.dtype) for name, t in self.contents.items()}
+        nested = [str(key) for key, value in content.items() if isinstance(value, Mapping)]
+        if not self.contents and nested:
+            raise WeightsError(
+                f"{path}: its tensors lie under {', '.join(nested)}; save one of these alone, and load that"
+            )
+        uses = Counter(tensor.untyped_storage().data_ptr() for tensor in self.contents.values())
+        self.shared = {address for address, count in uses.items() if count > 1}
 
-    def read(self, name: str) -> Tensor:
-        """Handed over, so that what is converted is freed on the way."""
-        return self.contents.pop(name)
+    def _read(self, name: str) -> Tensor:
+        """Handed over, so that what is converted is freed on the way; copied where another name shares its memory."""
+        tensor = self.contents.pop(name)
+        storage = tensor.untyped_storage()
+        alone = storage.data_ptr() not in self.shared and storage.nbytes() == tensor.numel() * tensor.element_size()
+        return tensor if alone else tensor.clone()
 
 
 WRAPPERS = ("model", "state_dict", "model_state_dict", "teacher", "module")
@@ -290,7 +309,7 @@ def _buffer(length: int) -> Tensor:
     """Bytes that go back to the system when they are freed. From the allocator, the parts of tensors that are joined
     would leave holes, and a large model would need a quarter more memory than it has weights."""
     if length < LARGE:
-        return torch.empty(length, dtype=torch.uint8)
+        return torch.empty(length, dtype=torch.uint8, device="cpu")
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
     return torch.frombuffer(mmap.mmap(-1, length, **private), dtype=torch.uint8)
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from vitrail.config import Preprocessing
-from vitrail.errors import WeightsError
 from vitrail.model.architecture import Architecture, Backbone, ResNetArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.model.variants import BIT, HYBRID
 from vitrail.weights.naming import (
     HALF,
     Beside,
+    Companion,
     Naming,
     Reading,
     Tensors,
@@ -26,9 +26,12 @@ from vitrail.weights.naming import (
     grid_of_table,
     options_beyond,
     pixels,
+    residual_units,
     shape,
+    size_of,
+    square_patch,
 )
-from vitrail.weights.pairs import BATCHED, SAME, Line, Rule
+from vitrail.weights.pairs import BATCHED, SAME, Line, Rule, prefixed
 
 PREFIXES = ("", "opt/target/", "params/", "params/img/")
 BLOCK = "Transformer/encoderblock_{i}/"
@@ -55,19 +58,20 @@ class GoogleNaming(Naming):
     def understand(self, tensors: Tensors, beside: Beside) -> Reading:
         """All of it is in the shapes, the heads too."""
         prefix = _prefix_of(tensors)
-        reading = _bit(tensors) if prefix is None else _vit(tensors, prefix)
+        companion = Companion.read(beside)
+        reading = _bit(tensors, companion) if prefix is None else _vit(tensors, prefix, companion)
         reading.licence = beside.licence()
-        return reading
+        return companion.completes(reading)
 
     def lines(self, architecture: Architecture, dialect: str) -> list[Line]:
         """`dialect`: a prefix, a bar, then "big_vision" and "4d" where they apply."""
         if isinstance(architecture, ResNetArchitecture):
             return _bit_lines(architecture)
         prefix, _, flavour = dialect.partition("|")
-        lines = _vit_lines(architecture, big_vision="big_vision" in flavour, norm=NORM_4D if "4d" in flavour else SAME)
-        return [Line(ours, _prefixed(theirs, prefix), rule) for ours, theirs, rule in lines]
+        norm = NORM_4D if "4d" in flavour else SAME
+        return prefixed(_vit_lines(architecture, "big_vision" in flavour, norm), prefix)
 
-    def refusal(self, architecture: Architecture, dialect: str) -> str | None:
+    def refusal(self, architecture: Architecture) -> str | None:
         """The released code's options, no more."""
         if isinstance(architecture, ResNetArchitecture):
             return None
@@ -77,13 +81,11 @@ class GoogleNaming(Naming):
             return f"Google's code has no option for this model's {beyond}"
         if architecture.pool not in ("class", "average", "attention"):
             return f'Google\'s code has no pooling "{architecture.pool}"'
-        if architecture.image_size[0] != architecture.image_size[1]:
-            return "Google's files do not tell the image's shape, so it must be square"
         if architecture.class_token and architecture.pool != "class":
             return "Google's code has a class token only where it is what is read"
         return None
 
-    def written_dialect(self, model: ImageModel) -> str:
+    def dialect_to_write(self, model: ImageModel) -> str:
         """Its own where it came from here; big_vision's where only that has the pooling or the positions."""
         if model.origin is not None and model.origin.format == self.name:
             return model.origin.dialect
@@ -95,8 +97,8 @@ class GoogleNaming(Naming):
         return "|"
 
     def companions(self, model: ImageModel) -> dict[str, Any]:
-        """Its files stand alone."""
-        return {}
+        """What its files do not say."""
+        return Companion.written(model)
 
 
 def _prefix_of(tensors: Tensors) -> str | None:
@@ -107,22 +109,19 @@ def _prefix_of(tensors: Tensors) -> str | None:
     return None
 
 
-def _prefixed(theirs: str | Sequence[str], prefix: str) -> str | list[str]:
-    return prefix + theirs if isinstance(theirs, str) else [prefix + word for word in theirs]
-
-
-def _vit(tensors: Tensors, prefix: str) -> Reading:
+def _vit(tensors: Tensors, prefix: str, companion: Companion) -> Reading:
     own = {name.removeprefix(prefix): info for name, info in tensors.items() if name.startswith(prefix)}
     big_vision = "pos_embedding" in own
     table = "pos_embedding" if big_vision else "Transformer/posembed_input/pos_embedding"
-    side, side_again, channels, width = shape(own, "embedding/kernel", 4)
-    if side != side_again:
-        raise WeightsError(f"patches of {side}×{side_again} pixels: vitrail's are square")
+    kernel = shape(own, "embedding/kernel", 4)
+    side, channels, width = square_patch(kernel, (0, 1)), kernel[2], kernel[3]
     backbone = _hybrid_backbone(own) if "conv_root/kernel" in own else None
     stride = side * (backbone.stride if backbone else 1)
     class_token = "cls" in own
     owners = {"none": 0} if big_vision else {"class": int(class_token)}
-    grid, owner = grid_of_table(shape(own, table, 3)[1], owners, None)
+    size = companion.image_size
+    hint = (size[0] // stride, size[1] // stride) if size else None
+    grid, owner = grid_of_table(shape(own, table, 3)[1], owners, hint)
     attention, mlp, _ = _numbers(big_vision)
     first = BLOCK.format(i=0)
     heads = shape(own, f"{first}MultiHeadDotProductAttention_{attention}/query/kernel", 3)[1]
@@ -134,10 +133,10 @@ def _vit(tensors: Tensors, prefix: str) -> Reading:
         depth=count_blocks(own, "Transformer/encoderblock_"),
         mlp_dim=shape(own, f"{first}MlpBlock_{mlp}/Dense_0/kernel", 2)[1],
         num_heads=heads,
-        num_classes=own["head/kernel"].shape[-1] if "head/kernel" in own else 0,
+        num_classes=size_of(own, "head/kernel", 2, axis=1) or 0,
         pool="class" if class_token else "attention" if "MAPHead_0/probe" in own else "average",
         position_prefix=owner,
-        representation_size=own["pre_logits/kernel"].shape[-1] if "pre_logits/kernel" in own else None,
+        representation_size=size_of(own, "pre_logits/kernel", 2, axis=1),
         backbone=backbone,
     )
     four = any(name.endswith("/scale") and len(info.shape) == 4 for name, info in own.items())
@@ -149,31 +148,30 @@ def _vit(tensors: Tensors, prefix: str) -> Reading:
     )
 
 
-def _hybrid_backbone(tensors: Tensors) -> Backbone:
+def _blocks(tensors: Tensors) -> tuple[int, ...]:
     stages = len({name.split("/")[0] for name in tensors if name.startswith("block") and "/unit" in name})
-    blocks = [count_blocks(tensors, f"block{stage + 1}/unit") for stage in range(stages)]
-    return Backbone(blocks=tuple(blocks), width_factor=shape(tensors, "conv_root/kernel", 4)[3] // 64, **HYBRID)
+    return tuple(count_blocks(tensors, f"block{stage + 1}/unit") for stage in range(stages))
 
 
-def _bit(tensors: Tensors) -> Reading:
+def _hybrid_backbone(tensors: Tensors) -> Backbone:
+    return Backbone(blocks=_blocks(tensors), width_factor=shape(tensors, "conv_root/kernel", 4)[3] // 64, **HYBRID)
+
+
+def _bit(tensors: Tensors, companion: Companion) -> Reading:
     own = {name.removeprefix(BIT_PREFIX): info for name, info in tensors.items()}
-    stages = len({name.split("/")[0] for name in own if name.startswith("block") and "/unit" in name})
-    blocks = [count_blocks(own, f"block{stage + 1}/unit") for stage in range(stages)]
     root = shape(own, "root_block/standardized_conv2d/kernel", 4)
-    head = "head/conv2d/kernel"
     architecture = ResNetArchitecture(
-        image_size=(448, 448),
+        image_size=companion.image_size or (448, 448),
         in_channels=root[2],
-        num_classes=own[head].shape[-1] if head in own else 0,
-        backbone=Backbone(blocks=tuple(blocks), width_factor=root[3] // 64, **BIT),
+        num_classes=size_of(own, "head/conv2d/kernel", 4, axis=3) or 0,
+        backbone=Backbone(blocks=_blocks(own), width_factor=root[3] // 64, **BIT),
     )
-    return Reading(
-        architecture, _preprocessing(architecture), notes=["image size 448, BiT's own: the file does not say"]
-    )
+    notes = [] if companion.image_size else ["image size 448, BiT's own: the file does not say"]
+    return Reading(architecture, _preprocessing(architecture), notes=notes)
 
 
 def _preprocessing(architecture: Architecture) -> Preprocessing:
-    return pixels(architecture.image_size, HALF, architecture.in_channels)
+    return pixels(architecture.image_size, architecture.in_channels, HALF)
 
 
 def _numbers(big_vision: bool) -> tuple[int, int, int]:
@@ -256,8 +254,8 @@ def _hybrid_lines(backbone: Backbone, norm: Rule) -> list[Line]:
         Line("backbone.root.weight", "conv_root/kernel", CONVOLUTION),
         *_norm("backbone.root_norm", "gn_root", norm),
     ]
-    for ours, stage, block in _units(backbone):
-        theirs = f"block{stage}/unit{block}"
+    for ours, stage, block in residual_units(backbone):
+        theirs = f"block{stage + 1}/unit{block + 1}"
         for part in (1, 2, 3):
             lines.append(Line(f"{ours}.conv{part}.weight", f"{theirs}/conv{part}/kernel", CONVOLUTION))
             lines += _norm(f"{ours}.norm{part}", f"{theirs}/gn{part}", norm)
@@ -280,16 +278,10 @@ def _bit_lines(a: ResNetArchitecture) -> list[Line]:
         Line("head.weight", f"{BIT_PREFIX}head/conv2d/kernel", HEAD_OF_BIT),
         Line("head.bias", f"{BIT_PREFIX}head/conv2d/bias"),
     ]
-    for ours, stage, block in _units(a.backbone):
-        theirs = f"block{stage}/unit{block:02d}/"
+    for ours, stage, block in residual_units(a.backbone):
+        theirs = f"block{stage + 1}/unit{block + 1:02d}/"
         for number, part in enumerate(BIT_PARTS, 1):
             lines.append(convolution(f"{ours}.conv{number}", f"{theirs}{part}/"))
             lines += norm(f"{ours}.norm{number}", f"{theirs}{part}/")
         lines.append(convolution(f"{ours}.shortcut", f"{theirs}a/proj/"))
     return lines
-
-
-def _units(backbone: Backbone) -> list[tuple[str, int, int]]:
-    """Our name of every residual unit, with its stage and its place there, both counted from 1."""
-    places = [(stage, block) for stage, blocks in enumerate(backbone.blocks, 1) for block in range(1, blocks + 1)]
-    return [(f"backbone.units.{index}", stage, block) for index, (stage, block) in enumerate(places)]

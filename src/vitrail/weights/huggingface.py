@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import Field, model_validator
+
 from vitrail.config import Preprocessing
 from vitrail.errors import WeightsError
 from vitrail.model.architecture import Architecture, ResNetArchitecture, VitArchitecture
@@ -19,6 +21,7 @@ from vitrail.weights.naming import (
     Reading,
     StrangersConfig,
     Tensors,
+    agree,
     count_blocks,
     grid_of_table,
     heads_of_width,
@@ -26,11 +29,14 @@ from vitrail.weights.naming import (
     pixels,
     ratio,
     shape,
+    size_of,
+    square_patch,
 )
-from vitrail.weights.pairs import BATCHED, Line, joined, patch_kernel
+from vitrail.weights.pairs import BATCHED, Line, joined, patch_kernel, prefixed
 
 PREFIXES = {"vit": "vit.", "deit": "deit.", "dinov2": "dinov2.", "dinov2_with_registers": "dinov2_with_registers."}
 CLASSES = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
+REGISTERS = {"deit": "distillation_token", "dinov2_with_registers": "register_tokens"}
 GELUS = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh", "gelu_fast": "tanh", "quick_gelu": "quick"}
 RESAMPLE = {2: "bilinear", 3: "bicubic"}
 QKV = ("query", "key", "value")
@@ -42,26 +48,38 @@ class _Size(StrangersConfig):
     width: int | None = None
     shortest_edge: int | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _from_numbers(cls, value: Any) -> Any:
+        if isinstance(value, int):
+            return {"height": value, "width": value}
+        return dict(zip(("height", "width"), value, strict=False)) if isinstance(value, list | tuple) else value
+
 
 class _Preprocessor(StrangersConfig):
     do_resize: bool = True
-    size: int | _Size | None = None
+    do_rescale: bool = True
+    size: _Size = Field(default_factory=_Size)
     resample: int = 2
     do_center_crop: bool = False
-    crop_size: int | _Size | None = None
+    crop_size: _Size = Field(default_factory=_Size)
     do_normalize: bool = True
-    image_mean: tuple[float, ...] | None = None
-    image_std: tuple[float, ...] | None = None
+    image_mean: float | tuple[float, ...] | None = None
+    image_std: float | tuple[float, ...] | None = None
 
 
 class _ModelConfig(StrangersConfig):
     model_type: str = ""
+    architectures: list[str] = Field(default_factory=list)
+    hidden_size: int | None = None
+    num_hidden_layers: int | None = None
+    intermediate_size: int | None = None
     num_attention_heads: int | None = None
     hidden_act: str = "gelu"
     layer_norm_eps: float | None = None
     image_size: int | tuple[int, int] | None = None
     layerscale_value: float = 1.0
-    id2label: dict[int, str] | None = None
+    id2label: dict[int, Any] = Field(default_factory=dict)
 
 
 class HuggingFaceNaming(Naming):
@@ -77,49 +95,17 @@ class HuggingFaceNaming(Naming):
         """Sizes from shapes; heads, GELU and eps from config.json."""
         prefix = _prefix_of(tensors) or ""
         own = {name.removeprefix(prefix): info for name, info in tensors.items()}
-        config = _ModelConfig.of(beside.json("config.json"), "config.json")
-        kind = _kind(own)
+        config: _ModelConfig = _ModelConfig.of(beside.json("config.json"), "config.json")
         notes: list[str] = []
-        width, channels, side, side_again = shape(own, "embeddings.patch_embeddings.projection.weight", 4)
-        if side != side_again:
-            raise WeightsError(f"patches of {side}×{side_again} pixels: vitrail's are square")
-        registers = 1 if kind == "deit" else 0
-        if kind == "dinov2_with_registers":
-            registers = shape(own, "embeddings.register_tokens", 3)[1]
-        size = (config.image_size, config.image_size) if isinstance(config.image_size, int) else config.image_size
-        hint = (size[0] // side, size[1] // side) if size else None
-        owner = "all" if kind == "deit" else "class"
-        rows = shape(own, "embeddings.position_embeddings", 3)[1]
-        grid, _ = grid_of_table(rows, {owner: 1 + registers if owner == "all" else 1}, hint)
-        classifier, pooler = _classifier(own), "pooler.dense.weight"
-        if config.hidden_act not in GELUS:
-            raise WeightsError(f"config.json: hidden_act {config.hidden_act!r} is none of {', '.join(GELUS)}")
-        dinov2 = kind.startswith("dinov2")
-        if not config.num_attention_heads:
-            notes.append("there is no config.json with the number of attention heads")
-        architecture = VitArchitecture(
-            image_size=(grid[0] * side, grid[1] * side),
-            in_channels=channels,
-            patch_size=side,
-            width=width,
-            depth=count_blocks(own, "encoder.layer."),
-            mlp_dim=shape(own, f"encoder.layer.0.{_mlp(kind)[0]}.weight", 2)[0],
-            num_heads=config.num_attention_heads or heads_of_width(width, notes),
-            num_classes=own[f"{classifier}.weight"].shape[0] if classifier else 0,
-            pool=_pool(classifier, dinov2),
-            registers=registers,
-            position_prefix=owner,
-            representation_size=own[pooler].shape[0] if pooler in own and not classifier else None,
-            layer_scale=config.layerscale_value if dinov2 else None,
-            gelu=GELUS[config.hidden_act],
-            norm_eps=config.layer_norm_eps or (1e-6 if dinov2 else 1e-12),
-            qkv_bias="encoder.layer.0.attention.attention.query.bias" in own,
-        )
-        unused = [prefix + "embeddings.mask_token"]
-        unused += [name for name in tensors if "pooler." in name] if classifier else []
+        architecture = _architecture(own, config, notes)
+        classifies = bool(architecture.num_classes)
+        if not classifies and any("ForImageClassification" in name for name in config.architectures):
+            raise WeightsError(f"config.json tells of {config.architectures[0]}, and the weights have no classifier")
+        unused = [f"{prefix}embeddings.mask_token"]
+        unused += [name for name in tensors if "pooler." in name] if classifies else []
         return Reading(
             architecture,
-            _preprocessing(beside, architecture, config.model_type or kind, notes),
+            _preprocessing(beside, architecture, config.model_type or _kind(own), notes),
             dialect=prefix,
             labels=_labels(config, architecture.num_classes),
             licence=beside.licence(),
@@ -138,7 +124,7 @@ class HuggingFaceNaming(Naming):
             Line("patch_embed.projection.weight", f"{projection}weight", patch_kernel(a.in_channels, a.patch_size)),
             Line("patch_embed.projection.bias", f"{projection}bias"),
             Line("class_token", "embeddings.cls_token", BATCHED),
-            Line("registers", f"embeddings.{'distillation_token' if kind == 'deit' else 'register_tokens'}", BATCHED),
+            Line("registers", f"embeddings.{REGISTERS.get(kind, '')}", BATCHED),
             Line("position_embedding.0.table", "embeddings.position_embeddings", BATCHED),
             Line("encoder.blocks.{i}.norm1.*", f"{LAYER}{before}.*"),
             Line("encoder.blocks.{i}.attention.qkv.*", [f"{LAYER}attention.attention.{p}.*" for p in QKV], joined(3)),
@@ -156,13 +142,9 @@ class HuggingFaceNaming(Naming):
             Line("head.distilled.*", "distillation_classifier.*"),
             Line("head.*", "classifier.*"),
         ]
-        prefixed = [
-            Line(ours, dialect + theirs if isinstance(theirs, str) else [dialect + word for word in theirs], rule)
-            for ours, theirs, rule in inner
-        ]
-        return prefixed + outer
+        return prefixed(inner, dialect) + outer
 
-    def refusal(self, architecture: Architecture, dialect: str) -> str | None:
+    def refusal(self, architecture: Architecture) -> str | None:
         """What none of transformers' classes for these models can be."""
         if isinstance(architecture, ResNetArchitecture) or architecture.backbone is not None:
             return "vitrail writes plain Vision Transformers for transformers, no ResNets and no hybrids"
@@ -184,10 +166,8 @@ class HuggingFaceNaming(Naming):
             )
         return None
 
-    def written_dialect(self, model: ImageModel) -> str:
-        """Its own where it came from here; else the prefix of a classifier, none for a bare model."""
-        if model.origin is not None and model.origin.format == self.name:
-            return model.origin.dialect
+    def dialect_to_write(self, model: ImageModel) -> str:
+        """The prefix of a classifier; none for a bare model."""
         if isinstance(model.architecture, ResNetArchitecture) or not model.num_classes:
             return ""
         return PREFIXES[_kind_to_write(model.architecture)]
@@ -227,12 +207,47 @@ def _layer_names(kind: str) -> tuple[str, str, str, str]:
     return "layernorm_before", "layernorm_after", "intermediate.dense", "output.dense"
 
 
-def _mlp(kind: str) -> tuple[str, str]:
-    return _layer_names(kind)[2:]
-
-
-def _classifier(own: Tensors) -> str | None:
-    return next((name for name in ("classifier", "cls_classifier") if f"{name}.weight" in own), None)
+def _architecture(own: Tensors, config: _ModelConfig, notes: list[str]) -> VitArchitecture:
+    """Sizes from shapes, which must be the config's where it tells them."""
+    kind = _kind(own)
+    dinov2 = kind.startswith("dinov2")
+    kernel = shape(own, "embeddings.patch_embeddings.projection.weight", 4)
+    width, channels, side = kernel[0], kernel[1], square_patch(kernel, (2, 3))
+    if "encoder.layer.0.mlp.weights_in.weight" in own:
+        raise WeightsError("its MLP is a SwiGLU, which vitrail does not have")
+    depth, mlp_dim = (
+        count_blocks(own, "encoder.layer."),
+        shape(own, f"encoder.layer.0.{_layer_names(kind)[2]}.weight", 2)[0],
+    )
+    found = {"hidden_size": width, "num_hidden_layers": depth}
+    agree("config.json", config.model_dump(), found if dinov2 else {**found, "intermediate_size": mlp_dim})
+    registers = size_of(own, f"embeddings.{REGISTERS[kind]}", 3, axis=1) or 0 if kind in REGISTERS else 0
+    owner = "all" if kind == "deit" else "class"
+    size = (config.image_size, config.image_size) if isinstance(config.image_size, int) else config.image_size
+    hint = (size[0] // side, size[1] // side) if size else None
+    rows = shape(own, "embeddings.position_embeddings", 3)[1]
+    grid, _ = grid_of_table(rows, {owner: 1 + registers if owner == "all" else 1}, hint)
+    classifier = next((name for name in ("classifier", "cls_classifier") if f"{name}.weight" in own), None)
+    if config.hidden_act not in GELUS:
+        raise WeightsError(f"config.json: hidden_act {config.hidden_act!r} is none of {', '.join(GELUS)}")
+    return VitArchitecture(
+        image_size=(grid[0] * side, grid[1] * side),
+        in_channels=channels,
+        patch_size=side,
+        width=width,
+        depth=depth,
+        mlp_dim=mlp_dim,
+        num_heads=config.num_attention_heads or heads_of_width(width, notes),
+        num_classes=size_of(own, f"{classifier}.weight", 2) or 0,
+        pool=_pool(classifier, dinov2),
+        registers=registers,
+        position_prefix=owner,
+        representation_size=None if classifier else size_of(own, "pooler.dense.weight", 2),
+        layer_scale=config.layerscale_value if dinov2 else None,
+        gelu=GELUS[config.hidden_act],
+        norm_eps=config.layer_norm_eps or (1e-6 if dinov2 else 1e-12),
+        qkv_bias="encoder.layer.0.attention.attention.query.bias" in own,
+    )
 
 
 def _pool(classifier: str | None, dinov2: bool) -> str:
@@ -242,26 +257,26 @@ def _pool(classifier: str | None, dinov2: bool) -> str:
 
 
 def _labels(config: _ModelConfig, classes: int) -> tuple[str, ...] | None:
-    names = config.id2label or {}
-    if sorted(names) != list(range(classes)) or all(name == f"LABEL_{i}" for i, name in names.items()):
+    names = {index: str(name) for index, name in config.id2label.items()}
+    if not classes or sorted(names) != list(range(classes)):
         return None
-    return tuple(names[index] for index in range(classes))
+    return None if all(name == f"LABEL_{i}" for i, name in names.items()) else tuple(names[i] for i in range(classes))
 
 
 def _preprocessing(beside: Beside, a: VitArchitecture, model_type: str, notes: list[str]) -> Preprocessing:
-    found = beside.json("preprocessor_config.json")
-    default = HALF if model_type == "vit" else IMAGENET
+    found, default = beside.json("preprocessor_config.json"), HALF if model_type == "vit" else IMAGENET
     if not found:
-        notes.append(f"pixels are scaled with mean {default['mean']}: there is no preprocessor_config.json")
-        return pixels(a.image_size, default, a.in_channels)
-    processor = _Preprocessor.of(found, "preprocessor_config.json")
-    mean, std = processor.image_mean or default["mean"], processor.image_std or default["std"]
+        notes.append(f"pixels are scaled as {default['origin']}'s are: there is no preprocessor_config.json")
+        return pixels(a.image_size, a.in_channels, default)
+    processor: _Preprocessor = _Preprocessor.of(found, "preprocessor_config.json")
+    if not processor.do_resize or not processor.do_rescale:
+        notes.append("preprocessor_config.json leaves images unscaled or at their own size, which vitrail does not")
+    if processor.resample not in RESAMPLE:
+        notes.append(f"the filter {processor.resample} of the resize is replaced by bicubic")
+    mean, std = (_statistic(value, a.in_channels) for value in (processor.image_mean, processor.image_std))
     if not processor.do_normalize:
         mean, std = (0.0,) * a.in_channels, (1.0,) * a.in_channels
-    resized = (
-        processor.size if isinstance(processor.size, _Size) else _Size(height=processor.size, width=processor.size)
-    )
-    crop = processor.crop_size if isinstance(processor.crop_size, _Size) else _Size(height=processor.crop_size)
+    resized, crop = processor.size, processor.crop_size
     target = (
         resized.height or resized.shortest_edge or a.image_size[0],
         resized.width or resized.shortest_edge or a.image_size[1],
@@ -270,14 +285,20 @@ def _preprocessing(beside: Beside, a: VitArchitecture, model_type: str, notes: l
     if processor.do_center_crop and (side := crop.height or crop.shortest_edge):
         size = (side, crop.width or side)
         fraction = min(size[0] / target[0], 1.0)
-    return Preprocessing(
-        image_size=size,
-        mean=mean,
-        std=std,
+    return pixels(
+        size,
+        a.in_channels,
+        default,
+        mean,
+        std,
         resize="cover" if resized.shortest_edge else "squash",
         crop_fraction=fraction,
         interpolation=RESAMPLE.get(processor.resample, "bicubic"),
     )
+
+
+def _statistic(value: float | tuple[float, ...] | None, channels: int) -> tuple[float, ...] | None:
+    return (value,) * channels if isinstance(value, int | float) else value
 
 
 def _config(model: ImageModel, a: VitArchitecture) -> dict[str, Any]:

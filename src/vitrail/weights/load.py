@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,17 @@ import torch
 from torch import Tensor
 
 from vitrail.config import Origin
-from vitrail.errors import ConfigError, MissingExtraError, WeightsError
+from vitrail.errors import ConfigError, MissingExtraError, WeightsError, did_you_mean
+from vitrail.model.architecture import Architecture, ResNetArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.model.bit import BitResNet
-from vitrail.model.create import build
+from vitrail.model.create import build, check_dtype, checked_device
 from vitrail.model.vit import VisionTransformer
 from vitrail.weights.files import TensorFile, TensorInfo, open_tensors
 from vitrail.weights.google import GoogleNaming
 from vitrail.weights.huggingface import HuggingFaceNaming
 from vitrail.weights.naming import Beside, Naming, Reading
-from vitrail.weights.native import SET_ASIDE, NativeNaming, check_sums
+from vitrail.weights.native import SET_ASIDE, NativeNaming
 from vitrail.weights.pairs import Pair, check_complete, expected_shapes, listed, pair_up
 from vitrail.weights.source import locate
 from vitrail.weights.timm import TimmNaming
@@ -35,8 +36,10 @@ NAMINGS: dict[str, Naming] = {
     naming.name: naming
     for naming in (NativeNaming(), TimmNaming(), TorchvisionNaming(), HuggingFaceNaming(), GoogleNaming())
 }
+KNOWABLE = ("num_heads", "gelu", "norm_eps", "dropout", "attention_dropout", "stochastic_depth")
+"""Options of a Vision Transformer that leave no trace in the shapes of its weights."""
 READERS = 2
-"""Threads that read tensors: more of them wait for memory pages than for the disk."""
+"""Threads that read tensors: one waits for memory pages while the other copies."""
 
 
 def load(
@@ -46,6 +49,7 @@ def load(
     image_size: int | tuple[int, int] | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
+    **known: Any,
 ) -> VisionTransformer | BitResNet:
     """A model from weights of any origin, ready to evaluate. No code from a file is ever run.
 
@@ -56,64 +60,98 @@ def load(
         image_size: resize the position embedding for good.
         device: where the parameters live; the CPU if None.
         dtype: of the parameters; the file's if None.
+        known: what you know and the file may not say, such as num_heads=6 or gelu="tanh"; also the rates that act in
+            training only (dropout, attention_dropout, stochastic_depth).
 
     Returns:
         The model, with `preprocessing`, `labels` and `origin`. What the file did not say and was concluded stands in
-        `model.origin.notes`, and is logged.
+        `model.origin.notes`, and is logged as a warning.
     """
-    if str(source).startswith("timm:"):
-        with _from_timm(str(source)) as (tensors, beside):
-            model = _model(str(source), tensors, beside)
-    else:
-        located = locate(source)
-        with contextlib.ExitStack() as stack:
-            files = [stack.enter_context(open_tensors(path)) for path in located.files]
-            tensors = files[0] if len(files) == 1 else _Together(files)
-            model = _model(str(source), tensors, Beside(located.beside.folder, tensors.wrapper))
+    target = None if device is None else checked_device(device)
+    check_dtype(dtype)
+    model, _ = load_with_files(source, known)
+    for note in model.origin.notes if model.origin is not None else ():
+        log.warning("%s: %s", source, note)
     if num_classes is not None:
         model.replace_head(num_classes)
     if image_size is not None:
         model.resize(image_size)
-    return model.to(device=device, dtype=dtype).eval()
+    return model.to(device=target, dtype=dtype).eval()
 
 
-def recognise(where: str, tensors: Mapping[str, TensorInfo]) -> Naming:
+def load_with_files(
+    source: str | Path, known: Mapping[str, Any] | None = None
+) -> tuple[VisionTransformer | BitResNet, tuple[Path, ...]]:
+    """The model as it is in its files, and those files; none for one that timm has loaded."""
+    known = known or {}
+    if wrong := [name for name in known if name not in KNOWABLE]:
+        raise ConfigError(f"unknown option {wrong[0]!r}{did_you_mean(wrong[0], KNOWABLE) or f'; there are {KNOWABLE}'}")
+    if str(source).startswith("timm:"):
+        tensors, beside = _from_timm(str(source))
+        return _model(str(source), str(source), tensors, beside, known), ()
+    located = locate(source)
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(open_tensors(path)) for path in located.files]
+        together = files[0] if len(files) == 1 else _Together(files)
+        beside = Beside(located.beside.folder, together.wrapper, ignored=located.beside.ignored)
+        return _model(str(source), located.name, together, beside, known), located.files
+
+
+def recognise(where: str, tensors: Mapping[str, TensorInfo], beside: Beside | None = None) -> Naming:
     """The naming of a checkpoint, from its names and shapes."""
     for naming in NAMINGS.values():
         if naming.recognises(tensors):
             return naming
+    if beside is not None and (kind := beside.json("config.json").get("model_type")):
+        raise WeightsError(f"{where} is a {kind!r} of transformers; vitrail reads its vit, deit, dinov2 and vit_mae")
     raise WeightsError(
         f"{where} is no Vision Transformer, hybrid or BiT ResNet in any naming vitrail knows ({', '.join(NAMINGS)}): "
         f"it holds {listed(list(tensors)) or 'no tensors'}"
     )
 
 
-def _model(where: str, tensors: TensorFile, beside: Beside) -> VisionTransformer | BitResNet:
-    naming = recognise(where, tensors.tensors)
+def _model(
+    where: str, name: str, tensors: TensorFile, beside: Beside, known: Mapping[str, Any]
+) -> VisionTransformer | BitResNet:
+    naming = recognise(where, tensors.tensors, beside)
     try:
         with ThreadPoolExecutor(1) as aside:
-            # Hashing and reading take the same time, so they go side by side.
-            checked = aside.submit(check_sums, beside.folder) if naming.name == "native" and beside.folder else None
+            checked = aside.submit(naming.check, beside)  # hashing takes as long as reading, so they go side by side
             reading = naming.understand(tensors.tensors, beside)
+            _tell(reading, known)
+            _plausible(reading.architecture, len(tensors.tensors))
             model = build(reading.architecture)
             pairs = pair_up(model.state_dict(), naming.lines(reading.architecture, reading.dialect))
             _fill(where, model, tensors, reading, pairs)
-            if checked is not None:
-                checked.result()
+            model.preprocessing = reading.preprocessing
+            model.labels = reading.labels
+            model.origin = _origin(name, naming, reading, beside)
+            checked.result()
     except ConfigError as error:
         raise WeightsError(f"{where} describes a model that cannot be: {error}") from None
     except WeightsError as error:
         raise WeightsError(str(error) if where in str(error) else f"{where}: {error}") from None
-    model.preprocessing = reading.preprocessing
-    model.labels = reading.labels
-    model.origin = _origin(where, naming, reading, beside)
-    for note in reading.notes:
-        log.info("%s: %s", where, note)
     return model
 
 
+def _tell(reading: Reading, known: Mapping[str, Any]) -> None:
+    """What the caller knows replaces what was concluded."""
+    if known:
+        fields = {name: getattr(reading.architecture, name) for name in type(reading.architecture).model_fields}
+        reading.architecture = type(reading.architecture)(**{**fields, **known})
+        reading.notes = [note for note in reading.notes if "num_heads" not in known or "attention heads" not in note]
+
+
+def _plausible(architecture: Architecture, tensors: int) -> None:
+    """No model has more layers than tensors; a config that says so would have us build without end."""
+    resnet = isinstance(architecture, ResNetArchitecture)
+    layers = sum(architecture.backbone.blocks) if resnet else architecture.depth  # type: ignore[union-attr]
+    if layers > tensors:
+        raise WeightsError(f"its config tells of {layers} layers, and there are {tensors} tensors")
+
+
 def _fill(where: str, model: ImageModel, file: TensorFile, reading: Reading, pairs: list[Pair]) -> None:
-    """All tensors into an empty model, or none: what is in the file is known before any of it is read."""
+    """All tensors into an empty model, or none: what is in the file is known before any of it is taken."""
     empty = model.state_dict()
     check_complete(where, file.tensors, expected_shapes(pairs, empty), [*reading.set_aside, *reading.left_out])
     floats = {i.dtype for p in pairs for n in p.theirs if (i := file.tensors[n]).dtype.is_floating_point}
@@ -129,21 +167,18 @@ def _fill(where: str, model: ImageModel, file: TensorFile, reading: Reading, pai
 
     with ThreadPoolExecutor(READERS) as readers:
         model.load_state_dict(dict(readers.map(read, pairs)), assign=True)
-    model.requires_grad_(True)
     model.set_aside = {name.removeprefix(SET_ASIDE): file.read(name) for name in reading.set_aside}
 
 
-def _origin(where: str, naming: Naming, reading: Reading, beside: Beside) -> Origin:
+def _origin(name: str, naming: Naming, reading: Reading, beside: Beside) -> Origin:
     """Where the numbers first came from: a native folder remembers it."""
-    earlier = naming.origin(beside) if isinstance(naming, NativeNaming) else None
+    earlier = naming.earlier_origin(beside)
     if earlier is not None:
         return earlier
+    if beside.ignored:
+        reading.notes.append("the config.json in its folder was not used, for there are other weights beside it")
     return Origin(
-        source=where,
-        format=naming.name,
-        dialect=reading.dialect,
-        licence=reading.licence,
-        notes=tuple(reading.notes),
+        source=name, format=naming.name, dialect=reading.dialect, licence=reading.licence, notes=tuple(reading.notes)
     )
 
 
@@ -151,10 +186,11 @@ class _Together(TensorFile):
     """Several files of one checkpoint."""
 
     def __init__(self, files: list[TensorFile]) -> None:
+        self.path = files[0].path
         self.owners = {name: file for file in files for name in file.tensors}
         self.tensors = {name: file.tensors[name] for name, file in self.owners.items()}
 
-    def read(self, name: str) -> Tensor:
+    def _read(self, name: str) -> Tensor:
         """From the file that holds it."""
         return self.owners[name].read(name)
 
@@ -162,27 +198,35 @@ class _Together(TensorFile):
 class _InMemory(TensorFile):
     """Tensors that another library has loaded."""
 
-    def __init__(self, contents: Mapping[str, Tensor]) -> None:
-        self.contents = dict(contents)
+    def __init__(self, path: Path, contents: Mapping[str, Tensor]) -> None:
+        self.path, self.contents = path, dict(contents)
         self.tensors = {name: TensorInfo(tuple(t.shape), t.dtype) for name, t in self.contents.items()}
 
-    def read(self, name: str) -> Tensor:
+    def _read(self, name: str) -> Tensor:
         """Handed over."""
         return self.contents.pop(name)
 
 
-@contextlib.contextmanager
-def _from_timm(source: str) -> Iterator[tuple[TensorFile, Beside]]:
+def _from_timm(source: str) -> tuple[TensorFile, Beside]:
     """Let timm load one of its pretrained models, and take the weights over."""
     try:
         import timm
     except ImportError:
         raise MissingExtraError(f"loading {source}", "timm") from None
+    except RuntimeError as error:
+        raise WeightsError(
+            f"{source}: timm is installed but cannot be imported ({error}); torch and torchvision must be of one kind"
+        ) from None
     try:
         model: Any = timm.create_model(source.removeprefix("timm:"), pretrained=True)
-    except (RuntimeError, OSError) as error:
-        raise WeightsError(f"timm cannot load {source}: {error}") from None
-    heads = {"num_heads": model.blocks[0].attn.num_heads} if hasattr(model, "blocks") else {}
-    config = {"architecture": model.pretrained_cfg["architecture"], "pretrained_cfg": model.pretrained_cfg}
-    config |= {"global_pool": getattr(model, "global_pool", None), "model_args": heads}
-    yield _InMemory(model.state_dict()), Beside(given={"config.json": config})
+    except (RuntimeError, OSError, ValueError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise WeightsError(f"timm cannot load {source}: {first}") from None
+    arguments: dict[str, Any] = {"pos_embed": "none" if getattr(model, "pos_embed", None) is None else None}
+    if hasattr(model, "blocks"):
+        arguments["num_heads"] = getattr(model.blocks[0].attn, "num_heads", None)
+        arguments["pool_include_prefix"] = getattr(model, "pool_include_prefix", None)
+    pretrained = dict(model.pretrained_cfg)
+    config = {"architecture": pretrained.get("architecture", ""), "pretrained_cfg": pretrained, "model_args": arguments}
+    config["global_pool"] = getattr(model, "global_pool", None)
+    return _InMemory(Path(source), model.state_dict()), Beside(given={"config.json": config})

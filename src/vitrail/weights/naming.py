@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from vitrail.config import Preprocessing, explain
+from vitrail.config import Origin, Preprocessing, explain
 from vitrail.errors import WeightsError
-from vitrail.model.architecture import Architecture, VitArchitecture
+from vitrail.model.architecture import Architecture, Backbone, VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.model.variants import SIZES
 from vitrail.weights.files import TensorInfo
@@ -22,10 +22,13 @@ from vitrail.weights.pairs import Line
 
 Tensors = Mapping[str, TensorInfo]
 
-IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-CLIP = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
-HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+IMAGENET = {"origin": "ImageNet", "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+CLIP = {"origin": "CLIP", "mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
+HALF = {"origin": "Google", "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 
+SO400M = 1152
+"""The width of the "shape-optimised" ViT of SigLIP."""
+COMPANION = "vitrail.json"
 MOST_JSON = 20_000_000
 """Bytes; a config beside weights is never larger."""
 
@@ -39,6 +42,8 @@ class Beside:
     """The key under which a training program had put the weights, where it did."""
     given: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     """What would lie in JSON files, where there are none."""
+    ignored: bool = False
+    """There is a config.json that may speak of other weights, and was not looked at."""
 
     def text(self, name: str) -> str | None:
         """A small text file, or None where there is none."""
@@ -53,6 +58,11 @@ class Beside:
             return None
         except (OSError, UnicodeDecodeError) as error:
             raise WeightsError(f"{path} cannot be read: {error}") from None
+
+    @property
+    def described(self) -> bool:
+        """Whether there is a config.json at all."""
+        return bool(self.json("config.json"))
 
     def json(self, name: str) -> dict[str, Any]:
         """A JSON object, empty where there is no such file."""
@@ -70,8 +80,11 @@ class Beside:
         return found
 
     def licence(self) -> str | None:
-        """From the heading of a model card."""
-        text = self.text("README.md") or ""
+        """From the heading of a model card, if there is one that can be read."""
+        try:
+            text = self.text("README.md") or ""
+        except WeightsError:
+            return None
         if text.startswith("---"):
             for line in text.split("---")[1].splitlines():
                 key, _, value = line.partition(":")
@@ -116,22 +129,45 @@ class Naming(ABC):
         """How its names correspond to ours."""
 
     @abstractmethod
-    def refusal(self, architecture: Architecture, dialect: str) -> str | None:
-        """Why an architecture cannot be written in this naming and dialect, or None."""
+    def refusal(self, architecture: Architecture) -> str | None:
+        """Why an architecture cannot be written in this naming, or None."""
 
     @abstractmethod
-    def written_dialect(self, model: ImageModel) -> str:
-        """Which dialect to write a model in."""
+    def dialect_to_write(self, model: ImageModel) -> str:
+        """Which dialect to write a model in: one that the library behind the naming reads."""
 
     @abstractmethod
     def companions(self, model: ImageModel) -> dict[str, Any]:
         """The JSON files that go beside the weights."""
 
+    def equivalent(self, model: ImageModel) -> ImageModel:
+        """The model, or one that computes the same and that the naming has words for."""
+        return model
+
+    def name_set_aside(self, name: str) -> str:
+        """How a tensor that the model does not need is called in a file."""
+        return name
+
+    def check(self, beside: Beside) -> None:
+        """Raise a WeightsError where a folder carries the means to see that it is damaged, and is."""
+
+    def finish(self, folder: Path) -> None:
+        """What is to be written after everything else."""
+
+    def earlier_origin(self, beside: Beside) -> Origin | None:
+        """Where a folder says that its weights came from before."""
+        return None
+
 
 class StrangersConfig(BaseModel):
-    """A config from elsewhere: what we need is checked, the rest is ignored."""
+    """A config from elsewhere: what we need is checked, the rest is ignored, and so is a null."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, values: Any) -> Any:
+        return {k: v for k, v in values.items() if v is not None} if isinstance(values, dict) else values
 
     @classmethod
     def of(cls, values: Mapping[str, Any], where: str) -> Any:
@@ -140,6 +176,43 @@ class StrangersConfig(BaseModel):
             return cls(**values)
         except ValidationError as error:
             raise WeightsError(f"{where}: {explain(error, cls)}") from None
+
+
+class Companion(StrangersConfig):
+    """A small file of ours beside weights whose own format has no place for what travels with them."""
+
+    image_size: tuple[int, int] | None = None
+    num_heads: int | None = None
+    preprocessing: dict[str, Any] | None = None
+    labels: tuple[str, ...] | None = None
+    licence: str | None = None
+
+    @classmethod
+    def read(cls, beside: Beside) -> Companion:
+        """From its file; empty where there is none."""
+        companion: Companion = cls.of(beside.json(COMPANION), COMPANION)
+        return companion
+
+    @classmethod
+    def written(cls, model: ImageModel) -> dict[str, Any]:
+        """As JSON, under its file's name."""
+        found = {
+            "image_size": model.image_size,
+            "num_heads": getattr(model.architecture, "num_heads", None),
+            "preprocessing": model.preprocessing.model_dump(mode="json"),
+            "labels": model.labels,
+            "licence": None if model.origin is None else model.origin.licence,
+        }
+        return {COMPANION: found}
+
+    def completes(self, reading: Reading) -> Reading:
+        """What it tells of replaces what was concluded."""
+        if self.preprocessing is not None:
+            reading.preprocessing = Preprocessing(**self.preprocessing)
+            reading.notes = [note for note in reading.notes if not note.startswith("images are")]
+        reading.labels = self.labels
+        reading.licence = self.licence or reading.licence
+        return reading
 
 
 def count_blocks(tensors: Iterable[str], prefix: str) -> int:
@@ -156,6 +229,32 @@ def shape(tensors: Tensors, name: str, dimensions: int) -> tuple[int, ...]:
     if len(found) != dimensions or 0 in found:
         raise WeightsError(f"the tensor {name} has shape {found}, expected {dimensions} dimensions")
     return found
+
+
+def size_of(tensors: Tensors, name: str, dimensions: int, axis: int = 0) -> int | None:
+    """One side of a tensor, or None where there is no such tensor."""
+    return shape(tensors, name, dimensions)[axis] if name in tensors else None
+
+
+def square_patch(kernel: tuple[int, ...], axes: tuple[int, int]) -> int:
+    """The side of a patch projection's kernel."""
+    first, second = (kernel[axis] for axis in axes)
+    if first != second:
+        raise WeightsError(f"its patches are {first}×{second} pixels, and vitrail's are square")
+    return first
+
+
+def agree(where: str, told: Mapping[str, Any], found: Mapping[str, int]) -> None:
+    """Raise a WeightsError where a config tells of another model than the one in the file."""
+    for name, value in found.items():
+        if told.get(name) is not None and told[name] != value:
+            raise WeightsError(f"{where} tells of {name} {told[name]}, and the weights hold {value}")
+
+
+def residual_units(backbone: Backbone) -> list[tuple[str, int, int]]:
+    """Our name of every residual unit, with its stage and its place there, both counted from 0."""
+    places = [(stage, block) for stage, blocks in enumerate(backbone.blocks) for block in range(blocks)]
+    return [(f"backbone.units.{index}", stage, block) for index, (stage, block) in enumerate(places)]
 
 
 def grid_of_table(rows: int, owners: Mapping[str, int], hint: tuple[int, int] | None) -> tuple[tuple[int, int], str]:
@@ -184,6 +283,9 @@ def heads_of_width(width: int, notes: list[str]) -> int:
                 f"{size.num_heads} attention heads, as in every {letter} of width {width}: the file does not say"
             )
             return size.num_heads
+    if width == SO400M:
+        notes.append(f"16 attention heads, as in every SO400M of width {width}: the file does not say")
+        return 16
     if width % 64:
         raise WeightsError(f"the number of attention heads is not in the file, and nothing is known of width {width}")
     notes.append(f"{width // 64} attention heads of 64 channels each: a guess, for the file does not say")
@@ -207,8 +309,22 @@ def ratio(mlp_dim: int, width: int) -> int | float:
     return mlp_dim // width if mlp_dim % width == 0 else (mlp_dim + 0.5) / width
 
 
-def pixels(image_size: tuple[int, int], statistics: Mapping[str, Any], channels: int, **more: Any) -> Preprocessing:
-    """Preprocessing from three-channel statistics; other numbers of channels get 0.5."""
+def pixels(
+    image_size: tuple[int, int],
+    channels: int,
+    default: Mapping[str, Any],
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    **more: Any,
+) -> Preprocessing:
+    """Preprocessing from what a config tells; else from an origin's default, which is for three channels, else 0.5.
+
+    Configs of models with other channels often still hold three values: the average then stands for every channel.
+    """
     if channels != 3:
-        statistics = {"mean": (0.5,) * channels, "std": (0.5,) * channels}
-    return Preprocessing(image_size=image_size, **{**statistics, **more})
+        default = {"mean": (0.5,) * channels, "std": (0.5,) * channels}
+    mean, std = (
+        told if len(told) == channels else (sum(told) / len(told),) * channels
+        for told in (mean or default["mean"], std or default["std"])
+    )
+    return Preprocessing(image_size=image_size, mean=mean, std=std, **more)

@@ -14,7 +14,6 @@ from vitrail.config import Origin, Preprocessing
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.model.architecture import Architecture, ResNetArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
-from vitrail.model.create import build
 from vitrail.weights.naming import Beside, Naming, Reading, StrangersConfig, Tensors
 from vitrail.weights.pairs import Line
 
@@ -67,22 +66,35 @@ class NativeNaming(Naming):
         except ConfigError as error:
             raise WeightsError(f"config.json: {error}") from None
 
-    def origin(self, beside: Beside) -> Origin | None:
+    def lines(self, architecture: Architecture, dialect: str) -> list[Line]:
+        """Every name stands for itself."""
+        return [Line("**", "**")]
+
+    def refusal(self, architecture: Architecture) -> str | None:
+        """Holds every architecture."""
+        return None
+
+    def dialect_to_write(self, model: ImageModel) -> str:
+        """There is one."""
+        return ""
+
+    def name_set_aside(self, name: str) -> str:
+        """Apart from our own."""
+        return SET_ASIDE + name
+
+    def earlier_origin(self, beside: Beside) -> Origin | None:
         """Where the weights came from before they were ours."""
         found = beside.json("config.json").get("origin")
         return None if found is None else Origin(**found)
 
-    def lines(self, architecture: Architecture, dialect: str) -> list[Line]:
-        """Every name stands for itself."""
-        return [Line(name, name) for name in build(architecture).state_dict()]
+    def check(self, beside: Beside) -> None:
+        """Against the hashes."""
+        if beside.folder is not None:
+            check_sums(beside.folder)
 
-    def refusal(self, architecture: Architecture, dialect: str) -> str | None:
-        """Holds every architecture."""
-        return None
-
-    def written_dialect(self, model: ImageModel) -> str:
-        """There is one."""
-        return ""
+    def finish(self, folder: Path) -> None:
+        """The hashes."""
+        (folder / SUMS).write_text(sums(folder))
 
     def companions(self, model: ImageModel) -> dict[str, Any]:
         """config.json."""
@@ -105,19 +117,19 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_sums(folder: Path) -> None:
+def sums(folder: Path) -> str:
     """The hashes of what is read back, in the format of `sha256sum`."""
-    (folder / SUMS).write_text("".join(f"{sha256(folder / name)}  {name}\n" for name in HASHED))
+    return "".join(f"{sha256(folder / name)}  {name}\n" for name in HASHED)
 
 
 def check_sums(folder: Path) -> None:
     """Raise a WeightsError where a file is not the one that was written."""
-    text = Beside(folder).text(SUMS)
-    if text is None:
+    written = Beside(folder).text(SUMS)
+    if written is None:
         raise WeightsError(f"{folder} has no {SUMS}: without it nothing tells whether the files are whole")
-    sums = dict(line.split("  ", 1)[::-1] for line in text.splitlines() if "  " in line)
     for name in HASHED:
-        if sums.get(name) != sha256(folder / name):
-            raise WeightsError(
-                f"{folder / name} is not the file that was written: its SHA-256 is not the one in {SUMS}"
-            )
+        if not (folder / name).is_file():
+            raise WeightsError(f"{folder} has no {name}: a native folder keeps the names it was written with")
+    if written != (found := sums(folder)):
+        wrong = [n for n, a, b in zip(HASHED, written.splitlines(), found.splitlines(), strict=False) if a != b]
+        raise WeightsError(f"{folder}: {' and '.join(wrong) or SUMS} is not as it was written, by the hashes in {SUMS}")

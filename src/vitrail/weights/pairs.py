@@ -42,7 +42,7 @@ def patch_kernel(channels: int, side: int) -> Rule:
 
 
 class Line(NamedTuple):
-    """One line of a naming. `{i}` stands for a number, `*` for weight or bias."""
+    """One line of a naming. `{i}` stands for a number, `*` for weight or bias, `**` for any name."""
 
     ours: str
     theirs: str | Sequence[str]
@@ -76,12 +76,22 @@ def pair_up(names: Iterable[str], table: Sequence[Line]) -> list[Pair]:
 
 
 def _pattern(words: str) -> re.Pattern[str]:
-    return re.compile(re.escape(words).replace(r"\{i\}", r"(?P<i>\d+)").replace(r"\*", r"(?P<kind>weight|bias)"))
+    words = re.escape(words).replace(r"\*\*", r"(?P<any>.+)").replace(r"\*", r"(?P<kind>weight|bias)")
+    return re.compile(words.replace(r"\{i\}", r"(?P<i>\d+)"))
 
 
 def _filled(words: str, found: re.Match[str]) -> str:
-    groups = found.groupdict()
-    return words.replace("{i}", groups.get("i") or "").replace("*", groups.get("kind") or "")
+    groups = {key: value or "" for key, value in found.groupdict().items()}
+    words = words.replace("**", groups.get("any", "")).replace("*", groups.get("kind", ""))
+    return words.replace("{i}", groups.get("i", ""))
+
+
+def prefixed(lines: Iterable[Line], prefix: str) -> list[Line]:
+    """The same lines with something before all of their names."""
+    return [
+        Line(ours, prefix + theirs if isinstance(theirs, str) else [prefix + word for word in theirs], rule)
+        for ours, theirs, rule in lines
+    ]
 
 
 def expected_shapes(pairs: Sequence[Pair], ours: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

@@ -20,104 +20,135 @@ from vitrail.errors import WeightsError
 from vitrail.model.base import ImageModel
 from vitrail.weights.card import model_card
 from vitrail.weights.load import NAMINGS
-from vitrail.weights.naming import Naming
-from vitrail.weights.native import SET_ASIDE, write_sums
+from vitrail.weights.naming import Beside, Naming
+from vitrail.weights.native import FORMAT, HASHED, SUMS
 from vitrail.weights.pairs import pair_up
+
+CARD = "README.md"
 
 
 def save(model: ImageModel, folder: str | Path) -> Path:
-    """Write a model as a native folder, which `load` reads; an existing one is replaced at once."""
-    folder = Path(folder)
-    with whole_folder(folder, replace=True) as draft:
+    """Write a model as a native folder, which `load` reads. A native folder that is there already is replaced."""
+    folder = Path(folder).expanduser()
+    with whole_folder(folder, replace=_is_native(folder)) as draft:
         write(model, NAMINGS["native"], draft)
-        (draft / "README.md").write_text(model_card(model, folder.name, "native"), encoding="utf-8")
+        (draft / CARD).write_text(model_card(model, folder.name, "native"), encoding="utf-8")
     return folder
+
+
+def _is_native(folder: Path) -> bool:
+    """A folder that `save` has written, and that holds nothing else."""
+    if not folder.is_dir() or {path.name for path in folder.iterdir()} - {*HASHED, SUMS, CARD}:
+        return False
+    try:
+        return Beside(folder).json("config.json").get("format") == FORMAT
+    except WeightsError:
+        return False
 
 
 def write(model: ImageModel, naming: Naming, folder: Path) -> None:
     """Weights and configs in a naming, without a model card."""
-    refuse(model, naming)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(foreign_tensors(model, naming), folder / naming.weights_file)
-    for name, content in naming.companions(model).items():
-        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    if naming.name == "native":
-        write_sums(folder)
-
-
-def refuse(model: ImageModel, naming: Naming) -> None:
-    """Raise a WeightsError where an architecture does not exist in a naming."""
-    if reason := naming.refusal(model.architecture, naming.written_dialect(model)):
+    model = naming.equivalent(model)
+    if reason := naming.refusal(model.architecture):
         raise WeightsError(f"this model cannot be written as {naming.name}: {reason}")
+    companions = naming.companions(model)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tensors(foreign_tensors(model, naming, naming.dialect_to_write(model)), folder / naming.weights_file)
+    for name, content in companions.items():
+        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    naming.finish(folder)
 
 
-def foreign_tensors(model: ImageModel, naming: Naming) -> dict[str, Tensor]:
+def foreign_tensors(model: ImageModel, naming: Naming, dialect: str) -> dict[str, Tensor]:
     """The model's tensors under the names and in the shapes of a naming."""
     ours = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     tensors: dict[str, Tensor] = {}
-    for pair in pair_up(ours, naming.lines(model.architecture, naming.written_dialect(model))):
+    for pair in pair_up(ours, naming.lines(model.architecture, dialect)):
         parts = pair.rule.outward(ours[pair.ours])
         tensors.update((name, part.contiguous()) for name, part in zip(pair.theirs, parts, strict=True))
-    if naming.name == "native":
-        tensors.update((SET_ASIDE + name, tensor) for name, tensor in model.set_aside.items())
-    elif model.origin is not None and model.origin.format == naming.name:
-        tensors.update(model.set_aside)
+    came_from_here = model.origin is not None and (model.origin.format, model.origin.dialect) == (naming.name, dialect)
+    if came_from_here or naming.name == "native":
+        tensors.update((naming.name_set_aside(name), tensor) for name, tensor in model.set_aside.items())
     return tensors
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     """By the suffix: safetensors, PyTorch's zip, or npz."""
-    if path.suffix == ".safetensors":
-        # Parts of one tensor share its memory, which this format does not allow.
-        save_file({name: tensor.clone() if _shares(tensor) else tensor for name, tensor in tensors.items()}, path)
-    elif path.suffix == ".pth":
-        torch.save({name: tensor.clone() if _shares(tensor) else tensor for name, tensor in tensors.items()}, path)
-    else:
-        arrays: dict[str, Any] = {name: _array(name, tensor) for name, tensor in tensors.items()}
+    if path.suffix == ".npz":
+        arrays: dict[str, Any] = {name: _array(tensor) for name, tensor in tensors.items()}
         np.savez(path, **arrays)
+        return
+    # Parts of one tensor share its memory, which safetensors does not allow and PyTorch would write whole.
+    alone = {name: tensor.clone() if _shares(tensor) else tensor for name, tensor in tensors.items()}
+    if path.suffix == ".safetensors":
+        save_file(alone, path)
+    else:
+        torch.save(alone, path)
 
 
 def _shares(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
 
 
-def _array(name: str, tensor: Tensor) -> np.ndarray:
-    if tensor.dtype == torch.bfloat16:
-        raise WeightsError(f"{name} is bfloat16, which .npz files cannot hold: convert the model with dtype float32")
-    return np.asarray(tensor.numpy())
+def _array(tensor: Tensor) -> Any:
+    """NumPy has no bfloat16: Google's files hold it as two bytes without a name."""
+    return tensor.view(torch.int16).numpy().view("V2") if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 @contextlib.contextmanager
 def whole_folder(folder: Path, replace: bool = False) -> Iterator[Path]:
     """A draft beside `folder` that takes its place when the block ends well, and vanishes when it does not."""
-    if folder.exists() and not replace and (not folder.is_dir() or any(folder.iterdir())):
+    folder = folder.resolve()  # through a link, so that the link stays
+    if folder.exists() and not replace and not (folder.is_dir() and not any(folder.iterdir())):
         raise WeightsError(f"{folder} is there already: name a new folder, or remove it first")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    draft = None
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         yield draft
         _publish(draft)
-        if folder.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent))
-            folder.rename(old / "folder")
-            draft.rename(folder)
-            shutil.rmtree(old)
-        else:
-            draft.rename(folder)
+        _put_in_place(draft, folder)
     except OSError as error:
         raise WeightsError(f"{folder} cannot be written: {error}") from None
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        if draft is not None:
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+def _put_in_place(draft: Path, folder: Path) -> None:
+    """An earlier folder steps aside first, and comes back if the new one cannot take its place."""
+    if not folder.exists():
+        draft.rename(folder)
+    else:
+        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent)) / "folder"
+        folder.rename(aside)
+        try:
+            draft.rename(folder)
+        except OSError:
+            aside.rename(folder)
+            raise
+        finally:
+            shutil.rmtree(aside.parent, ignore_errors=True)
+    _sync(folder.parent)
 
 
 def _publish(folder: Path) -> None:
-    """Readable for all (safetensors writes for the owner only) and on the disk, before it gets its name."""
-    folder.chmod(0o755)
-    for path in [*folder.iterdir(), folder]:
-        if path != folder:
-            path.chmod(0o644)
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    """With the permissions that new files get here (safetensors and temporary folders have the owner's only), and on
+    the disk, before it gets its name."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in folder.iterdir():
+        path.chmod(0o666 & ~mask)
+        _sync(path)
+    folder.chmod(0o777 & ~mask)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    if os.name == "nt" and path.is_dir():
+        return  # Windows has no handle for folders
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""From what a person names to files: a folder or file, a run, `hf:owner/name@revision`, `timm:name`."""
+"""From what a person names to files: a folder or file, a run, `hf:owner/name@revision`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitrail.errors import ConfigError, WeightsError
+from vitrail.weights.files import damage_told
 from vitrail.weights.naming import Beside
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")
-PREFERRED = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "model.pth", "model.npz")
+INDEX = ".index.json"
+"""The end of the name of a list of files that a checkpoint is split into."""
+PREFERRED = (
+    *("model.safetensors", f"model.safetensors{INDEX}"),
+    *("pytorch_model.bin", f"pytorch_model.bin{INDEX}", "model.pth", "model.npz"),
+)
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_LIKE_HUB = re.compile(r"(?:HF:|https://huggingface\.co/)?([A-Za-z][\w.-]*/[A-Za-z][\w.-]*)/?")
+_LIKE_NAME = re.compile(r"(?:\w+\+)?\w+/\d+|BiT-\w+")
 DESCRIPTIONS = ("*.json", "README.md", "SHA256SUMS")
 
 
@@ -20,6 +28,8 @@ DESCRIPTIONS = ("*.json", "README.md", "SHA256SUMS")
 class Located:
     """Weights on this machine."""
 
+    name: str
+    """What to call them where strangers may read it: no path of this machine."""
     files: tuple[Path, ...]
     """More than one where a checkpoint is split."""
     beside: Beside
@@ -29,51 +39,68 @@ def locate(source: str | Path) -> Located:
     """Find the files of a source; from the hub they are downloaded once, with progress, and kept."""
     text = str(source)
     if text.startswith("hf:"):
-        return _in_folder(download(text))
+        folder = download(text)
+        # A snapshot lies in a folder named after its commit, which says more than a branch does.
+        return _in_folder(f"{text.partition('@')[0]}@{folder.name}", folder)
     path = Path(source).expanduser()
-    if path.is_dir():
+    if text and path.is_dir():
         # A run keeps its model in a folder of its own.
-        return _in_folder(path / "model" if (path / "model" / "config.json").is_file() else path)
+        inner = path / "model"
+        return _in_folder(path.resolve().name, inner if (inner / "config.json").is_file() else path)
     if path.is_file():
-        return Located((path,), Beside(path.parent if _describes(path) else None))
-    raise WeightsError(
-        f"there is no model {text!r}: give a folder, a file ({', '.join(SUFFIXES)}), hf:owner/name or timm:name"
+        return _one_file(path)
+    hint = ""
+    if found := _LIKE_HUB.fullmatch(text):
+        hint = f", did you mean hf:{found.group(1)}?"
+    elif _LIKE_NAME.fullmatch(text):
+        hint = f", did you mean vitrail.create_model({text!r})?"
+    kinds = f"a folder, a file ({', '.join(SUFFIXES)}), hf:owner/name or timm:name"
+    raise WeightsError(f"there is no model {text!r}{hint or ':'} give {kinds}")
+
+
+def _one_file(path: Path) -> Located:
+    """A file that was named. A config.json in its folder speaks of it unless other weights lie there too."""
+    alone = path.name in PREFERRED or len(_weights_in(path.parent)) <= 1
+    folder = path.parent if alone else None
+    return Located(
+        path.name, _parts(path), Beside(folder, ignored=not alone and (path.parent / "config.json").is_file())
     )
 
 
-def _describes(path: Path) -> bool:
-    """Whether a config.json in the file's folder speaks of this file: it does where the file has the usual name."""
-    return path.name in PREFERRED and (path.parent / "config.json").is_file()
-
-
-def _in_folder(folder: Path) -> Located:
-    for name in PREFERRED:
-        if (folder / name).is_file():
-            return Located(_shards(folder, name), Beside(folder))
-    others = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
-    if len(others) == 1:
-        return Located((others[0],), Beside(folder))
-    if others:
-        raise WeightsError(f"{folder} holds several files of weights: name one, e.g. {others[0]}")
+def _in_folder(name: str, folder: Path) -> Located:
+    for preferred in PREFERRED:
+        if (folder / preferred).is_file():
+            return Located(name, _parts(folder / preferred), Beside(folder))
+    found = _weights_in(folder)
+    if len(found) == 1:
+        return Located(name, (found[0],), Beside(folder))
+    if found:
+        raise WeightsError(f"{folder} holds several files of weights: name one, e.g. {found[0]}")
     raise WeightsError(f"{folder} holds no weights: expected one of {', '.join(PREFERRED)}")
 
 
-def _shards(folder: Path, name: str) -> tuple[Path, ...]:
-    if not name.endswith(".index.json"):
-        return (folder / name,)
-    weight_map = Beside(folder).json(name).get("weight_map")
+def _weights_in(folder: Path) -> list[Path]:
+    with damage_told(folder):
+        return sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
+
+
+def _parts(path: Path) -> tuple[Path, ...]:
+    """The file itself, or the files that it lists, which must lie beside it."""
+    if not path.name.endswith(INDEX):
+        return (path,)
+    weight_map = Beside(path.parent).json(path.name).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise WeightsError(f"{folder / name} has no weight_map")
-    files = sorted({str(file) for file in weight_map.values()})
-    for file in files:
-        if Path(file).name != file or file.startswith("."):
-            raise WeightsError(f"{folder / name} names {file!r}, which is not a file of its own folder")
-    return tuple(folder / file for file in files)
+        raise WeightsError(f"{path} has no weight_map")
+    names = sorted({str(name) for name in weight_map.values()})
+    for name in names:
+        if Path(name).name != name or name.startswith("."):
+            raise WeightsError(f"{path} names {name!r}, which is not a file of its own folder")
+    return tuple(path.parent / name for name in names)
 
 
 def download(source: str) -> Path:
     """The snapshot of `hf:owner/name[@revision]`: safetensors where there are any, never a file that runs code."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import is_offline_mode, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     name, _, revision = source.removeprefix("hf:").partition("@")
@@ -86,12 +113,11 @@ def download(source: str) -> Path:
     try:
         folder = fetch(["*.safetensors"])
         if not any(folder.glob("*.safetensors")):
-            folder = fetch(["*.bin", "*.pth", "*.npz"])
+            folder = fetch(["*.bin", "*.pth", "*.pt", "*.npz"])
         return folder
     except LocalEntryNotFoundError:
-        raise WeightsError(
-            f"{source} is not in the cache, and the hub cannot be reached or HF_HUB_OFFLINE is set: load it once online"
-        ) from None
+        why = "HF_HUB_OFFLINE is set" if is_offline_mode() else "the hub cannot be reached"
+        raise WeightsError(f"{source} is not in the cache, and {why}: load it once online") from None
     except HFValidationError as error:
         raise ConfigError(f"{source}: {error}") from None
     except (HfHubHTTPError, OSError) as error:

@@ -10,6 +10,7 @@ from vitrail.model.base import ImageModel
 from vitrail.weights.naming import (
     IMAGENET,
     Beside,
+    Companion,
     Naming,
     Reading,
     Tensors,
@@ -18,9 +19,12 @@ from vitrail.weights.naming import (
     options_beyond,
     pixels,
     shape,
+    size_of,
+    square_patch,
 )
 from vitrail.weights.pairs import BATCHED, Line, patch_kernel
 
+EARLIER = "linear"
 LAYER = "encoder.layers.encoder_layer_{i}."
 STEM = "conv_proj.conv_bn_relu_{i}."
 
@@ -38,38 +42,41 @@ class TorchvisionNaming(Naming):
     def understand(self, tensors: Tensors, beside: Beside) -> Reading:
         """Everything but the heads is in the shapes; GELU is exact, statistics are ImageNet's."""
         notes: list[str] = []
+        companion = Companion.read(beside)
         width = shape(tensors, "class_token", 3)[2]
         stem: tuple[ConvLayer, ...] | None = None
         if "conv_proj.weight" in tensors:
-            _, channels, side, _ = shape(tensors, "conv_proj.weight", 4)
+            kernel = shape(tensors, "conv_proj.weight", 4)
+            channels, side = kernel[1], square_patch(kernel, (2, 3))
         else:
             channels, side, stem = _stem(tensors, notes)
         rows = shape(tensors, "encoder.pos_embedding", 3)[1]
         grid, _ = grid_of_table(rows, {"class": 1}, None)
-        dialect = "" if "encoder.layers.encoder_layer_0.mlp.0.weight" in tensors else "linear"
-        hidden = "heads.pre_logits.weight"
+        dialect = "" if "encoder.layers.encoder_layer_0.mlp.0.weight" in tensors else EARLIER
         architecture = VitArchitecture(
             image_size=(grid[0] * side, grid[1] * side),
             in_channels=channels,
             patch_size=side,
             width=width,
             depth=_layers(tensors),
-            mlp_dim=shape(tensors, f"encoder.layers.encoder_layer_0.mlp.{_MLP[dialect][0]}.weight", 2)[0],
-            num_heads=heads_of_width(width, notes),
-            num_classes=tensors["heads.head.weight"].shape[0] if "heads.head.weight" in tensors else 0,
-            representation_size=tensors[hidden].shape[0] if hidden in tensors else None,
+            mlp_dim=shape(tensors, f"encoder.layers.encoder_layer_0.mlp.{_mlp(dialect)[0]}.weight", 2)[0],
+            num_heads=companion.num_heads or heads_of_width(width, notes),
+            num_classes=size_of(tensors, "heads.head.weight", 2) or 0,
+            representation_size=size_of(tensors, "heads.pre_logits.weight", 2),
             conv_stem=stem,
             gelu="exact",
         )
+        notes.append("images are resized, cropped and scaled as for torchvision's ViT-B/16: its files do not say")
         preprocessing = pixels(
-            architecture.image_size, IMAGENET, channels, resize="cover", crop_fraction=0.875, interpolation="bilinear"
+            architecture.image_size, channels, IMAGENET, resize="cover", crop_fraction=0.875, interpolation="bilinear"
         )
-        return Reading(architecture, preprocessing, dialect=dialect, licence=beside.licence(), notes=notes)
+        reading = Reading(architecture, preprocessing, dialect=dialect, licence=beside.licence(), notes=notes)
+        return companion.completes(reading)
 
     def lines(self, architecture: Architecture, dialect: str) -> list[Line]:
-        """`dialect` "linear": the names of the MLP before 2022."""
+        """`dialect`: how the MLP was named before 2022, or as since then."""
         assert isinstance(architecture, VitArchitecture)
-        first, second = _MLP[dialect]
+        first, second = _mlp(dialect)
         kernel = patch_kernel(architecture.in_channels, architecture.patch_size)
         return [
             Line("patch_embed.projection.weight", *_projection(architecture, kernel)),
@@ -97,7 +104,7 @@ class TorchvisionNaming(Naming):
             Line("head.*", "heads.head.*"),
         ]
 
-    def refusal(self, architecture: Architecture, dialect: str) -> str | None:
+    def refusal(self, architecture: Architecture) -> str | None:
         """Its one class has few options."""
         if isinstance(architecture, ResNetArchitecture) or architecture.backbone is not None:
             return "torchvision has neither BiT ResNets nor hybrids"
@@ -112,16 +119,17 @@ class TorchvisionNaming(Naming):
             return "torchvision's files do not describe a stem: stride 2, batch norm and ReLU are assumed"
         return None
 
-    def written_dialect(self, model: ImageModel) -> str:
+    def dialect_to_write(self, model: ImageModel) -> str:
         """Its own where it came from here."""
         return model.origin.dialect if model.origin is not None and model.origin.format == self.name else ""
 
     def companions(self, model: ImageModel) -> dict[str, Any]:
-        """Its files stand alone."""
-        return {}
+        """What its files do not say."""
+        return Companion.written(model)
 
 
-_MLP = {"": ("0", "3"), "linear": ("linear_1", "linear_2")}
+def _mlp(dialect: str) -> tuple[str, str]:
+    return ("linear_1", "linear_2") if dialect == EARLIER else ("0", "3")
 
 
 def _projection(a: VitArchitecture, kernel: Any) -> tuple[Any, ...]:

@@ -78,7 +78,9 @@ def _extras() -> Iterator[Finding]:
             extras.setdefault(extra, []).append(requirement)
     for extra, requirements in sorted(extras.items()):
         missing = [requirement for requirement in requirements if _version(requirement) is None]
-        state = f'missing {", ".join(missing)}: pip install "vitrail[{extra}]"' if missing else "present"
+        state = ", ".join(f"{requirement} {_version(requirement)}" for requirement in requirements)
+        if missing:
+            state = f'missing {", ".join(missing)}: pip install "vitrail[{extra}]", or ".[{extra}]" in a clone'
         yield Finding("extra", extra, state)
 
 
