@@ -113,6 +113,16 @@ def test_a_model_compiled_before_is_recorded_too():
     assert torch.equal(compiled(images()), before)
 
 
+def test_a_function_compiled_around_a_model_is_recorded_too():
+    model = small_vit()
+    step = torch.compile(lambda x: model(x).softmax(dim=-1), backend="eager")
+    before = step(images())
+    with vitrail.record_attention(model) as maps:
+        step(images())
+    assert sorted(maps) == [0, 1]
+    assert torch.equal(step(images()), before)
+
+
 def test_bf16_maps_come_in_float32():
     model = small_vit()
     with torch.autocast("cpu", torch.bfloat16), vitrail.record_attention(model) as maps:
@@ -139,5 +149,7 @@ def test_intermediate_layers():
         z = block(z)
     torch.testing.assert_close(layers[2], z)
     assert hooks(model) == 0
+    again, same = model.intermediate_layers(images(), [1, 1])
+    assert torch.equal(again, same)
     layers[0].sum().backward()
     assert model.patch_embed.projection.weight.grad is not None

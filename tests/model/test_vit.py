@@ -161,6 +161,21 @@ def test_stochastic_depth_grows_with_depth_and_acts_only_in_training():
     assert dropped[kept].unique().item() == pytest.approx(1 / 0.6)
 
 
+def test_stochastic_depth_of_axial_blocks_drops_whole_images():
+    """Not single rows or columns of one."""
+    model = small_vit(depth=2, block="axial", pool="average", stochastic_depth=0.5).train()
+    block = model.encoder.blocks[-1]
+    assert block.rows.drop.rate == block.columns.drop.rate == 0.5
+    shares = []  # of values that are zero, for each image: all of them, or none
+    for half in (block.rows, block.columns):
+        half.drop.register_forward_hook(lambda m, args, out: shares.append((out == 0).flatten(1).float().mean(dim=1)))
+    torch.manual_seed(0)
+    model(images(batch=64))
+    shares = torch.cat(shares)
+    assert set(shares.tolist()) == {0.0, 1.0}
+    assert 0.3 < shares.mean() < 0.7
+
+
 def test_dropout_acts_where_the_paper_puts_it():
     """After the positions, after the attention's output, after each dense layer of the MLP; not on qkv."""
     model = small_vit(dropout=0.25).train()
@@ -343,6 +358,11 @@ def test_bad_images_get_one_clear_sentence(batch, sentence):
     with pytest.raises(vitrail.InputError, match=sentence) as caught:
         small_vit()(batch)
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_tensor_is_named():
+    with pytest.raises(vitrail.InputError, match=r"must be a torch tensor, not a numpy\.ndarray"):
+        small_vit()(images().numpy())
 
 
 def test_uint8_is_refused_under_autocast_too():

@@ -32,6 +32,7 @@ TIMM = {
     "Ti/16": ("vit_tiny_patch16_224", {}),
     "S/16": ("vit_small_patch16_224", {}),
     "B/16": ("vit_base_patch16_224", {"num_classes": 10}),
+    "Ti/32": ("vit_tiny_patch16_224", {"patch_size": 32}),
     "S/32": ("vit_small_patch32_224", {}),
     "B/32": ("vit_base_patch32_224", {"num_classes": 10}),
     "S/14 with layer scale and registers": ("vit_small_patch14_reg4_dinov2", {"img_size": 224, "num_classes": 10}),

@@ -111,6 +111,9 @@ TIMM_VARIANTS = {
     "CLIP": {"input_norm": True, "patch_bias": False, "norm_eps": 1e-5, "gelu": "quick"},
     "distilled": {"registers": 1, "pool": "distilled", "position_prefix": "all"},
     "one channel": {"in_channels": 1},
+    "four channels": {"in_channels": 4},
+    "average pooling beside registers": {"pool": "average", "registers": 4},
+    "a class token's own position beside registers": {"registers": 4},
     "MLP of an odd size": {"mlp_dim": 257},
 }
 
@@ -125,6 +128,45 @@ def test_timm_loads_what_we_write(variant, tmp_path):
     batch = images_for(model.image_size, channels=model.in_channels)
     assert_same(theirs(batch), model(batch))
     assert tuple(theirs.pretrained_cfg["mean"]) == model.preprocessing.mean
+
+
+def original_releases() -> dict[str, tuple[torch.nn.Module, dict[str, object]]]:
+    """The same weights as timm's, under the names in which their authors, or training programs, wrote them."""
+    deit3 = timm_model("DeiT III S")
+    renamed = {n.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): t for n, t in state_of(deit3)}
+    plain = timm_model("Ti/16")
+    return {
+        "DeiT III": (deit3, {"model": renamed}),
+        "from a training program": (plain, {"state_dict": {f"module.{name}": t for name, t in state_of(plain)}}),
+        "open_clip's wrapper": (plain, {f"visual.trunk.{name}": t for name, t in state_of(plain)}),
+        "DINOv2": dinov2("S/14 with layer scale and registers"),
+    }
+
+
+def state_of(model: torch.nn.Module):
+    return model.state_dict().items()
+
+
+def dinov2(case: str) -> tuple[torch.nn.Module, dict[str, object]]:
+    """Its class token has a position of its own, which timm adds to the token."""
+    model = timm_model(case)
+    state = model.state_dict()
+    position = torch.randn(1, 1, 384, generator=torch.Generator().manual_seed(1)) * 0.05
+    theirs = {**state, "register_tokens": state["reg_token"], "cls_token": state["cls_token"] - position}
+    theirs["pos_embed"] = torch.cat([position, state["pos_embed"]], dim=1)
+    del theirs["reg_token"]
+    return model, {**theirs, "mask_token": torch.randn(1, 384)}
+
+
+@pytest.mark.parametrize("release", ["DeiT III", "from a training program", "open_clip's wrapper", "DINOv2"])
+@torch.no_grad()
+def test_timm_loads_what_came_under_other_names(release, tmp_path):
+    model, content = original_releases()[release]
+    torch.save(content, tmp_path / "original.pth")
+    vitrail.convert(tmp_path / "original.pth", tmp_path / "timm", "timm")
+    theirs = timm.create_model(f"local-dir:{tmp_path / 'timm'}", pretrained=True).eval()
+    batch = images_for((224, 224))
+    assert_same(model(batch), theirs(batch))
 
 
 @pytest.mark.parametrize("name", ["R26+S/32", "BiT-R50x1"])
@@ -255,6 +297,47 @@ def test_a_conversion_that_changes_the_model_fails_and_leaves_nothing(tmp_path, 
     assert [path.name for path in tmp_path.iterdir()] == ["native"]
 
 
+def converted_faultily(tmp_path, monkeypatch, fault) -> None:
+    """`fault` has its way with the model that is read back."""
+    vitrail.save(small(), tmp_path / "native")
+    plain, calls = convert_module.load_with_files, []
+
+    def load(source, known=None):
+        model, files = plain(source, known)
+        calls.append(source)
+        if len(calls) == 2:
+            with torch.no_grad():
+                fault(model)
+        return model, files
+
+    monkeypatch.setattr(convert_module, "load_with_files", load)
+    with pytest.raises(vitrail.WeightsError, match="would compute something else, so nothing was written"):
+        vitrail.convert(tmp_path / "native", tmp_path / "target", "timm")
+    assert [path.name for path in tmp_path.iterdir()] == ["native"]
+
+
+def test_a_nan_is_a_difference(tmp_path, monkeypatch):
+    converted_faultily(tmp_path, monkeypatch, lambda model: model.head.bias[3].fill_(float("nan")))
+
+
+def test_a_wrong_head_is_found_though_the_representation_is_right(tmp_path, monkeypatch):
+    converted_faultily(tmp_path, monkeypatch, lambda model: model.head.weight.mul_(1.01))
+
+
+def test_a_wrong_number_of_heads_is_found(tmp_path, monkeypatch):
+    def fault(model):
+        for block in model.encoder.blocks:
+            block.attention.num_heads = 6
+
+    converted_faultily(tmp_path, monkeypatch, fault)
+
+
+def test_zero_logits_of_a_fresh_head_are_compared_too(tmp_path):
+    vitrail.save(vitrail.create_model("Ti/16", image_size=32, depth=1, num_classes=3), tmp_path / "native")
+    certificate = vitrail.convert(tmp_path / "native", tmp_path / "google", "google")
+    assert (certificate.max_difference, certificate.relative_difference) == (0, 0)
+
+
 def test_an_existing_folder_is_not_overwritten_by_convert_but_is_by_save(tmp_path):
     vitrail.save(small(depth=1), tmp_path / "model")
     (tmp_path / "target").mkdir()
@@ -298,6 +381,40 @@ def test_push_uploads_the_folder(tmp_path, monkeypatch):
     for wrong in ("me/model", "hf:model", "hf:a/b/c"):
         with pytest.raises(vitrail.ConfigError, match="is not hf:owner/name"):
             convert_module.push(tmp_path / "model", wrong)
+
+
+def test_push_without_network(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_token_that_is_none")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    vitrail.save(small(depth=1), tmp_path / "model")
+    with pytest.raises(vitrail.WeightsError, match="cannot be uploaded to hf:me/model") as caught:
+        convert_module.push(tmp_path / "model", "hf:me/model")
+    assert "\n" not in str(caught.value)
+
+
+def test_timm_itself_as_a_source(monkeypatch):
+    """`timm:name`, with timm's download replaced by random weights."""
+    plain, model = timm.create_model, timm_model("no class token")
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: model)
+    loaded = vitrail.load("timm:vit_base_patch16_gap_224")
+    assert loaded.origin.source == "timm:vit_base_patch16_gap_224"
+    assert (loaded.architecture.num_heads, loaded.architecture.pool) == (16, "average")
+    with torch.no_grad():
+        assert_same(model(images_for((224, 224))), loaded(images_for((224, 224))))
+    monkeypatch.setattr(timm, "create_model", plain)
+    with pytest.raises(vitrail.WeightsError, match="timm cannot load timm:no_such_model"):
+        vitrail.load("timm:no_such_model")
+
+
+def test_timm_missing_or_broken(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(vitrail.MissingExtraError, match=r"pip install .*timm"):
+        vitrail.load("timm:vit_tiny_patch16_224")
+    monkeypatch.delitem(sys.modules, "timm")
+    (tmp_path / "timm.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(vitrail.WeightsError, match="torch and torchvision must be of one kind"):
+        vitrail.load("timm:vit_tiny_patch16_224")
 
 
 def test_the_command(tmp_path):

@@ -49,7 +49,7 @@ def written(name: str, naming: str, folder: Path) -> Path:
     if naming == "native":
         return save(model, folder / "model") / "model.safetensors"
     if naming == "pth":
-        write_tensors(foreign_tensors(model, NAMINGS["timm"]), folder / "model.pth")
+        write_tensors(foreign_tensors(model, NAMINGS["timm"], "|"), folder / "model.pth")
         return folder / "model.pth"
     write(model, NAMINGS[naming], folder)
     return folder / NAMINGS[naming].weights_file

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -102,6 +104,24 @@ def test_original_release_of_dinov2(tmp_path):
     torch.save(state, tmp_path / "dinov2.pth")
     native = vitrail.load(save(vitrail.load(tmp_path / "dinov2.pth"), tmp_path / "native"))
     assert_equal(state, foreign_tensors(native, NAMINGS["timm"], native.origin.dialect))
+
+
+def test_google_in_bfloat16(tmp_path):
+    write(scramble(vitrail.create_model("Ti/16", depth=1)).bfloat16(), NAMINGS["google"], tmp_path)
+    first, second = np.load(tmp_path / "model.npz"), tmp_path / "again"
+    save(vitrail.load(tmp_path / "model.npz"), tmp_path / "native")
+    write(vitrail.load(tmp_path / "native"), NAMINGS["google"], second)
+    found = np.load(second / "model.npz")
+    assert {array.dtype.str for array in first.values()} == {"|V2"}
+    assert first.keys() == found.keys()
+    assert all(first[name].tobytes() == found[name].tobytes() for name in first)
+
+
+def test_huggingface_with_tanh_gelu(tmp_path):
+    huggingface_model("ViT with tanh GELU").save_pretrained(tmp_path / "hf")
+    found = there_and_back(tmp_path / "hf", "huggingface", tmp_path)
+    assert_equal(tensors_of(tmp_path / "hf" / "model.safetensors"), found)
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["hidden_act"] == "gelu_pytorch_tanh"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -12,8 +12,10 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from vitrail.config import Config, ImageSize, show_size
 
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(gt=0)]
+MOST = 1 << 20
+"""Of anything that is counted: far beyond all that is built, and no product of two overflows."""
+Count = Annotated[int, Field(ge=0, le=MOST)]
+Positive = Annotated[int, Field(gt=0, le=MOST)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 Small = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """An eps."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from vitrail.config import show_size
 from vitrail.errors import WeightsError
 from vitrail.model.architecture import Architecture, Backbone, ResNetArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
@@ -168,7 +169,7 @@ def _vit(own: Tensors, config: TimmConfig, facebook: bool) -> Reading:
     class_token = "cls_token" in own
     registers = size_of(own, REGISTERS[release], 3, axis=1) or 0
     stride = side * (backbone.stride if backbone else 1)
-    image_size, position = _positions(own, config, stride, class_token, registers)
+    image_size, position = _positions(own, config, stride, class_token, registers, notes)
     input_norm = "norm_pre.weight" in own
     architecture = VitArchitecture(
         image_size=image_size,
@@ -204,7 +205,7 @@ def _vit(own: Tensors, config: TimmConfig, facebook: bool) -> Reading:
 
 
 def _positions(
-    own: Tensors, config: TimmConfig, stride: int, class_token: bool, registers: int
+    own: Tensors, config: TimmConfig, stride: int, class_token: bool, registers: int, notes: list[str]
 ) -> tuple[tuple[int, int], dict[str, Any]]:
     """The image size, and the options of the position embedding."""
     told = config.arguments.img_size or (config.pretrained.input_size or (0, 0, 0))[1:]
@@ -221,7 +222,10 @@ def _positions(
     grid, owner = grid_of_table(shape(own, "pos_embed", 3)[1], owners, hint)
     # With nothing but a class token "all" and "class" are the same, and the paper's word is "class".
     position_prefix = "class" if owner == "all" and not registers else owner
-    return (grid[0] * stride, grid[1] * stride), {"position": "learned-1d", "position_prefix": position_prefix}
+    image_size = (grid[0] * stride, grid[1] * stride)
+    if all(size) and size != image_size:
+        notes.append(f"images are taken at {show_size(image_size)} pixels, not at its config's {show_size(size)}")
+    return image_size, {"position": "learned-1d", "position_prefix": position_prefix}
 
 
 def _resnet(own: Tensors, config: TimmConfig) -> Reading:

@@ -20,15 +20,16 @@ from vitrail.weights.naming import Beside, StrangersConfig, heads_of_width, pixe
 
 POOLS = {"token": "class", "avg": "average", "map": "attention"}
 GELUS = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
-HEADS = {"vit_base_patch16_gap_224": 16, "so400m": 16, "giantopt": 16}
+HEADS = {"vit_base_patch16_gap_224": 16, "so400m": 16, "giantopt": 16, "test_vit3": 3, "test_vit4": 3, "test_vit": 2}
 """Parts of names of models whose heads are not those of every other model of their width."""
 TANH = (
     *("base_patch32_siglip", "so400m_patch16_siglip", "giantopt_patch16_siglip"),
     *("large_patch16_siglip_512", "large_patch16_siglip_gap_512"),
 )
 """Parts of names of models with the tanh form of GELU, which their config does not mention."""
-ROTARY = ("_rope", "dinov3", "vit_pe_", "eva02", "vitamin")
-"""Parts of names of models that rotate queries and keys, which leaves no trace in their weights."""
+ROTARY = dict.fromkeys(("_rope", "dinov3", "vit_pe_", "eva02", "vitamin"), "rotary positions")
+UNSEEN = {**ROTARY, "_rpn_": "norms behind its layers"}
+"""Parts of names of models that have what vitrail does not, and what leaves no trace in their weights."""
 
 
 class PretrainedConfig(StrangersConfig):
@@ -74,8 +75,8 @@ def read_config(beside: Beside) -> TimmConfig:
     found = beside.json("config.json")
     inner = {"pretrained": found.get("pretrained_cfg") or found, "arguments": found.get("model_args") or {}}
     config: TimmConfig = TimmConfig.of({**found, **inner}, "config.json")
-    if any(part in config.architecture for part in ROTARY):
-        raise WeightsError(f"{config.architecture} has rotary positions, which vitrail does not have")
+    if unseen := next((what for part, what in UNSEEN.items() if part in config.architecture), None):
+        raise WeightsError(f"{config.architecture} has {unseen}, which vitrail does not have")
     return config
 
 

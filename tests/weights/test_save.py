@@ -1,0 +1,98 @@
+"""Saving: a folder is whole or absent, and only a folder of ours is ever replaced."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+
+import pytest
+import torch
+
+import vitrail
+from samples import images, small_vit
+from vitrail.weights import save as save_module
+
+
+def names(folder) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_native_folder_is_replaced(tmp_path):
+    vitrail.save(small_vit(depth=1), tmp_path / "model")
+    vitrail.save(small_vit(depth=2), tmp_path / "model")
+    assert vitrail.load(tmp_path / "model").architecture.depth == 2
+    assert names(tmp_path) == ["model"]
+
+
+@pytest.mark.parametrize("kind", ["a file", "photos", "a native folder with more in it", "a damaged config"])
+def test_what_is_not_ours_is_never_replaced(kind, tmp_path):
+    target = tmp_path / "target"
+    if kind == "a file":
+        target.write_text("precious")
+    else:
+        vitrail.save(small_vit(depth=1), target)
+        if kind == "photos":
+            shutil.rmtree(target)
+            target.mkdir()
+        if kind == "a damaged config":
+            (target / "config.json").write_text("{")
+        (target / "photo.jpg").write_text("precious")
+    before = {path: path.read_bytes() for path in [target, *target.rglob("*")] if path.is_file()}
+    with pytest.raises(vitrail.WeightsError, match="is there already: name a new folder, or remove it first"):
+        vitrail.save(small_vit(depth=2), target)
+    assert {path: path.read_bytes() for path in before} == before
+    assert names(tmp_path) == ["target"]
+
+
+def test_an_empty_folder_is_taken(tmp_path):
+    (tmp_path / "model").mkdir()
+    assert vitrail.load(vitrail.save(small_vit(), tmp_path / "model")).num_classes == 7
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
+def test_a_link_stays_a_link(tmp_path):
+    vitrail.save(small_vit(depth=1), tmp_path / "first")
+    (tmp_path / "latest").symlink_to("first")
+    vitrail.save(small_vit(depth=2), tmp_path / "latest")
+    assert (tmp_path / "latest").is_symlink()
+    assert vitrail.load(tmp_path / "first").architecture.depth == 2
+
+
+def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch):
+    vitrail.save(small_vit(depth=1), tmp_path / "model")
+
+    def full(*_):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(save_module, "write_tensors", full)
+    with pytest.raises(vitrail.WeightsError, match="cannot be written: no space left on device"):
+        vitrail.save(small_vit(depth=2), tmp_path / "model")
+    assert names(tmp_path) == ["model"]
+    assert vitrail.load(tmp_path / "model").architecture.depth == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no umask")
+def test_files_have_the_permissions_that_new_files_get_here(tmp_path):
+    before = os.umask(0o027)
+    try:
+        folder = vitrail.save(small_vit(), tmp_path / "model")
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o750
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o640}
+
+
+def test_with_another_default_device(tmp_path):
+    model = small_vit()
+    with torch.device("meta"):
+        vitrail.save(model, tmp_path / "model")
+        loaded = vitrail.load(tmp_path / "model")
+    assert {p.device.type for p in loaded.parameters()} == {"cpu"}
+    assert torch.equal(loaded(images()), model(images()))
+
+
+def test_home_is_understood(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert vitrail.save(small_vit(), "~/model") == tmp_path / "model"
+    assert vitrail.load("~/model").num_classes == 7
