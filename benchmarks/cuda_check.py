@@ -39,6 +39,8 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def main() -> None:
+    if not torch.cuda.is_available():
+        sys.exit("this checks a CUDA device, and torch sees none here")
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     good = True

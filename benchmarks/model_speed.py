@@ -116,6 +116,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--commit", default="")
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.exit(1, "this measures CUDA devices, and torch sees none here\n")
     libraries = [library for library in ("vitrail", "timm") if importlib.util.find_spec(library)]
     if "timm" not in libraries:
         print("timm is not installed: left out")

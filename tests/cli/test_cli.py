@@ -106,4 +106,5 @@ def test_quickstart_runs_offline_and_does_not_pretend():
     assert child.returncode == 0, child.stderr
     assert "logits (64, 10)" in child.stdout
     assert "output unchanged bit for bit" in child.stdout
+    assert "loaded back: the same y bit for bit" in child.stdout
     assert "the weights are random and no accuracy is claimed" in child.stdout

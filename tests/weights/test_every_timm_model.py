@@ -20,7 +20,18 @@ GELUS = {"GELU": "exact", "GELUTanh": "tanh", "QuickGELU": "quick"}
 POOLS = {"token": "class", "avg": "average", "map": "attention"}
 FOREIGN = (
     *("resnetv2_", "18x2", "_xp_", "resnet26d", "resnet50d", "_dlittle", "_dwee", "_dpwee", "_pwee", "_mci_"),
-    *("giant_patch14_dinov2", "giant_patch14_reg", "intern300m", "vit_tiny_r_s16", "_rope", "siglip2", "_rpn_", "vitamin", "aimv2", "test_vit4"),
+    *(
+        "giant_patch14_dinov2",
+        "giant_patch14_reg",
+        "intern300m",
+        "vit_tiny_r_s16",
+        "_rope",
+        "siglip2",
+        "_rpn_",
+        "vitamin",
+        "aimv2",
+        "test_vit4",
+    ),
 )
 """Parts of the names of Vision Transformers and ResNets that have something these models do not: other blocks, other
 stems, batch norm, a gated MLP, rotary positions, norms behind the layers."""

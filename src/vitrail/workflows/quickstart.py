@@ -1,12 +1,14 @@
 """Everything in miniature, offline, on the handwritten digits that ship inside scikit-learn.
 
-This version builds models and looks at them; it does not train yet, and says so.
+This version builds models, looks at them and takes their weights elsewhere; it does not train yet, and says so.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from sklearn.datasets import load_digits
@@ -16,6 +18,9 @@ from torch.nn import functional as F
 from vitrail.model.create import create_model
 from vitrail.model.recording import record_attention
 from vitrail.model.vit import VisionTransformer
+from vitrail.weights.convert import convert
+from vitrail.weights.load import load
+from vitrail.weights.save import save
 
 IMAGES, SIZE, LARGER = 64, 32, 48
 
@@ -46,6 +51,13 @@ def quickstart() -> Iterator[str]:
     for position in ("none", "learned-1d"):
         change = change_when_shuffled(small_model(position), images, order)
         yield f"patches shuffled, position embedding {position}: y moves by {change:.1e} of its size"
+
+    with tempfile.TemporaryDirectory() as folder:
+        save(model, Path(folder) / "native")
+        convert(Path(folder) / "native", Path(folder) / "google", "google")
+        again = load(Path(folder) / "google")
+    same = "the same" if torch.equal(again.embed(images), model.embed(images)) else "ANOTHER"
+    yield f"saved, converted to Google's npz and loaded back: {same} y bit for bit"
 
     model.resize(LARGER)
     y = model.embed(digits(IMAGES, LARGER))
