@@ -90,7 +90,7 @@ def test_a_model_without_positions_needs_a_config_that_says_so(tmp_path):
     """For rotary positions leave no trace in the weights."""
     model = scramble(timm.create_model("vit_tiny_patch16_224", depth=1, pos_embed="none", num_classes=5))
     path = save_tensors(model, tmp_path / "model.safetensors")
-    with pytest.raises(vitrail.WeightsError, match="no position table.*may be rotary"):
+    with pytest.raises(vitrail.WeightsError, match=r"no position table.*may be rotary"):
         vitrail.load(path)
     config = {"model_args": {"pos_embed": "none", "img_size": 224}}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -85,7 +85,7 @@ class WithState:
         return WithState, ("",), {"canary": self.canary}
 
     def __setstate__(self, state):
-        os.mkdir(state["canary"])
+        Path(state["canary"]).mkdir()
 
 
 def payloads(canary: str) -> dict[str, object]:
