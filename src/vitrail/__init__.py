@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from vitrail.config import Preprocessing
-    from vitrail.errors import ConfigError, InputError, MissingExtraError, VitrailError, WeightsError
+    from vitrail.errors import ConfigError, DataError, InputError, MissingExtraError, VitrailError, WeightsError
     from vitrail.model.bit import BitResNet
     from vitrail.model.create import create_model
     from vitrail.model.positions import resize_position_embedding
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "BitResNet": "vitrail.model.bit",
     "ConfigError": "vitrail.errors",
+    "DataError": "vitrail.errors",
     "InputError": "vitrail.errors",
     "MissingExtraError": "vitrail.errors",
     "Preprocessing": "vitrail.config",
@@ -45,6 +46,7 @@ _HOMES = {
 __all__ = [
     "BitResNet",
     "ConfigError",
+    "DataError",
     "InputError",
     "MissingExtraError",
     "Preprocessing",

@@ -3,6 +3,7 @@
     VitrailError
     ├── ConfigError          a wrong name, option, value or combination        (also a ValueError)
     ├── InputError           images or tensors that a model cannot take        (also a ValueError)
+    ├── DataError            images or data sets that cannot be read, or too many broken ones
     ├── WeightsError         a file or folder of weights that cannot be read, trusted, understood or written
     └── MissingExtraError    an optional dependency that is not installed      (also an ImportError)
 
@@ -26,6 +27,10 @@ class ConfigError(VitrailError, ValueError):
 
 class InputError(VitrailError, ValueError):
     """Images or tensors that do not fit the model they were given to."""
+
+
+class DataError(VitrailError):
+    """An image or a data set that cannot be read, or more broken images than allowed."""
 
 
 class WeightsError(VitrailError):

@@ -13,17 +13,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.config import Preprocessing
+from vitrail.data.decode import to_channels, to_rgb
 
 
 def prepare(image: Any, preprocessing: Preprocessing) -> Tensor:
     """A Pillow image, or a (C, height, width) uint8 tensor → (C, height, width) float32, normalised."""
     pixels = image if isinstance(image, Tensor) else _from_pillow(image, len(preprocessing.mean))
+    return normalise(fitted(pixels, preprocessing), preprocessing)
+
+
+def fitted(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
+    """(C, height, width) uint8 of any size → resized and cropped to the size that the model sees."""
     target = preprocessing.resized
     if preprocessing.resize == "cover":
         target = _covering(pixels.shape[1], pixels.shape[2], *target)
     if target != pixels.shape[1:]:
         pixels = F.interpolate(pixels[None], size=target, mode=preprocessing.interpolation, antialias=True)[0]
-    return normalise(_centre(pixels, *preprocessing.image_size), preprocessing)
+    return _centre(pixels, *preprocessing.image_size)
 
 
 def normalise(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
@@ -34,8 +40,7 @@ def normalise(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
 
 
 def _from_pillow(image: Any, channels: int) -> Tensor:
-    array = np.array(image.convert("L" if channels == 1 else "RGB"))
-    return torch.from_numpy(array)[None] if channels == 1 else torch.from_numpy(array).permute(2, 0, 1)
+    return to_channels(torch.from_numpy(np.array(to_rgb(image))).permute(2, 0, 1), channels)
 
 
 def _covering(height: int, width: int, least_height: int, least_width: int) -> tuple[int, int]:

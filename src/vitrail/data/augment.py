@@ -1,0 +1,321 @@
+"""Training augmentations: crop box, flip, RandAugment, 3-Augment, colour jitter, random erasing.
+
+Each is a pure function of a uint8 image (3, height, width), of any strides, and an explicit `random.Random`, and gives
+back a uint8 image of the same shape. No global random state is read or moved, so that the same seed makes the same
+bytes in any process. What leaves the image as it is may return the very tensor it was given; none writes into it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Annotated, Self
+
+import numpy as np
+import torch
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from vitrail.config import Config
+
+Rate = Annotated[float, Field(ge=0, le=1)]
+"""A probability."""
+
+GREY = (128, 128, 128)
+"""What fills the pixels that a geometric operation vacates, as in the RandAugment reference."""
+
+
+class Augmentation(Config):
+    """What happens to a training image. Everything after the crop is applied in the order of the fields."""
+
+    crop_area: tuple[float, float] = (0.05, 1.0)
+    """Least and greatest share of the image that the random crop covers."""
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """Least and greatest width / height of the random crop."""
+    flip: Rate = 0.5
+    """How often the image is mirrored left to right."""
+    three_augment: bool = False
+    """DeiT III's 3-Augment. It ends with a colour jitter of its own."""
+    rand_augment: tuple[int, float] | None = None
+    """RandAugment as (operations, magnitude). The scale is 0 to 10, and AugReg goes on to (2, 20)."""
+    color_jitter: float = 0.0
+    """How far brightness, contrast and saturation may each go from 1."""
+    erasing: Rate = 0.0
+    """How often a rectangle is overwritten with noise."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        # Each comparison is written so that NaN fails it.
+        low, high = self.crop_area
+        if not 0 < low <= high <= 1:
+            raise ValueError(
+                f"crop_area = {self.crop_area}: give (least, greatest) shares with 0 < least ≤ greatest ≤ 1"
+            )
+        low, high = self.crop_ratio
+        if not 0 < low <= high < math.inf:
+            raise ValueError(f"crop_ratio = {self.crop_ratio}: give (least, greatest) width / height, both above 0")
+        if self.rand_augment is not None:
+            operations, magnitude = self.rand_augment
+            if operations < 1 or not 0 <= magnitude < math.inf:
+                raise ValueError(
+                    f"rand_augment = {self.rand_augment}: give (operations, magnitude), at least 1 and 0; "
+                    "leave it out to have none"
+                )
+        if not 0 <= self.color_jitter < math.inf:
+            raise ValueError(f"color_jitter = {self.color_jitter}: give a number from 0 up, most often below 1")
+        return self
+
+
+def augment(image: Tensor, config: Augmentation, rng: random.Random) -> Tensor:
+    """All that `config` asks for after the crop. What is off takes nothing from `rng`."""
+    if config.flip:
+        image = flip(image, rng, config.flip)
+    if config.three_augment:
+        image = three_augment(image, rng)
+    if config.rand_augment is not None:
+        image = rand_augment(image, rng, *config.rand_augment)
+    if config.color_jitter:
+        image = color_jitter(image, rng, config.color_jitter, config.color_jitter, config.color_jitter)
+    if config.erasing:
+        image = random_erasing(image, rng, config.erasing)
+    return image
+
+
+# ---- Boxes -----------------------------------------------------------------------------------------------------------
+
+ATTEMPTS = 10
+"""How often a size is drawn before giving up on one that fits."""
+
+
+def inception_box(
+    height: int,
+    width: int,
+    rng: random.Random,
+    area: tuple[float, float] = (0.05, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+) -> tuple[int, int, int, int]:
+    """(top, left, height, width) of an Inception crop: share of the area uniform, width / height log-uniform.
+
+    An image too long or too tall for the draws gives the largest centre crop whose shape is within `ratio`.
+    """
+    size = _draw_size(height, width, rng, area, ratio)
+    if size is not None:
+        return _place(height, width, *size, rng)
+    low, high = ratio
+    box_height = min(height, max(1, round(width / low)))
+    box_width = min(width, max(1, round(height * high)))
+    return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
+
+
+def _draw_size(
+    height: int, width: int, rng: random.Random, area: tuple[float, float], ratio: tuple[float, float]
+) -> tuple[int, int] | None:
+    """Height and width of a random box that fits, or None when no attempt did."""
+    for _ in range(ATTEMPTS):
+        pixels = height * width * rng.uniform(*area)
+        aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        box_height, box_width = round(math.sqrt(pixels / aspect)), round(math.sqrt(pixels * aspect))
+        if 1 <= box_height <= height and 1 <= box_width <= width:
+            return box_height, box_width
+    return None
+
+
+def _place(height: int, width: int, box_height: int, box_width: int, rng: random.Random) -> tuple[int, int, int, int]:
+    return rng.randint(0, height - box_height), rng.randint(0, width - box_width), box_height, box_width
+
+
+# ---- On tensors ------------------------------------------------------------------------------------------------------
+
+
+def flip(image: Tensor, rng: random.Random, rate: float = 0.5) -> Tensor:
+    """The image mirrored left to right, with probability `rate`."""
+    return image.flip(2) if rng.random() < rate else image
+
+
+def random_erasing(
+    image: Tensor,
+    rng: random.Random,
+    rate: float = 0.25,
+    area: tuple[float, float] = (0.02, 1 / 3),
+    ratio: tuple[float, float] = (0.3, 3.3),
+) -> Tensor:
+    """With probability `rate`, a copy with a rectangle of noise bytes; its area and shape are drawn like a crop's."""
+    if rng.random() >= rate:
+        return image
+    _, image_height, image_width = image.shape
+    size = _draw_size(image_height, image_width, rng, area, ratio)
+    if size is None:
+        return image
+    top, left, height, width = _place(image_height, image_width, *size, rng)
+    noise = torch.frombuffer(bytearray(rng.randbytes(3 * height * width)), dtype=torch.uint8)
+    erased = image.clone()
+    erased[:, top : top + height, left : left + width] = noise.view(3, height, width)
+    return erased
+
+
+# ---- On Pillow images ------------------------------------------------------------------------------------------------
+
+
+def rand_augment(image: Tensor, rng: random.Random, operations: int = 2, magnitude: float = 10.0) -> Tensor:
+    """RandAugment as AugReg uses it: `operations` times one of OPERATIONS, each as likely, all at `magnitude`."""
+    picture = _to_pillow(image)
+    names = list(OPERATIONS)
+    for _ in range(operations):
+        picture = OPERATIONS[rng.choice(names)](picture, magnitude, rng)
+    return _to_tensor(picture)
+
+
+def color_jitter(
+    image: Tensor, rng: random.Random, brightness: float = 0.4, contrast: float = 0.4, saturation: float = 0.4
+) -> Tensor:
+    """Brightness, contrast and saturation by factors uniform in [max(0, 1 − x), 1 + x], in a random order."""
+    return _to_tensor(_jitter(_to_pillow(image), rng, brightness, contrast, saturation))
+
+
+def three_augment(image: Tensor, rng: random.Random) -> Tensor:
+    """DeiT III's 3-Augment: greyscale, solarize or Gaussian blur, each as likely, then a colour jitter of 0.3."""
+    picture = _to_pillow(image)
+    match rng.randrange(3):
+        case 0:
+            picture = picture.convert("L").convert("RGB")
+        case 1:
+            picture = ImageOps.solarize(picture, 128)
+        case _:
+            picture = picture.filter(ImageFilter.GaussianBlur(rng.uniform(0.1, 2.0)))
+    return _to_tensor(_jitter(picture, rng, 0.3, 0.3, 0.3))
+
+
+def _jitter(
+    picture: Image.Image, rng: random.Random, brightness: float, contrast: float, saturation: float
+) -> Image.Image:
+    strengths = (
+        (ImageEnhance.Brightness, brightness),
+        (ImageEnhance.Contrast, contrast),
+        (ImageEnhance.Color, saturation),
+    )
+    steps = [(enhancer, rng.uniform(max(0.0, 1 - strength), 1 + strength)) for enhancer, strength in strengths]
+    rng.shuffle(steps)
+    for enhancer, factor in steps:
+        picture = enhancer(picture).enhance(factor)
+    return picture
+
+
+def _to_pillow(image: Tensor) -> Image.Image:
+    return Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+
+
+def _to_tensor(picture: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+
+
+# ---- The operations of RandAugment -----------------------------------------------------------------------------------
+
+Operation = Callable[[Image.Image, float, random.Random], Image.Image]
+"""A picture, a magnitude (0 to 10 and beyond) and a source of chance → a picture of the same size."""
+
+REFERENCE_SIDE = 224
+"""The reference moves and cuts by pixels of a 224 image; here those are shares of the side, for any size."""
+
+
+def _signed(value: float, rng: random.Random) -> float:
+    return -value if rng.random() < 0.5 else value
+
+
+def _affine(picture: Image.Image, matrix: tuple[float, float, float, float, float, float]) -> Image.Image:
+    """`matrix` gives the place in the old picture for a place in the new one; the origin is the upper left corner."""
+    return picture.transform(
+        picture.size, Image.Transform.AFFINE, matrix, resample=Image.Resampling.BILINEAR, fillcolor=GREY
+    )
+
+
+def _autocontrast(picture: Image.Image, magnitude: float, rng: random.Random) -> Image.Image:
+    return ImageOps.autocontrast(picture)
+
+
+def _equalize(picture: Image.Image, magnitude: float, rng: random.Random) -> Image.Image:
+    return ImageOps.equalize(picture)
+
+
+def _invert(picture: Image.Image, magnitude: float, rng: random.Random) -> Image.Image:
+    return ImageOps.invert(picture)
+
+
+def _rotate(picture: Image.Image, magnitude: float, rng: random.Random) -> Image.Image:
+    degrees = _signed(magnitude / 10 * 30, rng)
+    return picture.rotate(degrees, resample=Image.Resampling.BILINEAR, fillcolor=GREY)
+
+
+def _posterize(picture: Image.Image, magnitude: float, rng: random.Random) -> Image.Image:
+    # As in the reference a greater magnitude keeps more bits, so it is the weaker one. Below 2.5 the reference keeps
+    # none and the image goes black; here one stays. Eight is all there are.
+    return ImageOps.posterize(picture, min(8, max(1, int(magnitude / 10 * 4))))
+
+
+def _solarize(picture: Image.Image, magnitude: float, rng: random.Random) -> Image.Image:
+    # Again the reference's way round: from magnitude 10 on the threshold is past every value, and nothing happens.
+    return ImageOps.solarize(picture, int(magnitude / 10 * 256))
+
+
+def _solarize_add(picture: Image.Image, magnitude: float, rng: random.Random) -> Image.Image:
+    added = int(magnitude / 10 * 110)
+    return picture.point([min(255, value + added) if value < 128 else value for value in range(256)] * 3)
+
+
+def _enhance(enhancer: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operation:
+    """An operation whose factor runs from 0.1 to 1.9, 1 being the picture as it is."""
+
+    def operation(picture: Image.Image, magnitude: float, rng: random.Random) -> Image.Image:
+        return enhancer(picture).enhance(magnitude / 10 * 1.8 + 0.1)
+
+    return operation
+
+
+def _shear_x(picture: Image.Image, magnitude: float, rng: random.Random) -> Image.Image:
+    return _affine(picture, (1, _signed(magnitude / 10 * 0.3, rng), 0, 0, 1, 0))
+
+
+def _shear_y(picture: Image.Image, magnitude: float, rng: random.Random) -> Image.Image:
+    return _affine(picture, (1, 0, 0, _signed(magnitude / 10 * 0.3, rng), 1, 0))
+
+
+def _translate_x(picture: Image.Image, magnitude: float, rng: random.Random) -> Image.Image:
+    return _affine(picture, (1, 0, _signed(_shift(picture.width, magnitude), rng), 0, 1, 0))
+
+
+def _translate_y(picture: Image.Image, magnitude: float, rng: random.Random) -> Image.Image:
+    return _affine(picture, (1, 0, 0, 0, 1, _signed(_shift(picture.height, magnitude), rng)))
+
+
+def _shift(side: int, magnitude: float) -> float:
+    return magnitude / 10 * 100 / REFERENCE_SIDE * side
+
+
+def _cutout(picture: Image.Image, magnitude: float, rng: random.Random) -> Image.Image:
+    half = round(magnitude / 10 * 40 / REFERENCE_SIDE * min(picture.size))
+    x, y = rng.randrange(picture.width), rng.randrange(picture.height)
+    cut = picture.copy()
+    cut.paste(GREY, (max(0, x - half), max(0, y - half), min(picture.width, x + half), min(picture.height, y + half)))
+    return cut
+
+
+OPERATIONS: dict[str, Operation] = {
+    "autocontrast": _autocontrast,
+    "equalize": _equalize,
+    "invert": _invert,
+    "rotate": _rotate,
+    "posterize": _posterize,
+    "solarize": _solarize,
+    "color": _enhance(ImageEnhance.Color),
+    "contrast": _enhance(ImageEnhance.Contrast),
+    "brightness": _enhance(ImageEnhance.Brightness),
+    "sharpness": _enhance(ImageEnhance.Sharpness),
+    "shear-x": _shear_x,
+    "shear-y": _shear_y,
+    "translate-x": _translate_x,
+    "translate-y": _translate_y,
+    "cutout": _cutout,
+    "solarize-add": _solarize_add,
+}
+"""The sixteen of the RandAugment reference implementation, in its order."""

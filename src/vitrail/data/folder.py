@@ -1,0 +1,168 @@
+"""Images in folders: one folder for each class, or a CSV that says which is what."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from vitrail.data.index import Table, cached_table
+from vitrail.data.order import Indices
+from vitrail.data.source import Sample, Source, read_file, shown
+from vitrail.errors import DataError
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
+IMAGE_COLUMNS = ("image", "file_name", "filename", "file", "path", "image_path")
+LABEL_COLUMNS = ("label", "class", "category", "target", "species")
+
+
+class Files(Source):
+    """Files below a folder, with a table of their names and labels."""
+
+    def __init__(self, root: Path, table: Table, classes: tuple[str, ...]) -> None:
+        self.root, self.table, self.classes = root, table, classes
+
+    def __len__(self) -> int:
+        return len(self.table["labels"])
+
+    def path(self, index: int) -> Path:
+        """Of one file."""
+        start, stop = self.table["starts"][index : index + 2]
+        return self.root / os.fsdecode(self.table["names"][start:stop].tobytes())
+
+    def read(self, index: int) -> Sample:
+        """The bytes of a file."""
+        path = self.path(index)
+        return Sample(read_file(path), int(self.table["labels"][index]), shown(path))
+
+    def name(self, index: int) -> str:
+        """Its path."""
+        return shown(self.path(index))
+
+    def labels(self, start: int, stop: int) -> Indices:
+        """From the table."""
+        found: Indices = self.table["labels"][start:stop].astype(np.int64)
+        return found
+
+
+def class_folders(root: Path) -> Files:
+    """A folder whose folders are classes; images may lie deeper within them."""
+    classes = [entry.name for entry in _entries(root) if _is_dir(entry) and not entry.name.startswith(".")]
+    folders = [root / name for name in classes]
+    fingerprint = "\n".join(f"{shown(f)} {_stat(f).st_mtime_ns}" for top in folders for f in _folders(top))
+
+    def build(folder: Path) -> None:
+        _write(folder, ((path, label) for label, top in enumerate(folders) for path in _images(root, top)))
+
+    files = Files(root, cached_table(f"folder {root.resolve()}", fingerprint, build), tuple(map(shown, classes)))
+    if not len(files):
+        raise DataError(f"{root} holds no images: expected a folder for each class with {', '.join(SUFFIXES)} in it")
+    return files
+
+
+def from_csv(path: Path, split: str | None = None) -> Files:
+    """A CSV with a column of image paths, relative to its own folder, and one of labels; perhaps one of splits."""
+    stat = _stat(path)
+
+    def build(folder: Path) -> None:
+        words = {label for _, label in _rows(path, None)}  # of all splits, so that they agree
+        classes = sorted(words, key=int) if all(word.isdecimal() for word in words) else sorted(words)
+        numbers = {word: number for number, word in enumerate(classes)}
+        _write(folder, ((os.fsencode(name), numbers[label]) for name, label in _rows(path, split)))
+        (folder / "classes.json").write_text(json.dumps(classes))
+
+    table = cached_table(f"csv {split} {path.resolve()}", f"{stat.st_size} {stat.st_mtime_ns}", build)
+    files = Files(path.parent, table, tuple(json.loads((table.folder / "classes.json").read_text())))
+    if not len(files):
+        raise DataError(f"{path} lists no images" + (f" in the split {split!r}" if split else ""))
+    return files
+
+
+def csv_splits(path: Path) -> set[str]:
+    """The splits that a CSV names."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        return {row["split"] for row in reader if row.get("split")} if "split" in (reader.fieldnames or ()) else set()
+
+
+def _rows(path: Path, split: str | None) -> Iterator[tuple[str, str]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            names = list(reader.fieldnames or ())
+            image, label = (
+                next((n for n in names if n.lower() in known), None) for known in (IMAGE_COLUMNS, LABEL_COLUMNS)
+            )
+            if image is None or label is None:
+                raise DataError(
+                    f"{path} has the columns {', '.join(names) or 'none'}: it needs one of {', '.join(IMAGE_COLUMNS)} "
+                    f"and one of {', '.join(LABEL_COLUMNS)}"
+                )
+            for row in reader:
+                if split is None or row.get("split") == split:
+                    yield row[image], row[label]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+
+
+def _write(folder: Path, rows: Iterator[tuple[bytes, int]]) -> None:
+    """The names one after the other in one file, where each starts, and the labels."""
+    starts, labels = array("q", [0]), array("i")
+    with (folder / "names").open("wb") as file:
+        for name, label in rows:
+            file.write(name)
+            starts.append(starts[-1] + len(name))
+            labels.append(label)
+    names = np.memmap(folder / "names", np.uint8, "r") if starts[-1] else np.empty(0, np.uint8)
+    for column, values in {"names": names, "starts": np.asarray(starts), "labels": np.asarray(labels)}.items():
+        np.save(folder / f"{column}.npy", values)
+    del names
+    (folder / "names").unlink()
+
+
+def _stat(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        raise DataError(f"{shown(path)} cannot be read: {error.strerror}") from None
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise DataError(f"{shown(folder)} cannot be listed: {error.strerror}") from None
+
+
+def _folders(top: Path, above: tuple[tuple[int, int], ...] = ()) -> Iterator[Path]:
+    """A folder and those within it. Links are followed, but not in a circle."""
+    stat = _stat(top)
+    here = (stat.st_dev, stat.st_ino)
+    if here in above:
+        return
+    yield top
+    for entry in _entries(top):
+        if _is_dir(entry) and not entry.name.startswith("."):
+            yield from _folders(Path(entry.path), (*above, here))
+
+
+def _images(root: Path, top: Path) -> Iterator[bytes]:
+    """The names of the images of a class, relative to the root."""
+    for folder in _folders(top):
+        for entry in _entries(folder):
+            name = entry.name
+            if name.lower().endswith(SUFFIXES) and not name.startswith(".") and not _is_dir(entry):
+                yield os.fsencode(Path(entry.path).relative_to(root))
+
+
+def _is_dir(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False

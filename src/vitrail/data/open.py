@@ -1,0 +1,176 @@
+"""From what a person names to a source: DATA is one grammar everywhere.
+
+photos/                  a folder for each class, or train/, val/, test/ with such folders in them
+photos/labels.csv        a CSV beside images; or a folder with one CSV in it
+photos/*.parquet         a Parquet file, or a folder of them named after their splits
+shards/                  tar files in the WebDataset layout, named after their splits
+digits                   the data set that is always there
+hf:owner/name            a data set of the hub, with the extra `datasets`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vitrail.data.source import SPLITS, Listed, Source, held_out
+from vitrail.errors import ConfigError, DataError, MissingExtraError, did_you_mean
+
+DEFAULT_HOLDOUT = 0.1
+CLASS_NAMES = ("classes.txt", "labels.txt")
+
+
+def open_data(
+    data: str | Path | Source | Sequence[tuple[Any, int]],
+    split: str | None = None,
+    holdout: float | None = None,
+    seed: int = 0,
+) -> Source:
+    """A data set, or a part of it.
+
+    Args:
+        data: see the top of this module; or a list of (image, label).
+        split: "train", "val" or "test"; everything if None.
+        holdout: the share of every class that is set aside as "val" where the data has no such part. A tenth of data
+            that has no parts at all; nothing otherwise.
+        seed: chooses what is set aside.
+    """
+    if split is not None and split not in SPLITS:
+        raise ConfigError(f"split = {split!r}{did_you_mean(split, SPLITS) or ';'} there are {', '.join(SPLITS)}")
+    parts = _parts(data)
+    if split is None:
+        return _whole(data, parts)
+    if split in parts and not (split == "train" and holdout and "val" not in parts):
+        return parts[split]()
+    if split == "test" or ("val" in parts and split == "train"):
+        raise DataError(f"{data} has no split {split!r}: it has {', '.join(parts) or 'one part'}")
+    if parts and not holdout:
+        raise DataError(
+            f"{data} has no split {split!r}: it has {', '.join(parts)}; holdout={DEFAULT_HOLDOUT} would set a part of "
+            "train aside"
+        )
+    whole = parts["train"]() if parts else _whole(data, parts)
+    rest, out = held_out(whole, holdout or DEFAULT_HOLDOUT, seed)
+    return out if split == "val" else rest
+
+
+def splits_of(data: str | Path | Source | Sequence[tuple[Any, int]]) -> tuple[str, ...]:
+    """The parts that a data set comes in; none where it is one."""
+    return tuple(_parts(data))
+
+
+Parts = dict[str, Callable[[], Source]]
+
+
+def _parts(data: Any) -> Parts:
+    """How to open each split that is there."""
+    if isinstance(data, Source) or not isinstance(data, str | Path):
+        return {}
+    text = str(data)
+    if text.startswith("hf:"):
+        return _hub_parts(text)
+    path = Path(text).expanduser()
+    if path.suffix.lower() == ".csv" and path.is_file():
+        from vitrail.data.folder import csv_splits, from_csv
+
+        return {ours: partial(from_csv, path, theirs) for ours, theirs in _named(csv_splits(path))}
+    if not path.is_dir():
+        return {}
+    files = _shard_files(path)
+    if files:
+        by_split = {ours: [f for f in files if _split_of(path, f) == ours] for ours in SPLITS}
+        return {ours: partial(_from_files, path, chosen) for ours, chosen in by_split.items() if chosen}
+    folders = {child.name for child in path.iterdir() if child.is_dir()}
+    return {ours: partial(_whole, path / theirs, {}) for ours, theirs in _named(folders)}
+
+
+def _named(found: set[str]) -> list[tuple[str, str]]:
+    """Our names of splits, with the names they have here."""
+    return [(ours, theirs) for ours, names in SPLITS.items() for theirs in sorted(found) if theirs.lower() in names]
+
+
+def _whole(data: Any, parts: Parts) -> Source:
+    if isinstance(data, Source):
+        return data
+    if not isinstance(data, str | Path):
+        return Listed(data)
+    if parts:
+        raise DataError(f"{data} comes in parts: name one of {', '.join(parts)}")
+    if str(data) == "digits":
+        from vitrail.data.builtin import Digits
+
+        return Digits()
+    path = Path(data).expanduser()
+    if path.is_file():
+        return _from_file(path)
+    if not path.is_dir():
+        kinds = "a folder, a .csv, .parquet or .tar file, hf:owner/name, or digits"
+        raise DataError(f"there is no data set {str(data)!r}: give {kinds}")
+    if files := _shard_files(path):
+        return _from_files(path, files)
+    from vitrail.data.folder import class_folders, from_csv
+
+    tables = sorted(path.glob("*.csv"))
+    if len(tables) == 1:
+        return from_csv(tables[0])
+    return class_folders(path)
+
+
+def _from_file(path: Path) -> Source:
+    if path.suffix.lower() == ".csv":
+        from vitrail.data.folder import from_csv
+
+        return from_csv(path)
+    if path.suffix.lower() in (".parquet", ".tar"):
+        return _from_files(path.parent, [path])
+    raise DataError(f"{path} is no data set: give a folder, or a .csv, .parquet or .tar file")
+
+
+def _shard_files(folder: Path) -> list[Path]:
+    """The tar or Parquet files of a folder, directly, or in folders named after splits or `data`."""
+    inner = [child for child in sorted(folder.iterdir()) if child.is_dir() and _holds_shards(child.name)]
+    places = [folder, *inner]
+    for suffix in (".parquet", ".tar"):
+        if found := [path for place in places for path in sorted(place.glob(f"*{suffix}"))]:
+            return found
+    return []
+
+
+def _holds_shards(name: str) -> bool:
+    return name == "data" or any(name.lower() in names for names in SPLITS.values())
+
+
+def _split_of(root: Path, path: Path) -> str | None:
+    """By the folder that a file is in, else by the word its name starts with."""
+    words = [path.parent.name.lower()] if path.parent != root else []
+    words.append(path.name.lower().replace(".", "-").replace("_", "-").split("-")[0])
+    return next((ours for word in words for ours, names in SPLITS.items() if word in names), None)
+
+
+def _from_files(folder: Path, files: Sequence[Path]) -> Source:
+    if files[0].suffix == ".parquet":
+        from vitrail.data.parquet import Parquet
+
+        return Parquet(files, _class_names(folder))
+    from vitrail.data.shards import Shards
+
+    return Shards(files, _class_names(folder))
+
+
+def _class_names(folder: Path) -> tuple[str, ...]:
+    for name in CLASS_NAMES:
+        if (folder / name).is_file():
+            return tuple((folder / name).read_text(encoding="utf-8").splitlines())
+    return ()
+
+
+def _hub_parts(source: str) -> Parts:
+    try:
+        import datasets  # noqa: F401
+    except ImportError:
+        raise MissingExtraError(f"loading {source}", "datasets") from None
+    from vitrail.data.hub import HubData, splits_on_hub
+
+    return {ours: partial(HubData.load, source, theirs) for ours, theirs in _named(splits_on_hub(source))}

@@ -1,0 +1,135 @@
+"""Parquet in the Hugging Face layout: a column of images as {bytes, path}, a column of labels.
+
+Parquet is read a row group at a time, so neighbours are best read together; a few groups are kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.data.order import Indices
+from vitrail.data.source import Sample, Source, shown
+from vitrail.errors import DataError, MissingExtraError
+
+IMAGE_COLUMNS = ("image", "img", "jpg", "png", "webp")
+LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "cls", "target")
+MOST_CACHED = 128_000_000
+"""Bytes of row groups that a process keeps."""
+
+
+class Parquet(Source):
+    """Rows of Parquet files."""
+
+    def __init__(self, paths: Sequence[Path], classes: tuple[str, ...] = ()) -> None:
+        self.paths = tuple(paths)
+        self._forget()
+        groups, largest = [], 1
+        for number in range(len(self.paths)):
+            metadata = self._file(number).metadata
+            for group in range(metadata.num_row_groups):
+                facts = metadata.row_group(group)
+                groups.append((number, group, facts.num_rows))
+                largest = max(largest, facts.total_byte_size)
+        self.groups = np.array(groups, dtype=np.int64).reshape(-1, 3)
+        self.starts = np.r_[0, np.cumsum(self.groups[:, 2])]
+        self.image, self.label, named = _columns(self._file(0).schema_arrow, self.paths[0])
+        self.classes = classes or named
+        self.kept = max(MOST_CACHED // largest, 1)
+        self.block = max(int(self.groups[:, 2].max(initial=1)), 1)
+        self.window = self.block * self.kept
+        self._forget()
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+        return {**state, "_files": {}, "_groups": OrderedDict()}
+
+    def read(self, index: int) -> Sample:
+        """One row; its whole group is read where it is not kept already."""
+        group = int(np.searchsorted(self.starts, index, side="right")) - 1
+        images, labels = self._group(group)
+        row = index - int(self.starts[group])
+        content = images[row].as_py()
+        content = content.get("bytes") if isinstance(content, dict) else content
+        if not isinstance(content, bytes):
+            raise DataError("holds no bytes: images that are only named by a path are not followed")
+        label = labels[row].as_py()
+        if label is None:
+            raise DataError("has no label")
+        return Sample(content, int(label), self.name(index))
+
+    def name(self, index: int) -> str:
+        """The file and the row in it."""
+        group = int(np.searchsorted(self.starts, index, side="right")) - 1
+        number = self.groups[group, 0]
+        first = self.starts[np.searchsorted(self.groups[:, 0], number)]
+        return f"{shown(self.paths[number])}:{index - first}"
+
+    def labels(self, start: int, stop: int) -> Indices:
+        """From the column of labels alone."""
+        first, last = np.searchsorted(self.starts, [start, max(stop - 1, start)], side="right") - 1
+        parts = [
+            self._file(number).read_row_group(group, columns=[self.label]).column(0).fill_null(-1).to_numpy()
+            for number, group, _ in self.groups[first : last + 1]
+        ]
+        offset = start - self.starts[first]
+        found: Indices = np.concatenate(parts)[offset : offset + stop - start].astype(np.int64)
+        return found
+
+    def _file(self, number: int) -> Any:
+        if number not in self._files:
+            self._files[number] = _opened(self.paths[number])
+        return self._files[number]
+
+    def _group(self, group: int) -> tuple[Any, Any]:
+        if group not in self._groups:
+            while len(self._groups) >= self.kept:
+                self._groups.popitem(last=False)
+            number, within, _ = self.groups[group]
+            try:
+                table = self._file(number).read_row_group(int(within), columns=[self.image, self.label])
+            except OSError as error:
+                raise DataError(f"cannot be read: {error}") from None
+            self._groups[group] = (table.column(self.image), table.column(self.label))
+        self._groups.move_to_end(group)
+        return self._groups[group]
+
+    def _forget(self) -> None:
+        self._files: dict[int, Any] = {}
+        self._groups: OrderedDict[int, tuple[Any, Any]] = OrderedDict()
+
+
+def _opened(path: Path) -> Any:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise MissingExtraError("reading Parquet", "parquet") from None
+    try:
+        return pq.ParquetFile(path)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{shown(path)} is not a Parquet file: {str(error).splitlines()[0]}") from None
+
+
+def _columns(schema: Any, path: Path) -> tuple[str, str, tuple[str, ...]]:
+    """The names of the two columns, and of the classes where the file tells them."""
+    image = next((name for name in IMAGE_COLUMNS if name in schema.names), None)
+    label = next((name for name in LABEL_COLUMNS if name in schema.names), None)
+    if image is None or label is None:
+        raise DataError(
+            f"{shown(path)} has the columns {', '.join(schema.names)}: it needs one of {', '.join(IMAGE_COLUMNS)} and "
+            f"one of {', '.join(LABEL_COLUMNS)}"
+        )
+    try:
+        features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
+        return image, label, tuple(map(str, features[label]["names"]))
+    except (ValueError, KeyError, TypeError):
+        return image, label, ()

@@ -1,0 +1,167 @@
+"""Tar shards in the WebDataset layout: `key.jpg` beside `key.cls`, many samples to a file.
+
+A table of where every image lies is made once; after that images are read by offset, in any order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.data.folder import SUFFIXES
+from vitrail.data.index import Table, cached_table
+from vitrail.data.order import Indices
+from vitrail.data.source import Sample, Source, shown
+from vitrail.errors import DataError
+
+RECORD = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("length", "<u4"), ("label", "<i4")])
+NO_LABEL = -1
+HEADER = 512
+MOST_OPEN = 64
+INDEX = "index.npy"
+"""Beside shards that `vitrail data pack` wrote, so that nobody has to look through them."""
+MANIFEST = "dataset.json"
+
+
+class Shards(Source):
+    """Images inside tar files, by offset."""
+
+    block, window = 64, 4096
+
+    def __init__(self, paths: Sequence[Path], classes: tuple[str, ...], table: Table | None = None) -> None:
+        self.paths, self.classes = tuple(paths), classes
+        self.table = (
+            cached_table(f"tar {_names(paths)}", _fingerprint(paths), lambda f: _build(paths, classes, f))
+            if table is None
+            else table
+        )
+        self._open: OrderedDict[tuple[int, int], Any] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.table["index"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": OrderedDict()}
+
+    def __del__(self) -> None:
+        for file in getattr(self, "_open", {}).values():
+            file.close()
+
+    def read(self, index: int) -> Sample:
+        """One image by its offset."""
+        record = self.table["index"][index]
+        content = self._read(int(record["shard"]), int(record["offset"]), int(record["length"]))
+        if record["label"] == NO_LABEL:
+            raise DataError("has no label: expected a .cls or .json beside it")
+        return Sample(content, int(record["label"]), self.name(index))
+
+    def name(self, index: int) -> str:
+        """The shard, and the name in it, which stands before the image."""
+        record = self.table["index"][index]
+        path = self.paths[record["shard"]]
+        header = self._read(int(record["shard"]), int(record["offset"]) - HEADER, 100)
+        return f"{shown(path)}:{shown(os.fsdecode(header.split(bytes(1))[0]))}"
+
+    def labels(self, start: int, stop: int) -> Indices:
+        """From the table."""
+        found: Indices = self.table["index"]["label"][start:stop].astype(np.int64)
+        return found
+
+    def _read(self, shard: int, offset: int, length: int) -> bytes:
+        try:
+            file = self._file(shard)
+            file.seek(offset)
+            content: bytes = file.read(length)
+        except OSError as error:
+            raise DataError(f"cannot be read: {error.strerror or error}") from None
+        if len(content) != length:
+            raise DataError(f"{shown(self.paths[shard])} has become shorter")
+        return content
+
+    def _file(self, shard: int) -> Any:
+        """Few files stay open, in each process its own: their positions are not shared across a fork."""
+        key = shard, os.getpid()
+        if key not in self._open:
+            while len(self._open) >= MOST_OPEN:
+                self._open.popitem(last=False)[1].close()
+            self._open[key] = self.paths[shard].open("rb", buffering=0)
+        self._open.move_to_end(key)
+        return self._open[key]
+
+
+def _names(paths: Sequence[Path]) -> str:
+    return "\n".join(str(path.resolve()) for path in paths)
+
+
+def _fingerprint(paths: Sequence[Path]) -> str:
+    return "\n".join(f"{path.name} {(stat := path.stat()).st_size} {stat.st_mtime_ns}" for path in paths)
+
+
+def _build(paths: Sequence[Path], classes: tuple[str, ...], folder: Path) -> None:
+    """Shard by shard, so that only one shard's records are in memory."""
+    numbers = {name: number for number, name in enumerate(classes)}
+    with (folder / "records").open("wb") as file:
+        for shard, path in enumerate(paths):
+            records = [(shard, offset, length, label) for offset, length, label in scan(path, numbers)]
+            np.array(records, dtype=RECORD).tofile(file)
+    size = (folder / "records").stat().st_size
+    records_on_disk = np.memmap(folder / "records", RECORD, "r") if size else np.empty(0, RECORD)
+    np.save(folder / INDEX, records_on_disk)
+    del records_on_disk
+    (folder / "records").unlink()
+
+
+def scan(path: Path, numbers: dict[str, int]) -> Iterator[tuple[int, int, int]]:
+    """(offset, length, label) of every image in a tar; a DataError where the tar is not whole."""
+    try:
+        with tarfile.open(path, "r:") as tar:
+            key, image, label = None, None, NO_LABEL
+            for member in tar:
+                if not member.isfile():
+                    continue
+                found, suffix = _key(member.name)
+                if found != key:
+                    if image is not None:
+                        yield *image, label
+                    key, image, label = found, None, NO_LABEL
+                if f".{suffix.rpartition('.')[2]}" in SUFFIXES:
+                    image = (member.offset_data, member.size)
+                elif suffix in ("cls", "json"):
+                    label = _label(tar, member, suffix, numbers)
+            if image is not None:
+                yield *image, label
+            if path.stat().st_size < tar.offset + HEADER:
+                raise DataError(f"{shown(path)} is cut short: it ends without an end mark")
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise DataError(f"{shown(path)} is not a whole tar file: {error}") from None
+
+
+def _key(name: str) -> tuple[str, str]:
+    """As WebDataset does: the name up to its first dot, and what follows."""
+    folder, _, base = name.rpartition("/")
+    stem, _, suffix = base.partition(".")
+    return f"{folder}/{stem}", suffix.lower()
+
+
+def _label(tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str, numbers: dict[str, int]) -> int:
+    """A number, or the name of a class; no label where it is neither."""
+    file = tar.extractfile(member)
+    text = file.read(1 << 20).decode("utf-8", "replace").strip() if file else ""
+    if suffix == "json":
+        try:
+            found = json.loads(text)
+        except ValueError:
+            return NO_LABEL
+        text = (
+            str(next((found[key] for key in ("label", "cls", "class") if key in found), ""))
+            if isinstance(found, dict)
+            else ""
+        )
+    return int(text) if text.isdecimal() and len(text) < 10 else numbers.get(text, NO_LABEL)

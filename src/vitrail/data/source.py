@@ -1,0 +1,191 @@
+"""What every data set is to the rest of the library: a number of samples, each an image and a label, and class names.
+
+A source keeps no list of its samples. It is cheap to send to another process, and reads a sample when it is asked to.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from stat import S_ISREG
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.data.order import Indices, mixed
+from vitrail.errors import ConfigError, DataError
+
+SPLITS = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation"),
+    "test": ("test", "testing"),
+}
+"""Our names of the parts of a data set, and what people call them."""
+
+
+MOST_BYTES = 500_000_000
+"""Of an image file."""
+
+
+class Sample(NamedTuple):
+    """One image, not decoded yet, and its class."""
+
+    content: bytes | Tensor
+    """The bytes of an image file; or (C, height, width) uint8 pixels."""
+    label: int
+    name: str
+    """Where it comes from, for a person to find it."""
+
+
+class Source(ABC):
+    """Samples by number."""
+
+    classes: tuple[str, ...]
+    """The names of the labels 0, 1, 2, …; empty where nothing tells them."""
+    block: int = 1
+    """How many neighbours are best read together."""
+    window: int = 1
+    """Among how many samples a shuffle should mix at least, so that batches are not made of neighbours."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read(self, index: int) -> Sample:
+        """One sample; a DataError where it cannot be read."""
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """What to call a sample that may be unreadable."""
+
+    @abstractmethod
+    def labels(self, start: int, stop: int) -> Indices:
+        """The labels of neighbours, without reading their images."""
+
+    @property
+    def num_classes(self) -> int:
+        """By the names; else by the largest label."""
+        return len(self.classes) or self._largest_label() + 1
+
+    def _largest_label(self) -> int:
+        chunk = 1 << 16
+        return max(
+            (int(self.labels(i, min(i + chunk, len(self))).max()) for i in range(0, len(self), chunk)), default=-1
+        )
+
+
+class Subset(Source):
+    """Some samples of a source, by their numbers in it."""
+
+    def __init__(self, whole: Source, indices: Indices) -> None:
+        self.whole, self.indices = whole, indices
+        self.classes = whole.classes
+        self.block, self.window = whole.block, whole.window
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def read(self, index: int) -> Sample:
+        """From the whole."""
+        return self.whole.read(int(self.indices[index]))
+
+    def name(self, index: int) -> str:
+        """Its name in the whole."""
+        return self.whole.name(int(self.indices[index]))
+
+    def labels(self, start: int, stop: int) -> Indices:
+        """From the whole, in its order."""
+        chosen = np.asarray(self.indices[start:stop])
+        if not len(chosen):
+            return np.empty(0, np.int64)
+        low, high = int(chosen.min()), int(chosen.max()) + 1
+        return self.whole.labels(low, high)[chosen - low]
+
+
+def held_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:
+    """The rest and a held-out part: about `share` of every class, at least one image of a class that has two.
+
+    Which ones is a function of the seed and of their numbers, so it is the same everywhere and every time.
+    """
+    if not 0 < share < 1:
+        raise ConfigError(f"holdout = {share}: give a share between 0 and 1")
+    count = len(source)
+    labels = source.labels(0, count)
+    keys = np.fromiter((mixed(seed, 0x5B11, index) for index in range(count)), np.uint64, count)
+    order = np.lexsort((keys, labels))
+    starts = np.flatnonzero(np.r_[True, np.diff(labels[order]) != 0]) if count else np.empty(0, np.int64)
+    sizes = np.diff(np.r_[starts, count])
+    taken = np.where(sizes > 1, np.clip(np.round(sizes * share), 1, sizes - 1), 0).astype(np.int64)
+    rank = np.arange(count) - np.repeat(starts, sizes)
+    out = np.zeros(count, dtype=bool)
+    out[order] = rank < np.repeat(taken, sizes)
+    return Subset(source, np.flatnonzero(~out)), Subset(source, np.flatnonzero(out))
+
+
+class Listed(Source):
+    """A plain list of (image, label): paths, bytes, Pillow images, arrays or tensors."""
+
+    def __init__(self, samples: Sequence[tuple[Any, int]], classes: Sequence[str] = ()) -> None:
+        self.samples, self.classes = samples, tuple(classes)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def read(self, index: int) -> Sample:
+        """A path is read, anything else taken as it is."""
+        image, label = self.samples[index]
+        return Sample(image_content(image), int(label), self.name(index))
+
+    def name(self, index: int) -> str:
+        """A path, or the number in the list."""
+        image = self.samples[index][0]
+        return shown(image) if isinstance(image, str | os.PathLike) else f"sample {index}"
+
+    def labels(self, start: int, stop: int) -> Indices:
+        """From the list."""
+        return np.array([label for _, label in self.samples[start:stop]], dtype=np.int64)
+
+
+def image_content(image: Any) -> bytes | Tensor:
+    """The bytes of a file, or (C, height, width) uint8 pixels."""
+    if isinstance(image, bytes):
+        return image
+    if isinstance(image, str | os.PathLike):
+        return read_file(Path(image))
+    pixels = image if isinstance(image, Tensor) else torch.from_numpy(np.array(_rgb(image)))
+    if pixels.ndim == 2:
+        pixels = pixels[None]
+    elif not isinstance(image, Tensor):
+        pixels = pixels.permute(2, 0, 1)
+    if pixels.ndim != 3 or pixels.dtype != torch.uint8:
+        raise DataError(f"pixels must be uint8 of shape (channels, height, width), not {pixels.dtype} {pixels.shape}")
+    return pixels
+
+
+def _rgb(image: Any) -> Any:
+    from vitrail.data.decode import to_rgb
+
+    return to_rgb(image) if hasattr(image, "getbands") else image
+
+
+def read_file(path: Path) -> bytes:
+    """A whole file; a DataError where it cannot be read. Pipes and devices, which may never end, are not."""
+    try:
+        stat = path.stat()
+        if not S_ISREG(stat.st_mode):
+            raise DataError("not a file")
+        if stat.st_size > MOST_BYTES:
+            raise DataError(f"{stat.st_size:,} bytes, more than the {MOST_BYTES:,} allowed")
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror or error}") from None
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """A path on one line, whatever its name holds."""
+    text = os.fspath(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

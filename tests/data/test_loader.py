@@ -1,0 +1,255 @@
+"""The loader: the same bytes whatever the workers, the ranks and the interruptions; nothing lost, nothing hidden."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+from pictures import make_folder, make_tar, picture
+
+import vitrail
+from vitrail.config import Preprocessing
+from vitrail.data import loader as loader_module
+from vitrail.data.augment import Augmentation
+from vitrail.data.decode import decode
+from vitrail.data.evaluation import fitted
+from vitrail.data.loader import EvaluationLoader, TrainingLoader
+from vitrail.data.open import open_data
+from vitrail.data.source import Listed, Sample
+
+EVERYTHING = Augmentation(rand_augment=(2, 10.0), color_jitter=0.4, erasing=0.25)
+STEPS, BATCH, COUNT = 60, 12, 101
+"""Seven epochs of a data set that no batch divides."""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    make_tar(folder / "a.tar", [n % 5 for n in range(60)])
+    make_tar(folder / "b.tar", [n % 5 for n in range(60, COUNT)], first=60)
+    os.environ["VITRAIL_CACHE"] = str(folder / "cache")
+    found = open_data(folder)
+    found.block, found.window = 8, 40
+    return found
+
+
+def make(source, **options):
+    return TrainingLoader(source, BATCH, (16, 16), seed=5, augmentation=EVERYTHING, **options)
+
+
+def digest(batch) -> tuple[bytes, list[int], list[int]]:
+    return batch.images.numpy().tobytes(), batch.labels.tolist(), batch.indices.tolist()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(source):
+    return [digest(batch) for batch in itertools.islice(make(source), STEPS)]
+
+
+def merged(parts: list) -> tuple[bytes, list[int], list[int]]:
+    """What the ranks have of a step, put together."""
+    return b"".join(p[0] for p in parts), [n for p in parts for n in p[1]], [n for p in parts for n in p[2]]
+
+
+def test_nothing_depends_on_chance(uninterrupted, source):
+    torch.manual_seed(123)
+    random.seed(7)
+    np.random.seed(7)  # noqa: NPY002
+    assert [digest(batch) for batch in itertools.islice(make(source), 5)] == uninterrupted[:5]
+
+
+def test_each_epoch_holds_each_sample_once(uninterrupted):
+    indices = [index for step in uninterrupted for index in step[2]]
+    for epoch in range(STEPS * BATCH // COUNT):
+        assert sorted(indices[epoch * COUNT : (epoch + 1) * COUNT]) == list(range(COUNT))
+    assert indices[:COUNT] != indices[COUNT : 2 * COUNT]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("changing", [False, True])
+def test_a_run_stopped_after_50_random_steps_is_the_run_never_stopped(workers, ranks, changing, source, uninterrupted):
+    """Each time a new loader goes on from the position alone; `changing`: with another number of workers."""
+    stops = sorted(random.Random(workers + 10 * ranks).sample(range(1, STEPS), 50))
+    parts = []
+    for rank in range(ranks):
+        position, steps = 0, []
+        for number, (start, stop) in enumerate(itertools.pairwise([0, *stops, STEPS])):
+            count = (workers, 0, 1, 2)[number % 4] if changing else workers
+            loader = make(source, workers=count, rank=rank, ranks=ranks, position=position)
+            steps += [digest(batch) for batch in itertools.islice(loader, stop - start)]
+            position = loader.position
+            assert position == stop * BATCH
+        parts.append(steps)
+    assert [merged(list(step)) for step in zip(*parts, strict=True)] == uninterrupted
+
+
+def test_the_batch_size_may_change_on_the_way(source, uninterrupted):
+    other = TrainingLoader(source, 6, (16, 16), seed=5, augmentation=EVERYTHING, position=10 * BATCH)
+    halves = [digest(batch) for batch in itertools.islice(other, 4)]
+    assert [merged(halves[:2]), merged(halves[2:])] == uninterrupted[10:12]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_however_they_start(method, source, uninterrupted):
+    started = make(source, workers=2, start_method=method)
+    assert [digest(batch) for batch in itertools.islice(started, 6)] == uninterrupted[:6]
+
+
+def test_other_seeds_give_other_pixels_and_orders(source, uninterrupted):
+    other = next(iter(TrainingLoader(source, BATCH, (16, 16), seed=6, augmentation=EVERYTHING)))
+    assert digest(other)[2] != uninterrupted[0][2]
+
+
+def test_grey_and_other_sizes():
+    digits = open_data("digits", "train")
+    batch = next(iter(TrainingLoader(digits, 8, (12, 20), channels=1)))
+    assert (batch.images.shape, batch.images.dtype) == ((8, 1, 12, 20), torch.uint8)
+    assert batch.mask.all()
+    assert batch.to("cpu").labels.tolist() == digits.whole.targets[digits.indices[batch.indices]].tolist()
+
+
+# Workers that die
+
+
+class Deadly(Listed):
+    """Kills its own process the first times a certain sample is read."""
+
+    def __init__(self, samples, marks, times):
+        super().__init__(samples)
+        self.marks, self.times = marks, times
+
+    def read(self, index: int) -> Sample:
+        deaths = len(list(self.marks.iterdir()))
+        if index == 13 and deaths < self.times:
+            (self.marks / str(deaths)).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().read(index)
+
+
+def test_a_worker_that_dies_is_replaced_and_nothing_is_lost(tmp_path, caplog):
+    samples = [(picture(n), 0) for n in range(40)]
+    expected = [digest(batch) for batch in itertools.islice(make(Listed(samples)), 10)]
+    source = Deadly(samples, tmp_path, times=2)
+    found = [digest(batch) for batch in itertools.islice(make(source, workers=2, start_method="fork"), 10)]
+    assert found == expected
+    assert "starting new workers" in caplog.text
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_workers_that_keep_dying_are_an_error(tmp_path):
+    source = Deadly([(picture(n), 0) for n in range(40)], tmp_path, times=100)
+    with pytest.raises(RuntimeError, match=r"exited unexpectedly|killed"):
+        list(itertools.islice(make(source, workers=1, start_method="fork"), 20))
+    assert len(list(tmp_path.iterdir())) == loader_module.WORKER_DEATHS + 1
+
+
+# Broken samples
+
+
+def with_broken(count: int, broken: set[int]) -> Listed:
+    return Listed([(b"broken" if n in broken else picture(n), n % 3) for n in range(count)])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_broken_sample_is_named_counted_and_replaced(workers, caplog):
+    source = with_broken(50, {3, 17})
+    loader = make(source, workers=workers)
+    batches = list(itertools.islice(loader, 20))
+    assert set(loader.broken) == {3, 17}
+    assert loader.broken[3].reason.startswith("not an image of a known kind")
+    assert sum("sample 17" in record.message for record in caplog.records) == 1  # once, though it came up often
+    assert sum(len(batch.labels) for batch in batches) == 20 * BATCH  # no step shrinks
+    assert sum(b.index == 17 for batch in batches for b in batch.broken) >= 4
+    again = list(itertools.islice(make(source), 20))
+    assert [digest(batch) for batch in batches] == [digest(batch) for batch in again]
+
+
+def test_what_replaces_it_brings_its_own_label():
+    source = Listed([(b"broken", 0), *[(picture(n), 1) for n in range(20)]])
+    for batch in itertools.islice(make(source), 10):
+        assert set(batch.labels.tolist()) == {1}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_too_many_stop_the_run_with_the_list(workers):
+    source = with_broken(200, set(range(0, 200, 10)))
+    with pytest.raises(
+        vitrail.DataError, match=r"1\d of 200 images cannot be used, more than the 10 allowed"
+    ) as caught:
+        list(itertools.islice(make(source, workers=workers), 100))
+    lines = str(caught.value).splitlines()
+    assert 12 <= len(lines) < 18
+    assert all("sample" in line and "not an image" in line for line in lines[1:])
+
+
+def test_the_limit_is_a_thousandth_and_can_be_set():
+    assert make(Listed([(b"", 0)] * 50_000)).most_broken == 50
+    assert make(with_broken(50, set())).most_broken == 10
+    with pytest.raises(vitrail.DataError, match="more than the 0 allowed"):
+        list(itertools.islice(make(with_broken(30, {4}), most_broken=0), 10))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_data_set_of_nothing_but_broken_images(workers):
+    with pytest.raises(vitrail.DataError, match=r"99 others are broken too$"):
+        next(iter(make(with_broken(30, set(range(30))), workers=workers, most_broken=10**6)))
+
+
+def test_impossible_loaders():
+    with pytest.raises(vitrail.DataError, match="the data set is empty"):
+        make(Listed([]))
+    with pytest.raises(vitrail.ConfigError, match="batch_size = 12 for rank 0 of 5: give a multiple"):
+        make(with_broken(5, set()), ranks=5)
+
+
+# Evaluation
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_evaluation_counts_every_sample_once_on_any_number_of_ranks(ranks, workers, source):
+    preprocessing = Preprocessing(image_size=(18, 16), resize="cover", crop_fraction=0.9)
+    seen, lengths = [], set()
+    for rank in range(ranks):
+        loader = EvaluationLoader(source, preprocessing, BATCH, rank=rank, ranks=ranks, workers=workers)
+        batches = list(loader)
+        lengths.add(len(batches))
+        assert len(batches) == len(loader)
+        for batch in batches:
+            assert batch.images.shape == (BATCH // ranks, 3, 18, 16)
+            for image, label, index in zip(batch.images, batch.labels, batch.indices, strict=True):
+                if index >= 0:
+                    sample = source.read(int(index))
+                    assert torch.equal(image, fitted(decode(sample.content), preprocessing))
+                    assert label == sample.label
+            assert torch.equal(batch.mask, batch.indices >= 0)
+            seen += batch.indices[batch.mask].tolist()
+    assert sorted(seen) == list(range(COUNT))
+    assert len(lengths) == 1
+
+
+def test_evaluation_does_not_replace_what_is_broken_but_leaves_it_out_aloud(caplog):
+    batches = list(EvaluationLoader(with_broken(10, {4}), Preprocessing(image_size=16), 5))
+    assert torch.cat([batch.mask for batch in batches]).tolist() == [n != 4 for n in range(10)]
+    assert [b.index for batch in batches for b in batch.broken] == [4]
+    assert "sample 4: not an image of a known kind" in caplog.text
+    assert "it is not counted" in caplog.text
+
+
+def test_reading_ahead(tmp_path):
+    """While a step computes, workers read the next ones."""
+    make_folder(tmp_path / "photos", {"a": 40, "b": 40}, kind="JPEG")
+    batches = iter(TrainingLoader(open_data(tmp_path / "photos"), 8, (64, 64), workers=2))
+    next(batches)
+    time.sleep(1)
+    start = time.perf_counter()
+    next(batches)
+    assert time.perf_counter() - start < 0.2

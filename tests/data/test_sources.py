@@ -1,0 +1,335 @@
+"""Where samples come from: every kind of source gives the same pictures, labels and names."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+
+import numpy as np
+import pytest
+import torch
+from pictures import make_folder, make_parquet, make_tar, picture
+from PIL import Image
+
+import vitrail
+from vitrail.data.decode import decode
+from vitrail.data.folder import Files
+from vitrail.data.open import open_data, splits_of
+from vitrail.data.source import Listed, Source, held_out, shown
+
+LABELS = [0, 1, 2, 1, 0, 2, 2, 1, 0, 0]
+NAMES = ("ant", "bee", "cow")
+
+
+def as_csv(folder):
+    folder.mkdir()
+    rows = ["file_name,label"]
+    for number, label in enumerate(LABELS):
+        (folder / f"{number}.png").write_bytes(picture(number))
+        rows.append(f"{number}.png,{NAMES[label]}")
+    (folder / "labels.csv").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def as_tars(folder):
+    make_tar(folder / "a.tar", LABELS[:6])
+    make_tar(folder / "b.tar", LABELS[6:], first=6)
+    (folder / "classes.txt").write_text("\n".join(NAMES))
+    return folder
+
+
+def as_parquet(folder):
+    make_parquet(folder / "a.parquet", LABELS[:6], names=NAMES, rows=4)
+    make_parquet(folder / "b.parquet", LABELS[6:], first=6, names=NAMES, rows=4)
+    return folder
+
+
+KINDS = {"csv": as_csv, "tar": as_tars, "parquet": as_parquet}
+
+
+@pytest.fixture(params=[*KINDS, "list"])
+def source(request, tmp_path) -> Source:
+    if request.param == "list":
+        return Listed([(picture(number), label) for number, label in enumerate(LABELS)], NAMES)
+    return open_data(KINDS[request.param](tmp_path / "data"))
+
+
+def contents(source: Source) -> list[tuple[bytes, int]]:
+    return [(sample.content, sample.label) for sample in map(source.read, range(len(source)))]
+
+
+def test_every_source_gives_the_same_samples(source):
+    assert len(source) == 10
+    assert source.classes == NAMES
+    assert source.num_classes == 3
+    assert contents(source) == [(picture(number), label) for number, label in enumerate(LABELS)]
+    assert source.labels(0, 10).tolist() == LABELS
+    assert source.labels(3, 7).tolist() == LABELS[3:7]
+    assert len({source.name(index) for index in range(10)}) == 10
+    assert [source.read(index).name for index in (0, 9)] == [source.name(0), source.name(9)]
+
+
+def test_every_source_can_be_sent_to_another_process(source):
+    source.read(3)  # with files open
+    sent = pickle.dumps(source)
+    if not isinstance(source, Listed):
+        assert len(sent) < 5000  # and not the table with it
+    assert contents(pickle.loads(sent)) == contents(source)
+
+
+def test_class_folders_in_order_and_nested(tmp_path):
+    root = make_folder(tmp_path / "photos", {"dog": 3, "cat": 2})
+    (root / "cat" / "deeper").mkdir()
+    (root / "cat" / "deeper" / "x.PNG").write_bytes(picture(99))
+    (root / "cat" / "notes.txt").write_text("no image")
+    (root / "cat" / ".hidden.png").write_bytes(picture(98))
+    (root / ".git").mkdir()
+    source = open_data(root)
+    assert source.classes == ("cat", "dog")
+    assert source.labels(0, len(source)).tolist() == [0, 0, 0, 1, 1, 1]
+    assert [source.name(i).removeprefix(f"{root}/") for i in range(3)] == [
+        "cat/0000.png",
+        "cat/0001.png",
+        "cat/deeper/x.PNG",
+    ]
+
+
+def test_a_folder_that_changed_is_looked_through_again(tmp_path):
+    root = make_folder(tmp_path / "photos", {"cat": 2, "dog": 2})
+    assert len(open_data(root)) == 4
+    (root / "dog" / "new.png").write_bytes(picture(50))
+    assert len(open_data(root)) == 5
+    (root / "dog" / "new.png").unlink()
+    assert len(open_data(root)) == 4
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="names there are never bytes")
+def test_names_that_are_hard_to_print(tmp_path):
+    root = make_folder(tmp_path / "photos", {"cat": 1})
+    for name in ("new\nline.png", "tab\t.png", "ünï 🐈.png", os.fsdecode(b"bad\xff.png")):
+        (root / "cat" / name).write_bytes(picture(7))
+    source = open_data(root)
+    names = [source.name(index) for index in range(len(source))]
+    assert all(name.isprintable() for name in names)
+    assert {name.rpartition("/")[2] for name in names} == {
+        "0000.png",
+        r"new\nline.png",
+        r"tab\t.png",
+        "ünï 🐈.png",
+        r"bad\xff.png",
+    }
+    assert all(source.read(index).content for index in range(len(source)))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+def test_links_in_a_circle_end(tmp_path):
+    root = make_folder(tmp_path / "photos", {"cat": 2})
+    (root / "cat" / "up").symlink_to(root)
+    (root / "cat" / "self").symlink_to("self")
+    (root / "cat" / "self.png").symlink_to("self.png")
+    os.mkfifo(root / "cat" / "pipe.png")
+    source = open_data(root)
+    problems = []
+    for index in range(len(source)):
+        try:
+            source.read(index)
+        except vitrail.DataError as error:
+            problems.append((source.name(index).rpartition("/")[2], str(error)))
+    assert ("pipe.png", "not a file") in problems
+    assert any(name == "self.png" and "cannot be read" in reason for name, reason in problems)
+    assert len(source) < 10
+
+
+# Splits
+
+
+def test_parts_by_folder(tmp_path):
+    make_folder(tmp_path / "photos" / "train", {"cat": 4, "dog": 4})
+    make_folder(tmp_path / "photos" / "validation", {"cat": 1, "dog": 2}, first=100)
+    data = tmp_path / "photos"
+    assert splits_of(data) == ("train", "val")
+    assert (len(open_data(data, "train")), len(open_data(data, "val"))) == (8, 3)
+    with pytest.raises(vitrail.DataError, match="has no split 'test': it has train, val"):
+        open_data(data, "test")
+    with pytest.raises(vitrail.DataError, match="comes in parts: name one of train, val"):
+        open_data(data)
+    with pytest.raises(vitrail.ConfigError, match="split = 'tarin', did you mean 'train'"):
+        open_data(data, "tarin")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    ["{split}-00000-of-00001.parquet", "data/{split}-0.parquet", "{split}/0.parquet", "{split}-0.tar", "{split}/0.tar"],
+)
+def test_parts_by_file_name(layout, tmp_path):
+    make = make_tar if layout.endswith("tar") else make_parquet
+    for first, split in ((0, "train"), (50, "test")):
+        make(tmp_path / layout.format(split=split), LABELS, first)
+    (tmp_path / "classes.txt").write_text("\n".join(NAMES))
+    assert splits_of(tmp_path) == ("train", "test")
+    test = open_data(tmp_path, "test")
+    assert test.read(0).content == picture(50)
+    assert test.classes == NAMES
+    # A part of train is set aside only if asked for.
+    assert len(open_data(tmp_path, "train")) == 10
+    with pytest.raises(vitrail.DataError, match=r"no split 'val'.*holdout=0.1"):
+        open_data(tmp_path, "val")
+    val, train = (open_data(tmp_path, split, holdout=0.3) for split in ("val", "train"))
+    assert sorted(contents(val) + contents(train)) == sorted((picture(n), label) for n, label in enumerate(LABELS))
+
+
+def test_parts_in_a_csv(tmp_path):
+    folder = as_csv(tmp_path / "data")
+    lines = (folder / "labels.csv").read_text().splitlines()
+    splits = ["split"] + ["train"] * 7 + ["val"] * 3
+    (folder / "labels.csv").write_text("\n".join(f"{line},{split}" for line, split in zip(lines, splits, strict=True)))
+    train, val = (open_data(folder / "labels.csv", split) for split in ("train", "val"))
+    assert (len(train), len(val)) == (7, 3)
+    assert train.classes == val.classes == NAMES
+
+
+def test_what_is_set_aside_is_a_share_of_every_class_and_depends_on_the_seed(tmp_path):
+    root = make_folder(tmp_path / "photos", {"cat": 100, "dog": 20, "emu": 2, "fox": 1})
+    train, val = (open_data(root, split) for split in ("train", "val"))
+    assert np.bincount(val.labels(0, len(val)), minlength=4).tolist() == [10, 2, 1, 0]
+    names = [{source.name(i) for i in range(len(source))} for source in (train, val)]
+    assert not names[0] & names[1]
+    assert len(names[0] | names[1]) == 123
+    again = open_data(root, "val")
+    assert {again.name(i) for i in range(len(again))} == names[1]
+    other = open_data(root, "val", seed=1)
+    assert {other.name(i) for i in range(len(other))} != names[1]
+    with pytest.raises(vitrail.ConfigError, match=r"holdout = 1\.5"):
+        held_out(train, 1.5, 0)
+
+
+# What is broken
+
+
+def test_a_tar_that_is_not_whole_is_an_error_not_a_smaller_data_set(tmp_path):
+    path = make_tar(tmp_path / "a.tar", LABELS)
+    content = path.read_bytes()
+    for length in (len(content) // 2, len(content) // 2 + 300, 100, 512 * 4):
+        path.write_bytes(content[:length])
+        with pytest.raises(vitrail.DataError, match=r"cut short|not a whole tar"):
+            open_data(path)
+    path.write_bytes(b"")
+    with pytest.raises(vitrail.DataError, match="not a whole tar"):
+        open_data(path)
+
+
+def test_a_sample_without_label_stays_in_the_count(tmp_path):
+    import tarfile
+
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name in ("0.png", "1.png", "1.cls", "2.json", "2.png", "3.png", "3.cls"):
+            (tmp_path / name).write_bytes(
+                {"png": picture(int(name[0])), "cls": b"1" if name[0] == "1" else b"what", "son": b'{"label": 2}'}[
+                    name[-3:]
+                ]
+            )
+            tar.add(tmp_path / name, name)
+    source = open_data(tmp_path / "a.tar")
+    assert source.labels(0, 4).tolist() == [-1, 1, 2, -1]
+    with pytest.raises(vitrail.DataError, match="has no label"):
+        source.read(0)
+
+
+def test_parquet_that_is_none_and_images_that_are_only_paths(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 nonsense")
+    with pytest.raises(vitrail.DataError, match="is not a Parquet file"):
+        open_data(tmp_path / "a.parquet")
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "b.parquet")
+    with pytest.raises(vitrail.DataError, match="has the columns x: it needs one of image"):
+        open_data(tmp_path / "b.parquet")
+    images = pa.array(
+        [{"bytes": None, "path": "/etc/passwd"}], pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    )
+    pq.write_table(pa.table({"image": images, "label": [0]}), tmp_path / "c.parquet")
+    with pytest.raises(vitrail.DataError, match="only named by a path are not followed"):
+        open_data(tmp_path / "c.parquet").read(0)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("a,b\n1,2\n", "has the columns a, b: it needs one of image"),
+        ("", "has the columns none"),
+        ("image,label\n", "lists no images"),
+    ],
+)
+def test_a_csv_that_says_nothing(content, sentence, tmp_path):
+    (tmp_path / "x.csv").write_text(content)
+    with pytest.raises(vitrail.DataError, match=sentence):
+        open_data(tmp_path / "x.csv")
+
+
+def test_nothing_there(tmp_path):
+    for data, sentence in [(tmp_path / "none", "there is no data set"), (tmp_path, "holds no images")]:
+        with pytest.raises(vitrail.DataError, match=sentence):
+            open_data(data)
+    (tmp_path / "x.zip").touch()
+    with pytest.raises(vitrail.DataError, match="is no data set"):
+        open_data(tmp_path / "x.zip")
+
+
+# The rest
+
+
+def test_the_digits_are_always_there():
+    digits = open_data("digits")
+    assert (len(digits), digits.classes) == (1797, tuple("0123456789"))
+    sample = digits.read(0)
+    assert (sample.content.shape, sample.content.dtype, sample.label) == ((1, 8, 8), torch.uint8, 0)
+    assert sample.content.max() <= 255
+    assert max(int(digits.read(i).content.max()) for i in range(100)) == 255
+    assert (len(open_data("digits", "train")), len(open_data("digits", "val"))) == (1618, 179)
+
+
+def test_lists_take_what_people_have(tmp_path):
+    (tmp_path / "a.png").write_bytes(picture(1))
+    pixels = decode(picture(1))
+    image = Image.open(tmp_path / "a.png")
+    forms = [tmp_path / "a.png", str(tmp_path / "a.png"), picture(1), image, np.array(image), pixels]
+    source = open_data([(form, 4) for form in forms])
+    assert source.num_classes == 5
+    for index in range(len(forms)):
+        content = source.read(index).content
+        assert torch.equal(content if isinstance(content, torch.Tensor) else decode(content), pixels)
+    with pytest.raises(vitrail.DataError, match="must be uint8"):
+        open_data([(torch.zeros(3, 4, 4), 0)]).read(0)
+
+
+def test_a_data_set_of_the_library_datasets(tmp_path):
+    datasets = pytest.importorskip("datasets", reason="the extra `datasets` is not installed")
+    from vitrail.data.hub import HubData
+
+    make_parquet(tmp_path / "a.parquet", LABELS, names=NAMES)
+    rows = datasets.load_dataset(
+        "parquet", data_files=str(tmp_path / "a.parquet"), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    source = HubData(rows, "hf:someone/animals/train")
+    assert contents(source) == [(picture(number), label) for number, label in enumerate(LABELS)]
+    assert (source.classes, source.labels(2, 5).tolist()) == (NAMES, LABELS[2:5])
+    assert source.name(3) == "hf:someone/animals/train:3"
+
+
+def test_missing_extras_are_told(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(vitrail.MissingExtraError, match=r"vitrail\[datasets\]"):
+        open_data("hf:someone/animals", "train")
+    make_parquet(tmp_path / "a.parquet", LABELS)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(vitrail.MissingExtraError, match=r"vitrail\[parquet\]"):
+        open_data(tmp_path / "a.parquet")
+
+
+def test_shown():
+    assert shown("a/b c.jpg") == "a/b c.jpg"
+    assert shown("a\nb\x1b[31m") == r"a\nb\x1b[31m"
+    assert isinstance(open_data([]), Listed)
+    assert Files.block == 1
