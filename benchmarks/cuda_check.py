@@ -9,11 +9,14 @@ is their counterpart with one.
 
 from __future__ import annotations
 
+import random
 import sys
 
 import torch
 
 import vitrail
+from vitrail.data.evaluation import normalise
+from vitrail.data.mixing import Mixing, mix
 
 SMALL = {"width": 128, "depth": 2, "mlp_dim": 256, "num_heads": 4, "image_size": (64, 96), "num_classes": 10}
 KINDS: list[tuple[str, dict[str, object]]] = [
@@ -76,7 +79,24 @@ def main() -> None:
             flush=True,
         )
         torch.compiler.reset()
-    sys.exit(0 if good else 1)
+    sys.exit(0 if check_batches() and good else 1)
+
+
+def check_batches() -> bool:
+    """What is done to batches on the device is what the CPU does."""
+    pixels = torch.randint(0, 256, (32, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(32) % 10
+    options, good = Mixing(mixup=0.8, cutmix=1.0), True
+    for seed in range(20):
+        results = []
+        for device in ("cpu", "cuda"):
+            images = normalise(pixels.to(device), vitrail.Preprocessing(image_size=64))
+            results.append(mix(images, labels.to(device), 10, options, random.Random(seed)))
+        (images, targets), (again, targets_again) = results
+        good &= bool((targets_again.sum(dim=1) == 1).all()) and torch.equal(targets, targets_again.cpu())
+        good &= difference(again, images) < 1e-6
+    print(("ok  " if good else "BAD ") + "normalise, Mixup and CutMix: as on the CPU, label mass exactly 1")
+    return good
 
 
 if __name__ == "__main__":

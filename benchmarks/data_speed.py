@@ -150,6 +150,29 @@ def through_loaders(images: list[bytes], rounds: int) -> dict[str, float]:
     return {library: statistics.median(values) for library, values in found.items()}
 
 
+def with_workers(images: list[bytes], counts: list[int]) -> dict[str, float]:
+    """Our loader with more workers, to a GPU where there is one."""
+    device, batch = "cuda" if torch.cuda.is_available() else "cpu", 256
+    found = {}
+    with tempfile.TemporaryDirectory() as name:
+        for number, content in enumerate(images):
+            path = Path(name) / str(number % 2) / f"{number}.jpg"
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content)
+        for workers in counts:
+            batches = iter(TrainingLoader(open_data(name), batch, (SIZE, SIZE), workers=workers))
+            for _ in range(4):
+                next(batches).to(device)
+            steps, start = 0, time.perf_counter()
+            while time.perf_counter() - start < 8:
+                next(batches).to(device)
+                steps += 1
+            found[str(workers)] = steps * batch / (time.perf_counter() - start)
+            print(f"{workers} workers → {device}: {found[str(workers)]:.0f} images/s", flush=True)
+            del batches
+    return found
+
+
 def difference(images: list[bytes]) -> float:
     """Mean absolute difference of a decode at full size to Pillow's, of 255."""
     found = [
@@ -171,6 +194,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--images", type=int, default=48, help="of 500×375; a sixth as many of 12 megapixels")
     parser.add_argument("--loader-images", type=int, default=1024, help="0 leaves the whole loaders out")
+    parser.add_argument("--workers", type=int, nargs="*", default=[], help="our loader with so many workers")
     parser.add_argument("--commit", default="")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -193,6 +217,10 @@ def main() -> None:
         speeds = through_loaders(images, max(arguments.rounds // 3, 1))
         show("loaders, 500×375", statistics.mean(map(len, images)) / 1000, speeds, "")
         result["loaders, one worker"] = speeds
+        save(arguments.out, result)
+    if arguments.workers:
+        images = photographs(*KINDS["500×375"], 64) * 32
+        result["vitrail's loader by workers"] = with_workers(images, arguments.workers)
         save(arguments.out, result)
 
 

@@ -16,8 +16,8 @@ from PIL import Image
 from scipy import stats
 
 import vitrail
-from vitrail.data.evaluation import prepare
-from vitrail.data.mixing import Mixing, cutmix, mix, mixup, normalise, one_hot
+from vitrail.data.evaluation import normalise, prepare
+from vitrail.data.mixing import Mixing, cutmix, mix, mixup, one_hot
 
 RARE = 1e-3
 CLASSES = 8
@@ -347,9 +347,9 @@ def test_normalise_is_what_evaluation_does_and_what_the_formula_says(options):
 @pytest.mark.parametrize(
     ("images", "sentence"),
     [
-        (torch.zeros(2, 3, 4, 4), r"uint8 images of shape \(B, 3, height, width\), not torch.float32"),
+        (torch.zeros(2, 3, 4, 4), r"uint8 images of shape \(…, 3, height, width\), not torch.float32"),
         (torch.zeros(2, 1, 4, 4, dtype=torch.uint8), r"not torch.uint8 of \(2, 1, 4, 4\)"),
-        (torch.zeros(3, 4, 4, dtype=torch.uint8), r"of \(3, 4, 4\)"),
+        (torch.zeros(4, 4, 3, dtype=torch.uint8), r"of \(4, 4, 3\)"),
     ],
 )
 def test_normalise_refuses_what_would_broadcast_or_scale_in_silence(images, sentence):

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from vitrail.config import Preprocessing
 from vitrail.data.decode import to_channels, to_rgb
+from vitrail.errors import InputError
 
 
 def prepare(image: Any, preprocessing: Preprocessing) -> Tensor:
@@ -32,11 +33,17 @@ def fitted(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
     return _centre(pixels, *preprocessing.image_size)
 
 
-def normalise(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
-    """(…, C, height, width) uint8 → float32 by the mean and deviation that travel with the weights."""
+def normalise(pixels: Tensor, preprocessing: Preprocessing, dtype: torch.dtype = torch.float32) -> Tensor:
+    """(…, C, height, width) uint8, on any device → `dtype`, by the mean and deviation that travel with the weights."""
+    channels = len(preprocessing.mean)
+    if pixels.dtype != torch.uint8 or pixels.ndim < 3 or pixels.shape[-3] != channels:
+        raise InputError(
+            f"normalise takes uint8 images of shape (…, {channels}, height, width), "
+            f"not {pixels.dtype} of {tuple(pixels.shape)}"
+        )
     mean = torch.tensor(preprocessing.mean, device=pixels.device)[:, None, None]
     std = torch.tensor(preprocessing.std, device=pixels.device)[:, None, None]
-    return (pixels.float() / 255 - mean) / std
+    return ((pixels.float() / 255 - mean) / std).to(dtype)
 
 
 def _from_pillow(image: Any, channels: int) -> Tensor:

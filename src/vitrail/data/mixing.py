@@ -17,8 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from vitrail.config import Config, Preprocessing
-from vitrail.data import evaluation
+from vitrail.config import Config
 from vitrail.data.augment import Rate
 from vitrail.errors import InputError
 
@@ -84,17 +83,6 @@ def cutmix(images: Tensor, targets: Tensor, rng: random.Random, alpha: float) ->
     mixed = images.clone()
     mixed[:, :, top:bottom, left:right] = images[:, :, top:bottom, left:right][partners]
     return mixed, _mix_targets(targets, partners, kept)
-
-
-def normalise(images: Tensor, preprocessing: Preprocessing, dtype: torch.dtype = torch.float32) -> Tensor:
-    """(B, C, height, width) uint8 → `dtype`: computed as evaluation does, in float32, so that the two cannot part."""
-    channels = len(preprocessing.mean)
-    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != channels:
-        raise InputError(
-            f"normalise takes uint8 images of shape (B, {channels}, height, width), "
-            f"not {images.dtype} of {tuple(images.shape)}"
-        )
-    return evaluation.normalise(images, preprocessing).to(dtype)
 
 
 def _partners(images: Tensor, rng: random.Random) -> Tensor:
