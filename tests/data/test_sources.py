@@ -333,3 +333,30 @@ def test_shown():
     assert shown("a\nb\x1b[31m") == r"a\nb\x1b[31m"
     assert isinstance(open_data([]), Listed)
     assert Files.block == 1
+
+
+def test_shards_that_were_packed_bring_their_index(tmp_path, monkeypatch):
+    from vitrail.data import shards
+    from vitrail.data.pack import pack
+
+    make_folder(tmp_path / "photos" / "train", {"cat": 6, "dog": 5})
+    make_folder(tmp_path / "photos" / "val", {"cat": 2, "dog": 1}, first=50)
+    pack(tmp_path / "photos", tmp_path / "out", shard_mb=0.01, workers=1)
+    looked_through = sorted(contents(shards.Shards(sorted((tmp_path / "out").glob("train*.tar")), ())))
+    with monkeypatch.context() as patch:
+        patch.setattr(shards, "scan", lambda *_: pytest.fail("it was looked through"))
+        train, val = (open_data(tmp_path / "out", split) for split in ("train", "val"))
+    assert (len(train), len(val), train.classes) == (11, 3, ("cat", "dog"))
+    assert len(train.paths) > 1
+    assert sorted(contents(train)) == looked_through
+    assert contents(pickle.loads(pickle.dumps(train))) == contents(train)
+    # An index that is not about these files is not used; one that lies is found out.
+    index = np.load(tmp_path / "out" / "index-train.npy")
+    index["shard"] = 1000
+    np.save(tmp_path / "out" / "index-train.npy", index)
+    with pytest.raises(vitrail.DataError, match="the index beside the shards is damaged"):
+        open_data(tmp_path / "out", "train").read(0)
+    np.save(tmp_path / "out" / "index-train.npy", np.zeros(11))
+    assert sorted(contents(open_data(tmp_path / "out", "train"))) == looked_through
+    (tmp_path / "out" / "dataset.json").write_text("[]")
+    assert sorted(contents(open_data(tmp_path / "out", "train"))) == looked_through

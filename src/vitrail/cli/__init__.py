@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from vitrail.cli import convert, doctor, models, quickstart
+from vitrail.cli import convert, data, doctor, models, quickstart
 from vitrail.errors import ConfigError, VitrailError
 
 FAILED, WRONG_COMMAND = 1, 2
@@ -26,6 +26,7 @@ app.command()(quickstart.quickstart)
 app.command()(models.models)
 app.command()(convert.convert)
 app.command()(doctor.doctor)
+app.add_typer(data.app, name="data")
 
 
 def _print_version(wanted: bool) -> None:

@@ -25,9 +25,9 @@ RECORD = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("length", "<u4"), ("lab
 NO_LABEL = -1
 HEADER = 512
 MOST_OPEN = 64
-INDEX = "index.npy"
-"""Beside shards that `vitrail data pack` wrote, so that nobody has to look through them."""
+INDEX = "index"
 MANIFEST = "dataset.json"
+"""Beside shards that `vitrail data pack` wrote; it names a table, so that nobody has to look through them."""
 
 
 class Shards(Source):
@@ -35,17 +35,18 @@ class Shards(Source):
 
     block, window = 64, 4096
 
-    def __init__(self, paths: Sequence[Path], classes: tuple[str, ...], table: Table | None = None) -> None:
+    def __init__(self, paths: Sequence[Path], classes: tuple[str, ...]) -> None:
         self.paths, self.classes = tuple(paths), classes
-        self.table = (
-            cached_table(f"tar {_names(paths)}", _fingerprint(paths), lambda f: _build(paths, classes, f))
-            if table is None
-            else table
-        )
+        self.table, self.column = packed_index(self.paths) or (self._looked_through(), INDEX)
         self._open: OrderedDict[tuple[int, int], Any] = OrderedDict()
 
+    def _looked_through(self) -> Table:
+        what = "\n".join(str(path.resolve()) for path in self.paths)
+        sizes = "\n".join(f"{(stat := path.stat()).st_size} {stat.st_mtime_ns}" for path in self.paths)
+        return cached_table(f"tar {what}", sizes, lambda folder: _build(self.paths, self.classes, folder))
+
     def __len__(self) -> int:
-        return len(self.table["index"])
+        return len(self.table[self.column])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": OrderedDict()}
@@ -56,7 +57,7 @@ class Shards(Source):
 
     def read(self, index: int) -> Sample:
         """One image by its offset."""
-        record = self.table["index"][index]
+        record = self._record(index)
         content = self._read(int(record["shard"]), int(record["offset"]), int(record["length"]))
         if record["label"] == NO_LABEL:
             raise DataError("has no label: expected a .cls or .json beside it")
@@ -64,15 +65,21 @@ class Shards(Source):
 
     def name(self, index: int) -> str:
         """The shard, and the name in it, which stands before the image."""
-        record = self.table["index"][index]
+        record = self._record(index)
         path = self.paths[record["shard"]]
         header = self._read(int(record["shard"]), int(record["offset"]) - HEADER, 100)
         return f"{shown(path)}:{shown(os.fsdecode(header.split(bytes(1))[0]))}"
 
     def labels(self, start: int, stop: int) -> Indices:
         """From the table."""
-        found: Indices = self.table["index"]["label"][start:stop].astype(np.int64)
+        found: Indices = self.table[self.column]["label"][start:stop].astype(np.int64)
         return found
+
+    def _record(self, index: int) -> Any:
+        record = self.table[self.column][index]
+        if record["shard"] >= len(self.paths) or record["offset"] < HEADER:
+            raise DataError("the index beside the shards is damaged: delete it, and it is made anew")
+        return record
 
     def _read(self, shard: int, offset: int, length: int) -> bytes:
         try:
@@ -96,12 +103,20 @@ class Shards(Source):
         return self._open[key]
 
 
-def _names(paths: Sequence[Path]) -> str:
-    return "\n".join(str(path.resolve()) for path in paths)
-
-
-def _fingerprint(paths: Sequence[Path]) -> str:
-    return "\n".join(f"{path.name} {(stat := path.stat()).st_size} {stat.st_mtime_ns}" for path in paths)
+def packed_index(paths: Sequence[Path]) -> tuple[Table, str] | None:
+    """The table that `vitrail data pack` wrote beside shards, and its column, if it is about just these shards."""
+    folder = paths[0].parent
+    try:
+        parts = json.loads((folder / MANIFEST).read_bytes())["splits"].values()
+        sizes = {folder / shard["name"]: shard["bytes"] for part in parts for shard in part["shards"]}
+        names = {part["index"]: [folder / shard["name"] for shard in part["shards"]] for part in parts}
+        column = next((Path(index).stem for index, shards in names.items() if index and shards == list(paths)), None)
+        if column is None or any(path.stat().st_size != sizes[path] for path in paths):
+            return None
+        table = Table(folder)
+        return (table, column) if table[column].dtype == RECORD and table[column].ndim == 1 else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # none, or somebody else's
+        return None
 
 
 def _build(paths: Sequence[Path], classes: tuple[str, ...], folder: Path) -> None:
@@ -113,7 +128,7 @@ def _build(paths: Sequence[Path], classes: tuple[str, ...], folder: Path) -> Non
             np.array(records, dtype=RECORD).tofile(file)
     size = (folder / "records").stat().st_size
     records_on_disk = np.memmap(folder / "records", RECORD, "r") if size else np.empty(0, RECORD)
-    np.save(folder / INDEX, records_on_disk)
+    np.save(folder / f"{INDEX}.npy", records_on_disk)
     del records_on_disk
     (folder / "records").unlink()
 
