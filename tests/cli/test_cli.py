@@ -33,7 +33,7 @@ def test_models_answers_soon():
 
 def test_help_names_every_verb():
     text = run("--help").stdout
-    for verb in ("quickstart", "models", "doctor", "convert"):
+    for verb in ("quickstart", "models", "doctor", "convert", "data"):
         assert verb in text
         assert run(verb, "--help").returncode == 0
 

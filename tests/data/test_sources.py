@@ -66,8 +66,7 @@ def test_every_source_gives_the_same_samples(source):
     assert contents(source) == [(picture(number), label) for number, label in enumerate(LABELS)]
     assert source.labels(0, 10).tolist() == LABELS
     assert source.labels(3, 7).tolist() == LABELS[3:7]
-    assert len({source.name(index) for index in range(10)}) == 10
-    assert [source.read(index).name for index in (0, 9)] == [source.name(0), source.name(9)]
+    assert len({source.called(index) for index in range(10)}) == 10
 
 
 def test_every_source_can_be_sent_to_another_process(source):
@@ -360,3 +359,113 @@ def test_shards_that_were_packed_bring_their_index(tmp_path, monkeypatch):
     assert sorted(contents(open_data(tmp_path / "out", "train"))) == looked_through
     (tmp_path / "out" / "dataset.json").write_text("[]")
     assert sorted(contents(open_data(tmp_path / "out", "train"))) == looked_through
+
+
+# Found by people who tried
+
+
+def test_splits_with_different_classes_agree_about_labels(tmp_path):
+    make_folder(tmp_path / "train", {"a": 2, "b": 2, "c": 2})
+    make_folder(tmp_path / "test", {"b": 2, "d": 1}, first=50)
+    train, test = (open_data(tmp_path, split) for split in ("train", "test"))
+    assert train.classes == test.classes == ("a", "b", "c", "d")
+    assert train.labels(0, 6).tolist() == [0, 0, 1, 1, 2, 2]
+    assert test.labels(0, 3).tolist() == [1, 1, 3]
+
+
+def test_names_of_classes_that_changed_are_read_again(tmp_path):
+    import tarfile
+
+    (tmp_path / "0.png").write_bytes(picture(0))
+    (tmp_path / "0.cls").write_text("cow")
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name in ("0.png", "0.cls"):
+            tar.add(tmp_path / name, name)
+    for names, label in ((("ant", "cow"), 1), (("cow", "ant"), 0), (("ant",), -1)):
+        (tmp_path / "classes.txt").write_text("\n".join(names) + "\n")
+        source = open_data(tmp_path / "a.tar")
+        assert (source.classes, source.labels(0, 1).tolist()) == (names, [label])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+def test_a_class_that_leads_back_to_the_root_counts_nothing_twice(tmp_path):
+    root = make_folder(tmp_path / "photos", {"cat": 2, "dog": 2})
+    (root / "all").symlink_to(".")
+    assert len(open_data(root)) == 4
+
+
+def test_a_folder_with_one_csv_is_that_csv_splits_and_all(tmp_path):
+    folder = as_csv(tmp_path / "data")
+    text = (folder / "labels.csv").read_text().splitlines()
+    (folder / "labels.csv").write_text("\n".join([text[0] + ",split", *(f"{line},train" for line in text[1:])]))
+    assert splits_of(folder) == ("train",)
+    assert len(open_data(folder, "train")) == 10
+
+
+def test_two_folders_for_one_split(tmp_path):
+    for name in ("train", "val", "validation"):
+        make_folder(tmp_path / name, {"cat": 1})
+    with pytest.raises(vitrail.DataError, match="'val' and 'validation' both mean 'val'"):
+        open_data(tmp_path, "train")
+
+
+def test_a_split_that_cannot_be_made(tmp_path):
+    make_folder(tmp_path / "test", {"cat": 1})
+    for split in ("train", "val"):
+        with pytest.raises(vitrail.DataError, match=f"has no split '{split}': it has test"):
+            open_data(tmp_path, split, holdout=0.5)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"image,label\na.png\n", "line 2: there is no label"),
+        (b"image,label\n,cat\n", "line 2: there is no image"),
+        (b"image,label,split\n\xff\xfe,cat,train\n", "cannot be read"),
+    ],
+)
+def test_a_csv_with_holes(content, sentence, tmp_path):
+    (tmp_path / "x.csv").write_bytes(content)
+    with pytest.raises(vitrail.DataError, match=sentence):
+        open_data(tmp_path / "x.csv")
+
+
+def test_a_path_that_no_system_takes():
+    with pytest.raises(vitrail.DataError, match="cannot be read"):
+        Listed([("a\0b.png", 0)]).read(0)
+
+
+def test_parquet_with_labels_that_are_words_and_without_rows(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    image = {"bytes": picture(0), "path": None}
+    pq.write_table(pa.table({"image": [image], "label": ["cat"]}), tmp_path / "a.parquet")
+    source = open_data(tmp_path / "a.parquet")
+    assert source.labels(0, 1).tolist() == [-1]
+    with pytest.raises(vitrail.DataError, match="its label is 'cat', not a number"):
+        source.read(0)
+    table = pa.table({"image": [image], "label": [1]})
+    pq.write_table(table.slice(0, 0), tmp_path / "b.parquet")
+    assert len(open_data(tmp_path / "b.parquet")) == 0
+    assert open_data(tmp_path / "b.parquet").labels(0, 0).tolist() == []
+    pq.write_table(table, tmp_path / "c.parquet")
+    content = bytearray((tmp_path / "c.parquet").read_bytes())
+    content[4:60] = bytes(56)
+    (tmp_path / "c.parquet").write_bytes(content)
+    with pytest.raises(vitrail.DataError, match="cannot be read"):
+        open_data(tmp_path / "c.parquet").read(0)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+def test_a_tar_that_is_a_link_to_nothing(tmp_path):
+    make_tar(tmp_path / "a.tar", LABELS)
+    (tmp_path / "b.tar").symlink_to("nothing")
+    with pytest.raises(vitrail.DataError, match="cannot be opened: No such file"):
+        open_data(tmp_path)
+
+
+def test_a_name_that_cannot_be_read_is_a_number(tmp_path):
+    source = open_data(make_tar(tmp_path / "a.tar", LABELS))
+    (tmp_path / "a.tar").unlink()
+    assert source.called(3) == "sample 3"

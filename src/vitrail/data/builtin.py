@@ -28,7 +28,7 @@ class Digits(Source):
 
     def read(self, index: int) -> Sample:
         """(1, 8, 8) pixels."""
-        return Sample(self.pixels[index], int(self.targets[index]), self.name(index))
+        return Sample(self.pixels[index], int(self.targets[index]))
 
     def name(self, index: int) -> str:
         """Its number."""

@@ -107,7 +107,7 @@ def _facts(source: Source, index: int) -> tuple[Any, ...]:
         return digest, sample.label, *pixels.shape[1:], NO_FILE, True, grey, False
     kind, mode = file_kind(content)
     image = decoded_image(content)
-    suffix = sample.name.lower().rpartition(".")[2]
+    suffix = source.name(index).lower().rpartition(".")[2]
     misnamed = f".{suffix}" in SUFFIXES and suffix not in EXTENSIONS[kind]
     grey = mode.split(";")[0] in _GREY_MODES or _looks_grey(image)
     return _digest(content), sample.label, image.height, image.width, FORMATS.index(kind), True, grey, misnamed

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,8 +38,7 @@ class Files(Source):
 
     def read(self, index: int) -> Sample:
         """The bytes of a file."""
-        path = self.path(index)
-        return Sample(read_file(path), int(self.table["labels"][index]), shown(path))
+        return Sample(read_file(self.path(index)), int(self.table["labels"][index]))
 
     def name(self, index: int) -> str:
         """Its path."""
@@ -50,19 +50,28 @@ class Files(Source):
         return found
 
 
-def class_folders(root: Path) -> Files:
-    """A folder whose folders are classes; images may lie deeper within them."""
-    classes = [entry.name for entry in _entries(root) if _is_dir(entry) and not entry.name.startswith(".")]
-    folders = [root / name for name in classes]
-    fingerprint = "\n".join(f"{shown(f)} {_stat(f).st_mtime_ns}" for top in folders for f in _folders(top))
+def class_folders(root: Path, classes: Sequence[str] | None = None) -> Files:
+    """A folder whose folders are classes; images may lie deeper within them.
+
+    `classes`: the names of the classes in order, where other parts of the data set have more than this one.
+    """
+    here, classes = class_names(root), class_names(root) if classes is None else list(classes)
+    folders = [(label, root / name) for label, name in enumerate(classes) if name in here]
+    facts = [f"{label} {shown(f)} {_stat(f).st_mtime_ns}" for label, top in folders for f in _folders(top, root)]
 
     def build(folder: Path) -> None:
-        _write(folder, ((path, label) for label, top in enumerate(folders) for path in _images(root, top)))
+        _write(folder, ((path, label) for label, top in folders for path in _images(root, top)))
 
-    files = Files(root, cached_table(f"folder {root.resolve()}", fingerprint, build), tuple(map(shown, classes)))
+    table = cached_table(f"folder {root.resolve()}", "\n".join(facts), build)
+    files = Files(root, table, tuple(map(shown, classes)))
     if not len(files):
         raise DataError(f"{root} holds no images: expected a folder for each class with {', '.join(SUFFIXES)} in it")
     return files
+
+
+def class_names(root: Path) -> list[str]:
+    """The folders in a folder."""
+    return [entry.name for entry in _entries(root) if _is_dir(entry) and not entry.name.startswith(".")]
 
 
 def from_csv(path: Path, split: str | None = None) -> Files:
@@ -85,27 +94,34 @@ def from_csv(path: Path, split: str | None = None) -> Files:
 
 def csv_splits(path: Path) -> set[str]:
     """The splits that a CSV names."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
+    with _table(path) as reader:
         return {row["split"] for row in reader if row.get("split")} if "split" in (reader.fieldnames or ()) else set()
 
 
 def _rows(path: Path, split: str | None) -> Iterator[tuple[str, str]]:
+    """The image and the label of each row."""
+    with _table(path) as reader:
+        names = list(reader.fieldnames or ())
+        image, label = (
+            next((name for name in names if name.lower() in known), None) for known in (IMAGE_COLUMNS, LABEL_COLUMNS)
+        )
+        if image is None or label is None:
+            raise DataError(
+                f"{path} has the columns {', '.join(names) or 'none'}: it needs one of {', '.join(IMAGE_COLUMNS)} "
+                f"and one of {', '.join(LABEL_COLUMNS)}"
+            )
+        for row in reader:
+            if not row[image] or not row[label]:
+                raise DataError(f"{path}, line {reader.line_num}: there is no {label if row[image] else image}")
+            if split is None or row.get("split") == split:
+                yield row[image], row[label]
+
+
+@contextlib.contextmanager
+def _table(path: Path) -> Iterator[csv.DictReader[str]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            names = list(reader.fieldnames or ())
-            image, label = (
-                next((n for n in names if n.lower() in known), None) for known in (IMAGE_COLUMNS, LABEL_COLUMNS)
-            )
-            if image is None or label is None:
-                raise DataError(
-                    f"{path} has the columns {', '.join(names) or 'none'}: it needs one of {', '.join(IMAGE_COLUMNS)} "
-                    f"and one of {', '.join(LABEL_COLUMNS)}"
-                )
-            for row in reader:
-                if split is None or row.get("split") == split:
-                    yield row[image], row[label]
+            yield csv.DictReader(file)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
 
@@ -140,21 +156,29 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         raise DataError(f"{shown(folder)} cannot be listed: {error.strerror}") from None
 
 
-def _folders(top: Path, above: tuple[tuple[int, int], ...] = ()) -> Iterator[Path]:
-    """A folder and those within it. Links are followed, but not in a circle."""
-    stat = _stat(top)
-    here = (stat.st_dev, stat.st_ino)
+def _folders(top: Path, root: Path) -> Iterator[Path]:
+    """A folder below the root and those within it. Links are followed, but not back to a folder above."""
+    return _folders_below(top, (_identity(root),))
+
+
+def _folders_below(top: Path, above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
+    here = _identity(top)
     if here in above:
         return
     yield top
     for entry in _entries(top):
         if _is_dir(entry) and not entry.name.startswith("."):
-            yield from _folders(Path(entry.path), (*above, here))
+            yield from _folders_below(Path(entry.path), (*above, here))
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    stat = _stat(folder)
+    return stat.st_dev, stat.st_ino
 
 
 def _images(root: Path, top: Path) -> Iterator[bytes]:
     """The names of the images of a class, relative to the root."""
-    for folder in _folders(top):
+    for folder in _folders(top, root):
         for entry in _entries(folder):
             name = entry.name
             if name.lower().endswith(SUFFIXES) and not name.startswith(".") and not _is_dir(entry):

@@ -43,7 +43,7 @@ class HubData(Source):
         content, label = row[self.image]["bytes"], row[self.label]
         if content is None or label is None:
             raise DataError("has no bytes or no label")
-        return Sample(content, int(label), self.name(index))
+        return Sample(content, int(label))
 
     def name(self, index: int) -> str:
         """The data set and the row."""

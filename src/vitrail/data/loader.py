@@ -229,7 +229,7 @@ class _TrainingSamples(Dataset[Batch | DataError]):
             try:
                 return self._augmented(_sample(self.source, chosen), random.Random(key))
             except DataError as error:
-                broken.append(Broken(chosen, self.source.name(chosen), str(error)))
+                broken.append(Broken(chosen, self.source.called(chosen), str(error)))
         raise DataError(f"{broken[0].name}: {broken[0].reason}; and {REPLACEMENTS - 1} others are broken too")
 
     def _augmented(self, sample: Sample, rng: random.Random) -> tuple[Tensor, int]:
@@ -266,7 +266,7 @@ class _EvaluationSamples(Dataset[Batch]):
                 images[place] = fitted(to_channels(pixels, channels), self.preprocessing)
                 labels[place], mask[place] = sample.label, True
             except DataError as error:
-                broken.append(Broken(index, self.source.name(index), str(error)))
+                broken.append(Broken(index, self.source.called(index), str(error)))
         return Batch(images, labels, torch.tensor(indices), mask, tuple(broken))
 
 

@@ -4,17 +4,20 @@ photos/                  a folder for each class, or train/, val/, test/ with su
 photos/labels.csv        a CSV beside images; or a folder with one CSV in it
 photos/*.parquet         a Parquet file, or a folder of them named after their splits
 shards/                  tar files in the WebDataset layout, named after their splits
-digits                   the data set that is always there
+digits                   the data set that is always there (./digits is a folder of that name)
 hf:owner/name            a data set of the hub, with the extra `datasets`
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vitrail.data.folder import class_folders, class_names, csv_splits, from_csv
 from vitrail.data.source import SPLITS, Listed, Source, held_out
 from vitrail.errors import ConfigError, DataError, MissingExtraError, did_you_mean
 
@@ -22,8 +25,13 @@ DEFAULT_HOLDOUT = 0.1
 CLASS_NAMES = ("classes.txt", "labels.txt")
 
 
+Data = str | Path | Source | Sequence[tuple[Any, int]]
+Parts = dict[str, Callable[[], Source]]
+"""How to open each split that is there."""
+
+
 def open_data(
-    data: str | Path | Source | Sequence[tuple[Any, int]],
+    data: Data,
     split: str | None = None,
     holdout: float | None = None,
     seed: int = 0,
@@ -39,12 +47,16 @@ def open_data(
     """
     if split is not None and split not in SPLITS:
         raise ConfigError(f"split = {split!r}{did_you_mean(split, SPLITS) or ';'} there are {', '.join(SPLITS)}")
-    parts = _parts(data)
+    with _told(data):
+        return _opened(data, _parts(data), split, holdout, seed)
+
+
+def _opened(data: Data, parts: Parts, split: str | None, holdout: float | None, seed: int) -> Source:
     if split is None:
         return _whole(data, parts)
     if split in parts and not (split == "train" and holdout and "val" not in parts):
         return parts[split]()
-    if split == "test" or ("val" in parts and split == "train"):
+    if split == "test" or (parts and "train" not in parts) or ("val" in parts and split == "train"):
         raise DataError(f"{data} has no split {split!r}: it has {', '.join(parts) or 'one part'}")
     if parts and not holdout:
         raise DataError(
@@ -56,25 +68,29 @@ def open_data(
     return out if split == "val" else rest
 
 
-def splits_of(data: str | Path | Source | Sequence[tuple[Any, int]]) -> tuple[str, ...]:
+def splits_of(data: Data) -> tuple[str, ...]:
     """The parts that a data set comes in; none where it is one."""
-    return tuple(_parts(data))
+    with _told(data):
+        return tuple(_parts(data))
 
 
-Parts = dict[str, Callable[[], Source]]
+@contextlib.contextmanager
+def _told(data: Data) -> Iterator[None]:
+    """What the system does not allow is a DataError."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{data} cannot be opened: {error.strerror or error}") from None
 
 
-def _parts(data: Any) -> Parts:
-    """How to open each split that is there."""
+def _parts(data: Data) -> Parts:
     if isinstance(data, Source) or not isinstance(data, str | Path):
         return {}
     text = str(data)
     if text.startswith("hf:"):
         return _hub_parts(text)
-    path = Path(text).expanduser()
+    path = _place(text)
     if path.suffix.lower() == ".csv" and path.is_file():
-        from vitrail.data.folder import csv_splits, from_csv
-
         return {ours: partial(from_csv, path, theirs) for ours, theirs in _named(csv_splits(path))}
     if not path.is_dir():
         return {}
@@ -82,13 +98,27 @@ def _parts(data: Any) -> Parts:
     if files:
         by_split = {ours: [f for f in files if _split_of(path, f) == ours] for ours in SPLITS}
         return {ours: partial(_from_files, path, chosen) for ours, chosen in by_split.items() if chosen}
-    folders = {child.name for child in path.iterdir() if child.is_dir()}
-    return {ours: partial(_whole, path / theirs, {}) for ours, theirs in _named(folders)}
+    splits = _named({child.name for child in path.iterdir() if child.is_dir()})
+    classes = sorted(
+        {name for _, theirs in splits for name in class_names(path / theirs)}
+    )  # of all, so that they agree
+    return {ours: partial(class_folders, path / theirs, classes) for ours, theirs in splits}
+
+
+def _place(text: str) -> Path:
+    """The path that is meant: in a folder with one CSV, that CSV."""
+    path = Path(text).expanduser()
+    tables = sorted(path.glob("*.csv")) if path.is_dir() else []
+    return tables[0] if len(tables) == 1 else path
 
 
 def _named(found: set[str]) -> list[tuple[str, str]]:
     """Our names of splits, with the names they have here."""
-    return [(ours, theirs) for ours, names in SPLITS.items() for theirs in sorted(found) if theirs.lower() in names]
+    named = [(ours, theirs) for ours, names in SPLITS.items() for theirs in sorted(found) if theirs.lower() in names]
+    for (ours, first), (again, second) in itertools.pairwise(named):
+        if ours == again:
+            raise DataError(f"{first!r} and {second!r} both mean {ours!r}: rename one, or join them")
+    return named
 
 
 def _whole(data: Any, parts: Parts) -> Source:
@@ -102,7 +132,7 @@ def _whole(data: Any, parts: Parts) -> Source:
         from vitrail.data.builtin import Digits
 
         return Digits()
-    path = Path(data).expanduser()
+    path = _place(str(data))
     if path.is_file():
         return _from_file(path)
     if not path.is_dir():
@@ -110,18 +140,11 @@ def _whole(data: Any, parts: Parts) -> Source:
         raise DataError(f"there is no data set {str(data)!r}: give {kinds}")
     if files := _shard_files(path):
         return _from_files(path, files)
-    from vitrail.data.folder import class_folders, from_csv
-
-    tables = sorted(path.glob("*.csv"))
-    if len(tables) == 1:
-        return from_csv(tables[0])
     return class_folders(path)
 
 
 def _from_file(path: Path) -> Source:
     if path.suffix.lower() == ".csv":
-        from vitrail.data.folder import from_csv
-
         return from_csv(path)
     if path.suffix.lower() in (".parquet", ".tar"):
         return _from_files(path.parent, [path])
@@ -162,7 +185,7 @@ def _from_files(folder: Path, files: Sequence[Path]) -> Source:
 def _class_names(folder: Path) -> tuple[str, ...]:
     for name in CLASS_NAMES:
         if (folder / name).is_file():
-            return tuple((folder / name).read_text(encoding="utf-8").splitlines())
+            return tuple((folder / name).read_text(encoding="utf-8").removesuffix("\n").split("\n"))
     return ()
 
 

@@ -23,7 +23,6 @@ from vitrail.data.check import EXTENSIONS, Data, Progress, file_kind, labelled, 
 from vitrail.data.decode import decoded_image
 from vitrail.data.order import Order
 from vitrail.data.parallel import in_parallel, worker_count
-from vitrail.data.report import name_of
 from vitrail.data.shards import MANIFEST
 from vitrail.data.source import Source, shown
 from vitrail.data.unfinished import Broken, Unfinished, finished_before
@@ -121,7 +120,7 @@ def _named(
     """What cannot be used has a name beside the reason."""
     for job, answers in prepared:
         yield [
-            {"name": _short(name_of(source, index), folder), "reason": answer} if isinstance(answer, str) else answer
+            {"name": _short(source.called(index), folder), "reason": answer} if isinstance(answer, str) else answer
             for index, answer in zip(job, answers, strict=True)
         ]
 
@@ -209,7 +208,7 @@ def _identity(source: Source, folder: Path | None) -> dict[str, Any]:
     digest = hashlib.sha256()
     for start in range(0, len(source), HASHED_AT_ONCE):
         stop = min(start + HASHED_AT_ONCE, len(source))
-        names = (_short(name_of(source, index), folder) for index in range(start, stop))
+        names = (_short(source.called(index), folder) for index in range(start, stop))
         digest.update(source.labels(start, stop).astype("<i8").tobytes() + "\n".join(names).encode())
     return {"number": len(source), "sha256": digest.hexdigest()}
 

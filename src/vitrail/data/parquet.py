@@ -62,9 +62,9 @@ class Parquet(Source):
         if not isinstance(content, bytes):
             raise DataError("holds no bytes: images that are only named by a path are not followed")
         label = labels[row].as_py()
-        if label is None:
-            raise DataError("has no label")
-        return Sample(content, int(label), self.name(index))
+        if not isinstance(label, int):
+            raise DataError("has no label" if label is None else f"its label is {label!r}, not a number")
+        return Sample(content, label)
 
     def name(self, index: int) -> str:
         """The file and the row in it."""
@@ -76,13 +76,15 @@ class Parquet(Source):
     def labels(self, start: int, stop: int) -> Indices:
         """From the column of labels alone."""
         first, last = np.searchsorted(self.starts, [start, max(stop - 1, start)], side="right") - 1
-        parts = [
-            self._file(number).read_row_group(group, columns=[self.label]).column(0).fill_null(-1).to_numpy()
-            for number, group, _ in self.groups[first : last + 1]
-        ]
+        parts = [np.empty(0, np.int64), *map(self._labels, range(first, last + 1 if stop > start else first))]
         offset = start - self.starts[first]
         found: Indices = np.concatenate(parts)[offset : offset + stop - start].astype(np.int64)
         return found
+
+    def _labels(self, group: int) -> Indices:
+        column = self._columns(group, [self.label]).column(0)
+        numbers = [label if isinstance(label, int) else -1 for label in column.to_pylist()]
+        return np.array(numbers, dtype=np.int64)
 
     def _file(self, number: int) -> Any:
         if number not in self._files:
@@ -93,14 +95,17 @@ class Parquet(Source):
         if group not in self._groups:
             while len(self._groups) >= self.kept:
                 self._groups.popitem(last=False)
-            number, within, _ = self.groups[group]
-            try:
-                table = self._file(number).read_row_group(int(within), columns=[self.image, self.label])
-            except OSError as error:
-                raise DataError(f"cannot be read: {error}") from None
+            table = self._columns(group, [self.image, self.label])
             self._groups[group] = (table.column(self.image), table.column(self.label))
         self._groups.move_to_end(group)
         return self._groups[group]
+
+    def _columns(self, group: int, names: list[str]) -> Any:
+        number, within, _ = self.groups[group]
+        try:
+            return self._file(number).read_row_group(int(within), columns=names)
+        except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
+            raise DataError(f"cannot be read: {str(error).splitlines()[0]}") from None
 
     def _forget(self) -> None:
         self._files: dict[int, Any] = {}

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from vitrail.data.decode import MOST_PIXELS_SERVING
 from vitrail.data.order import Indices
 from vitrail.data.source import Source
-from vitrail.errors import DataError
 
 KINDS = {
     "unreadable": "no image, or none that can be used",
@@ -96,7 +95,7 @@ class Part:
 
     def name(self, index: int) -> str:
         """What to call a sample, even where its file has gone."""
-        return name_of(self.source, index)
+        return self.source.called(index)
 
     def class_name(self, label: int) -> str:
         """Of a label; its number where it has no name."""
@@ -264,14 +263,6 @@ class Report:
                 sentence = f"its classes are not those of {first.split}: {how}, so that labels do not agree"
                 found.append(Finding("classes", part.split, part.split, sentence))
         return found
-
-
-def name_of(source: Source, index: int) -> str:
-    """What to call a sample; its number where even its name cannot be read."""
-    try:
-        return source.name(index)
-    except DataError:
-        return f"sample {index}"
 
 
 def _kind(reason: str) -> str:

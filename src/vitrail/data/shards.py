@@ -43,7 +43,8 @@ class Shards(Source):
     def _looked_through(self) -> Table:
         what = "\n".join(str(path.resolve()) for path in self.paths)
         sizes = "\n".join(f"{(stat := path.stat()).st_size} {stat.st_mtime_ns}" for path in self.paths)
-        return cached_table(f"tar {what}", sizes, lambda folder: _build(self.paths, self.classes, folder))
+        fingerprint = json.dumps([sizes, self.classes])
+        return cached_table(f"tar {what}", fingerprint, lambda folder: _build(self.paths, self.classes, folder))
 
     def __len__(self) -> int:
         return len(self.table[self.column])
@@ -61,7 +62,7 @@ class Shards(Source):
         content = self._read(int(record["shard"]), int(record["offset"]), int(record["length"]))
         if record["label"] == NO_LABEL:
             raise DataError("has no label: expected a .cls or .json beside it")
-        return Sample(content, int(record["label"]), self.name(index))
+        return Sample(content, int(record["label"]))
 
     def name(self, index: int) -> str:
         """The shard, and the name in it, which stands before the image."""

@@ -37,8 +37,6 @@ class Sample(NamedTuple):
     content: bytes | Tensor
     """The bytes of an image file; or (C, height, width) uint8 pixels."""
     label: int
-    name: str
-    """Where it comes from, for a person to find it."""
 
 
 class Source(ABC):
@@ -61,6 +59,13 @@ class Source(ABC):
     @abstractmethod
     def name(self, index: int) -> str:
         """What to call a sample that may be unreadable."""
+
+    def called(self, index: int) -> str:
+        """Its name; its number where even the name cannot be read."""
+        try:
+            return self.name(index)
+        except DataError:
+            return f"sample {index}"
 
     @abstractmethod
     def labels(self, start: int, stop: int) -> Indices:
@@ -138,7 +143,7 @@ class Listed(Source):
     def read(self, index: int) -> Sample:
         """A path is read, anything else taken as it is."""
         image, label = self.samples[index]
-        return Sample(image_content(image), int(label), self.name(index))
+        return Sample(image_content(image), int(label))
 
     def name(self, index: int) -> str:
         """A path, or the number in the list."""
@@ -181,8 +186,8 @@ def read_file(path: Path) -> bytes:
         if stat.st_size > MOST_BYTES:
             raise DataError(f"{stat.st_size:,} bytes, more than the {MOST_BYTES:,} allowed")
         return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
+        raise DataError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def shown(path: str | os.PathLike[str]) -> str:
