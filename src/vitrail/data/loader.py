@@ -8,6 +8,7 @@ byte, and any number of ranks sees the same samples in the same steps.
 from __future__ import annotations
 
 import logging
+import math
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from vitrail.config import Preprocessing
 from vitrail.data.augment import Augmentation, augment, inception_box
@@ -271,8 +272,13 @@ class _EvaluationSamples(Dataset[Batch]):
 
 
 def _empty(count: int, channels: int, size: tuple[int, int]) -> Tensor:
-    """(count, channels, *size) in the memory order of decoded images, so that one is copied into it in one go."""
-    return torch.empty(count, *size, channels, dtype=torch.uint8).permute(0, 3, 1, 2)
+    """(count, channels, *size) in the memory order of decoded images, so that one is copied into it in one go; in a
+    worker in memory that is shared already, so that handing the batch over copies nothing."""
+    shape, alone = (count, *size, channels), get_worker_info() is None
+    pixels = torch.empty(math.prod(shape) if alone else 0, dtype=torch.uint8)
+    if not alone:
+        pixels.set_(torch.UntypedStorage._new_shared(math.prod(shape)))
+    return pixels.view(shape).permute(0, 3, 1, 2)
 
 
 def _sample(source: Source, index: int) -> Sample:
