@@ -18,7 +18,7 @@ from vitrail.data.folder import SUFFIXES, Files
 from vitrail.data.open import open_data, splits_of
 from vitrail.data.parallel import in_parallel, worker_count
 from vitrail.data.report import FACTS, FORMATS, NO_FILE, Part, Report
-from vitrail.data.source import Sample, Source, shown
+from vitrail.data.source import Source, shown
 from vitrail.errors import DataError
 
 WHOLE = "all"
@@ -29,7 +29,6 @@ EXTENSIONS = dict(
 """What the names of files of each kind end in, the usual ending first."""
 AT_ONCE = 32
 """Samples that a process is given together, at least."""
-LARGEST_LABEL = np.iinfo(np.int32).max
 _GREY_MODES = ("1", "L", "LA", "La", "I", "F")
 
 Data = str | Path | Source | Sequence[tuple[Any, int]]
@@ -76,18 +75,6 @@ def opened(data: Data, split: str | None = None) -> dict[str, Source]:
         raise DataError(f"{data} cannot be opened: {error.strerror or error}") from None
 
 
-def labelled(source: Source, index: int) -> Sample:
-    """A sample whose label means something; a DataError otherwise."""
-    sample = source.read(index)
-    if sample.label < 0:
-        raise DataError("has no label")
-    if sample.label > LARGEST_LABEL:
-        raise DataError(f"its label is {sample.label}, more than {LARGEST_LABEL}")
-    if source.classes and sample.label >= len(source.classes):
-        raise DataError(f"its label is {sample.label}, and there are {len(source.classes)} classes")
-    return sample
-
-
 def file_kind(content: bytes) -> tuple[str, str]:
     """One of `FORMATS`, and Pillow's mode, by a look at the header."""
     with warnings.catch_warnings():
@@ -98,7 +85,7 @@ def file_kind(content: bytes) -> tuple[str, str]:
 
 def _facts(source: Source, index: int) -> tuple[Any, ...]:
     """A record of `FACTS`."""
-    sample = labelled(source, index)
+    sample = source.sample(index)
     content = sample.content
     if isinstance(content, Tensor):
         pixels = content.numpy()

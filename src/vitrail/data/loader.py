@@ -228,7 +228,7 @@ class _TrainingSamples(Dataset[Batch | DataError]):
         for attempt in range(REPLACEMENTS):
             chosen = index if attempt == 0 else mixed(key, attempt) % len(self.source)
             try:
-                return self._augmented(_sample(self.source, chosen), random.Random(key))
+                return self._augmented(self.source.sample(chosen), random.Random(key))
             except DataError as error:
                 broken.append(Broken(chosen, self.source.called(chosen), str(error)))
         raise DataError(f"{broken[0].name}: {broken[0].reason}; and {REPLACEMENTS - 1} others are broken too")
@@ -261,7 +261,7 @@ class _EvaluationSamples(Dataset[Batch]):
             if index < 0:
                 continue
             try:
-                sample = _sample(self.source, index)
+                sample = self.source.sample(index)
                 content = sample.content
                 pixels = content if isinstance(content, Tensor) else decode(content, self.most_pixels)
                 images[place] = fitted(to_channels(pixels, channels), self.preprocessing)
@@ -279,13 +279,6 @@ def _empty(count: int, channels: int, size: tuple[int, int]) -> Tensor:
     if not alone:
         pixels.set_(torch.UntypedStorage._new_shared(math.prod(shape)))
     return pixels.view(shape).permute(0, 3, 1, 2)
-
-
-def _sample(source: Source, index: int) -> Sample:
-    sample = source.read(index)
-    if sample.label < 0:
-        raise DataError("has no label")
-    return sample
 
 
 @dataclass

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail import __version__
-from vitrail.data.check import EXTENSIONS, Data, Progress, file_kind, labelled, opened
+from vitrail.data.check import EXTENSIONS, Data, Progress, file_kind, opened
 from vitrail.data.decode import decoded_image
 from vitrail.data.order import Order
 from vitrail.data.parallel import in_parallel, worker_count
@@ -155,7 +155,7 @@ def _write(
 
 def _prepared(source: Source, index: int, resize: int | None) -> Packed:
     """A sample as it will be written. It is decoded even where its bytes stay, so that nothing broken is packed."""
-    sample = labelled(source, index)
+    sample = source.sample(index)
     content = sample.content
     if isinstance(content, Tensor):
         image, kind = _image(content), ""

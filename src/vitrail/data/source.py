@@ -29,6 +29,7 @@ SPLITS = {
 
 MOST_BYTES = 500_000_000
 """Of an image file."""
+MOST_LABELS = 1 << 31
 
 
 class Sample(NamedTuple):
@@ -59,6 +60,15 @@ class Source(ABC):
     @abstractmethod
     def name(self, index: int) -> str:
         """What to call a sample that may be unreadable."""
+
+    def sample(self, index: int) -> Sample:
+        """What `read` gives, if its label means something; a DataError otherwise."""
+        sample = self.read(index)
+        if sample.label < 0:
+            raise DataError("has no label")
+        if sample.label >= (len(self.classes) or MOST_LABELS):
+            raise DataError(f"its label is {sample.label}, and there are {len(self.classes) or MOST_LABELS} classes")
+        return sample
 
     def called(self, index: int) -> str:
         """Its name; its number where even the name cannot be read."""
