@@ -15,6 +15,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from vitrail.config import Preprocessing
+    from vitrail.data.augment import Augmentation
+    from vitrail.data.evaluation import prepare
+    from vitrail.data.loader import EvaluationLoader, TrainingLoader
+    from vitrail.data.open import open_data
     from vitrail.errors import ConfigError, DataError, InputError, MissingExtraError, VitrailError, WeightsError
     from vitrail.model.bit import BitResNet
     from vitrail.model.create import create_model
@@ -26,36 +30,46 @@ if TYPE_CHECKING:
     from vitrail.weights.save import save
 
 _HOMES = {
+    "Augmentation": "vitrail.data.augment",
     "BitResNet": "vitrail.model.bit",
     "ConfigError": "vitrail.errors",
     "DataError": "vitrail.errors",
+    "EvaluationLoader": "vitrail.data.loader",
     "InputError": "vitrail.errors",
     "MissingExtraError": "vitrail.errors",
     "Preprocessing": "vitrail.config",
+    "TrainingLoader": "vitrail.data.loader",
     "VisionTransformer": "vitrail.model.vit",
     "VitrailError": "vitrail.errors",
     "WeightsError": "vitrail.errors",
     "convert": "vitrail.weights.convert",
     "create_model": "vitrail.model.create",
     "load": "vitrail.weights.load",
+    "open_data": "vitrail.data.open",
+    "prepare": "vitrail.data.evaluation",
     "record_attention": "vitrail.model.recording",
     "resize_position_embedding": "vitrail.model.positions",
     "save": "vitrail.weights.save",
 }
 
 __all__ = [
+    "Augmentation",
     "BitResNet",
     "ConfigError",
     "DataError",
+    "EvaluationLoader",
     "InputError",
     "MissingExtraError",
     "Preprocessing",
+    "TrainingLoader",
     "VisionTransformer",
     "VitrailError",
     "WeightsError",
     "convert",
     "create_model",
     "load",
+    "open_data",
+    "prepare",
     "record_attention",
     "resize_position_embedding",
     "save",

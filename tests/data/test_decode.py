@@ -64,6 +64,18 @@ def test_orientation(orientation, fast):
     assert (found.int() - expected[0].int()).abs().max() <= 1
 
 
+def test_orientation_in_xmp_turns_training_images_too():
+    packet = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
+    packet += (
+        b'<rdf:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="6"/></rdf:RDF></x:xmpmeta>'
+    )
+    plain = encoded(photo(64, 48))
+    segment = b"http://ns.adobe.com/xap/1.0/\x00" + packet
+    content = plain[:2] + b"\xff\xff\xe1" + struct.pack(">H", len(segment) + 2) + segment + plain[2:]
+    assert decode(content).shape == (3, 64, 48)
+    assert torch.equal(decode_crop(content, whole, (64, 48)), decode(content))
+
+
 @pytest.mark.parametrize("scale", [2, 4, 8])
 def test_a_jpeg_much_larger_than_needed_is_decoded_smaller(scale, monkeypatch):
     """And looks the same as one that was decoded whole, to a person and nearly to a machine."""
@@ -146,9 +158,10 @@ def test_other_modes(mode):
     assert decode_crop(content, whole, (24, 32)).shape == (3, 24, 32)
 
 
-def test_real_numbers_have_no_range():
-    content = encoded(Image.fromarray(np.array([[0.5, 7.0]], dtype=np.float32)), "TIFF")
-    with pytest.raises(vitrail.DataError, match="real numbers without a range"):
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_such_numbers_have_no_range(dtype):
+    content = encoded(Image.fromarray(np.array([[0.5, 7.0]]).astype(dtype)), "TIFF")
+    with pytest.raises(vitrail.DataError, match="numbers without a range"):
         decode(content)
 
 

@@ -55,6 +55,22 @@ def test_statistics_and_channels():
     assert torch.equal(prepare(image, preprocessing), torch.full((1, 4, 4), 1.5))
 
 
+def test_paths_and_bytes_are_images_too(tmp_path):
+    preprocessing = vitrail.Preprocessing(image_size=32)
+    picture(40, 50).save(tmp_path / "a.png")
+    expected = prepare(picture(40, 50), preprocessing)
+    for form in (tmp_path / "a.png", str(tmp_path / "a.png"), (tmp_path / "a.png").read_bytes()):
+        assert torch.equal(prepare(form, preprocessing), expected)
+    with pytest.raises(vitrail.DataError, match="cannot be read: No such file"):
+        prepare(tmp_path / "b.png", preprocessing)
+
+
+@pytest.mark.parametrize("size", [(1, 20000), (20000, 1)])
+def test_very_long_images_need_no_memory(size):
+    preprocessing = vitrail.Preprocessing(image_size=224, resize="cover", crop_fraction=0.875)
+    assert prepare(torch.zeros(3, *size, dtype=torch.uint8), preprocessing).shape == (3, 224, 224)
+
+
 @pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK"])
 def test_other_kinds_of_picture_become_rgb(mode):
     assert prepare(picture(40, 50, mode), vitrail.Preprocessing(image_size=32)).shape == (3, 32, 32)

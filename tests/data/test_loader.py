@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
 import random
 import signal
@@ -140,7 +141,27 @@ def test_a_worker_that_dies_is_replaced_and_nothing_is_lost(tmp_path, caplog):
     source = Deadly(samples, tmp_path, times=2)
     found = [digest(batch) for batch in itertools.islice(make(source, workers=2, start_method="fork"), 10)]
     assert found == expected
-    assert "starting new workers" in caplog.text
+    assert "new workers go on from there" in caplog.text
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_worker_that_dies_while_the_program_is_elsewhere(source, uninterrupted, caplog):
+    """As the system kills it while a training step runs: nothing is raised there."""
+    loader = make(source, workers=2, start_method="fork")
+    found = [digest(next(loader)) for _ in range(3)]
+    for worker in multiprocessing.active_children():
+        os.kill(worker.pid, signal.SIGKILL)
+    time.sleep(0.5)
+    found += [digest(next(loader)) for _ in range(9)]
+    assert found == uninterrupted[:12]
+    assert "new workers go on from there" in caplog.text
+
+
+def test_an_evaluation_survives_too(tmp_path):
+    samples = [(picture(n), n) for n in range(40)]
+    source = Deadly(samples, tmp_path, times=2)
+    batches = EvaluationLoader(source, Preprocessing(image_size=16), 4, workers=2, start_method="fork")
+    assert torch.cat([batch.labels for batch in batches]).tolist() == list(range(40))
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -199,14 +220,60 @@ def test_the_limit_is_a_thousandth_and_can_be_set():
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_data_set_of_nothing_but_broken_images(workers):
-    with pytest.raises(vitrail.DataError, match=r"99 others are broken too$"):
+    with pytest.raises(vitrail.DataError, match=r"every other that was tried is broken too$"):
         next(iter(make(with_broken(30, set(range(30))), workers=workers, most_broken=10**6)))
+
+
+def test_a_strange_error_in_one_sample_is_told_not_raised():
+    class Strange(Listed):
+        def read(self, index):
+            return super().read(index) if index != 5 else [][1]
+
+    loader = make(Strange([(picture(n), 0) for n in range(30)]))
+    list(itertools.islice(loader, 5))
+    assert loader.broken[5].reason == "unexpected IndexError: list index out of range"
+
+
+def test_a_label_beyond_the_classes_is_broken():
+    loader = make(Listed([(picture(n), n % 3) for n in range(30)], ("a", "b")), most_broken=100)
+    labels = torch.cat([batch.labels for batch in itertools.islice(loader, 5)])
+    assert set(labels.tolist()) == {0, 1}
+    assert loader.broken[2].reason == "its label is 2, and there are 2 classes"
+
+
+def test_a_loader_is_one_sequence_however_often_it_is_asked(source, uninterrupted):
+    loader = make(source)
+    found = [digest(next(iter(loader))), digest(next(loader)), digest(next(iter(loader)))]
+    assert found == uninterrupted[:3]
+    assert loader.position == 3 * BATCH
+    assert loader.steps_per_epoch == 9
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_programs_own_randomness_is_left_alone(workers, source):
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    list(itertools.islice(make(source, workers=workers), 2))
+    list(EvaluationLoader(source, Preprocessing(image_size=16), 50, workers=workers))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_people_give(tmp_path):
+    make_folder(tmp_path / "photos", {"a": 3, "b": 3})
+    batch = next(TrainingLoader(tmp_path / "photos", 4, 32))
+    assert batch.images.shape == (4, 3, 32, 32)
+    with pytest.raises(vitrail.ConfigError, match=r"preprocessing is a int: give model\.preprocessing"):
+        EvaluationLoader(tmp_path / "photos", 4, Preprocessing(image_size=32))
+    with pytest.raises(vitrail.ConfigError, match="image_size = 0: give a number"):
+        TrainingLoader(tmp_path / "photos", 4, 0)
+    with pytest.raises(vitrail.ConfigError, match="position = -1"):
+        TrainingLoader(tmp_path / "photos", 4, 32, position=-1)
 
 
 def test_impossible_loaders():
     with pytest.raises(vitrail.DataError, match="the data set is empty"):
         make(Listed([]))
-    with pytest.raises(vitrail.ConfigError, match="batch_size = 12 for rank 0 of 5: give a multiple"):
+    with pytest.raises(vitrail.ConfigError, match=r"batch_size = 12 for rank 0 of 5: .* multiple of their number"):
         make(with_broken(5, set()), ranks=5)
 
 
@@ -240,16 +307,35 @@ def test_evaluation_does_not_replace_what_is_broken_but_leaves_it_out_aloud(capl
     batches = list(EvaluationLoader(with_broken(10, {4}), Preprocessing(image_size=16), 5))
     assert torch.cat([batch.mask for batch in batches]).tolist() == [n != 4 for n in range(10)]
     assert [b.index for batch in batches for b in batch.broken] == [4]
-    assert "sample 4: not an image of a known kind" in caplog.text
-    assert "it is not counted" in caplog.text
+    assert "sample 4: not an image of a known kind; it is not counted" in caplog.text
 
 
-def test_reading_ahead(tmp_path):
-    """While a step computes, workers read the next ones."""
-    make_folder(tmp_path / "photos", {"a": 40, "b": 40}, kind="JPEG")
-    batches = iter(TrainingLoader(open_data(tmp_path / "photos"), 8, (64, 64), workers=2))
+def test_an_evaluation_of_broken_images_is_an_error():
+    loader = EvaluationLoader(with_broken(40, set(range(20))), Preprocessing(image_size=16), 5)
+    with pytest.raises(vitrail.DataError, match="cannot be used, more than the 10 allowed"):
+        list(loader)
+    assert len(loader.broken) > 10
+    with pytest.raises(vitrail.DataError, match="the data set is empty"):
+        EvaluationLoader(Listed([]), Preprocessing(image_size=16), 5)
+
+
+class Counted(Listed):
+    """Leaves a mark for each sample that is read."""
+
+    def __init__(self, samples, marks):
+        super().__init__(samples)
+        self.marks = marks
+
+    def read(self, index: int) -> Sample:
+        (self.marks / f"{index} {time.monotonic_ns()}").touch()
+        return super().read(index)
+
+
+def test_workers_read_ahead(tmp_path):
+    """While a step computes they read the next ones: two batches each."""
+    batches = make(Counted([(picture(n), 0) for n in range(200)], tmp_path), workers=2)
     next(batches)
-    time.sleep(1)
-    start = time.perf_counter()
-    next(batches)
-    assert time.perf_counter() - start < 0.2
+    deadline = time.monotonic() + 30
+    while len(list(tmp_path.iterdir())) < 5 * BATCH and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(list(tmp_path.iterdir())) == 5 * BATCH

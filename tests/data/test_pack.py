@@ -404,6 +404,17 @@ def test_a_finished_pack_is_looked_at_and_left_alone(photos, packed, tmp_path):
 # What is refused.
 
 
+def test_files_that_changed_since_are_not_taken_for_packed(tmp_path):
+    folder = tmp_path / "photos" / "a"
+    folder.mkdir(parents=True)
+    for number in range(4):
+        (folder / f"{number}.png").write_bytes(encoded(picture(number), "PNG"))
+    pack(tmp_path / "photos", tmp_path / "out", workers=1)
+    (folder / "2.png").write_bytes(encoded(picture(9, 60, 60), "PNG"))
+    with pytest.raises(ConfigError, match="holds these files as they were before they changed"):
+        pack(tmp_path / "photos", tmp_path / "out", workers=1)
+
+
 @pytest.mark.parametrize("finished", [True, False])
 def test_another_pack_in_the_same_folder_is_refused(finished, photos, packed, tmp_path, monkeypatch):
     out = tmp_path / "out"

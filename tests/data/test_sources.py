@@ -188,6 +188,17 @@ def test_parts_in_a_csv(tmp_path):
     assert train.classes == val.classes == NAMES
 
 
+def test_what_is_set_aside_depends_on_names_not_on_where_or_how_many(tmp_path):
+    """One image more does not send what was set aside into training."""
+    for place in ("a", "b"):
+        make_folder(tmp_path / place, {"cat": 100, "dog": 100})
+    (tmp_path / "b" / "cat" / "0000a.png").write_bytes(picture(999))
+    first, second = (open_data(tmp_path / place, "val") for place in ("a", "b"))
+    names = [{source.identity(i) for i in range(len(source))} for source in (first, second)]
+    assert len(names[0] ^ names[1]) <= 2
+    assert len(names[0]) == 20
+
+
 def test_what_is_set_aside_is_a_share_of_every_class_and_depends_on_the_seed(tmp_path):
     root = make_folder(tmp_path / "photos", {"cat": 100, "dog": 20, "emu": 2, "fox": 1})
     train, val = (open_data(root, split) for split in ("train", "val"))
@@ -211,11 +222,20 @@ def test_a_tar_that_is_not_whole_is_an_error_not_a_smaller_data_set(tmp_path):
     content = path.read_bytes()
     for length in (len(content) // 2, len(content) // 2 + 300, 100, 512 * 4):
         path.write_bytes(content[:length])
-        with pytest.raises(vitrail.DataError, match=r"cut short|not a whole tar"):
+        with pytest.raises(vitrail.DataError, match=r"cut short|not a whole tar|damaged"):
             open_data(path)
     path.write_bytes(b"")
     with pytest.raises(vitrail.DataError, match="not a whole tar"):
         open_data(path)
+    header = content.index(b"000005.png")
+    for damaged in (
+        content[:header] + b"\xff" * 300 + content[header + 300 :],
+        content[:header] + bytes(512) + content[header + 512 :],
+        content + content,
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(vitrail.DataError, match="is damaged, or several tars in one"):
+            open_data(path)
 
 
 def test_a_sample_without_label_stays_in_the_count(tmp_path):
@@ -299,8 +319,19 @@ def test_lists_take_what_people_have(tmp_path):
     for index in range(len(forms)):
         content = source.read(index).content
         assert torch.equal(content if isinstance(content, torch.Tensor) else decode(content), pixels)
-    with pytest.raises(vitrail.DataError, match="must be uint8"):
-        open_data([(torch.zeros(3, 4, 4), 0)]).read(0)
+    for wrong, sentence in [
+        (torch.zeros(3, 4, 4), "must be uint8"),
+        (torch.zeros(3, 0, 4, dtype=torch.uint8), "must be uint8"),
+        (np.zeros((1, 2, 3, 4), np.uint8), "must be uint8"),
+        ({}, "a dict is no image"),
+    ]:
+        with pytest.raises(vitrail.DataError, match=sentence):
+            open_data([(wrong, 0)]).read(0)
+    for label in ("a", 3.7, None):
+        with pytest.raises(vitrail.DataError, match="a label that is a whole number"):
+            open_data([(picture(0), label)]).read(0)
+    with pytest.raises(vitrail.DataError, match="not a pair"):
+        open_data(["a.jpg"]).read(0)
 
 
 def test_a_data_set_of_the_library_datasets(tmp_path):
@@ -400,6 +431,87 @@ def test_a_folder_with_one_csv_is_that_csv_splits_and_all(tmp_path):
     (folder / "labels.csv").write_text("\n".join([text[0] + ",split", *(f"{line},train" for line in text[1:])]))
     assert splits_of(folder) == ("train",)
     assert len(open_data(folder, "train")) == 10
+
+
+def test_a_class_called_train_is_a_class(tmp_path):
+    root = make_folder(tmp_path / "photos", {"train": 2, "bus": 1})
+    assert splits_of(root) == ()
+    assert open_data(root).classes == ("bus", "train")
+
+
+def test_what_lies_beside_splits_is_not_left_out_in_silence(tmp_path):
+    make_folder(tmp_path / "a" / "train", {"cat": 1})
+    make_folder(tmp_path / "a" / "extra", {"cat": 1})
+    make_tar(tmp_path / "b" / "train-0.tar", LABELS)
+    make_tar(tmp_path / "b" / "more.tar", LABELS)
+    folder = as_csv(tmp_path / "c")
+    text = (folder / "labels.csv").read_text().splitlines()
+    rows = [text[0] + ",split", text[1] + ",train", text[2] + ",unknown"]
+    (folder / "labels.csv").write_text("\n".join(rows))
+    for name, sentence in (
+        ("a", "'extra': of no split"),
+        ("b", "more.tar, which is of no split"),
+        ("c", "'unknown': of"),
+    ):
+        with pytest.raises(vitrail.DataError, match=sentence):
+            open_data(tmp_path / name, "train")
+
+
+def test_splits_anywhere_in_a_name_and_by_other_words(tmp_path):
+    make_tar(tmp_path / "imagenet1k-train-0000.tar", LABELS)
+    make_tar(tmp_path / "imagenet1k-validation-00.tar", LABELS[:4], first=50)
+    assert splits_of(tmp_path) == ("train", "val")
+    assert len(open_data(tmp_path, "validation")) == 4
+    make_tar(tmp_path / "train-test.tar", LABELS)
+    with pytest.raises(vitrail.DataError, match="could be of train or test: rename it"):
+        open_data(tmp_path, "train")
+
+
+def test_a_mask_beside_an_image_is_not_the_image(tmp_path):
+    import tarfile
+
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for number, name in enumerate(("0.seg.png", "0.png", "0.alt.png", "0.cls")):
+            (tmp_path / name).write_bytes(b"1" if name.endswith("cls") else picture(number))
+            tar.add(tmp_path / name, name)
+    (sample,) = contents(open_data(tmp_path / "a.tar"))
+    assert sample == (picture(1), 1)
+
+
+def test_images_in_no_class_folder(tmp_path):
+    (tmp_path / "a.png").write_bytes(picture(0))
+    with pytest.raises(vitrail.DataError, match=r"1 images lie in .* itself: expected a folder for each class"):
+        open_data(tmp_path)
+
+
+def test_parquet_groups_are_read_about_once_an_epoch(tmp_path, monkeypatch):
+    """Though blocks and groups do not line up, and though few groups are kept."""
+    from vitrail.data import parquet
+    from vitrail.data.order import Order
+
+    monkeypatch.setattr(parquet, "MOST_CACHED", 200_000)
+    for number in range(6):
+        make_parquet(tmp_path / f"{number}.parquet", [0] * 45, first=45 * number, rows=10)
+    source = open_data(tmp_path)
+    assert 4 <= source.kept < 25  # of 30 groups
+    part, _ = held_out(source, 0.1, 0)
+    reads = []
+    plain = source._columns
+    monkeypatch.setattr(source, "_columns", lambda group, names: reads.append(group) or plain(group, names))
+    for index in Order(len(part), 0, part.block, part.window)(np.arange(len(part)))[1]:
+        part.read(int(index))
+    assert len(reads) <= 2 * len(source.groups)
+
+
+def test_more_parquet_files_than_may_be_open(tmp_path, monkeypatch):
+    from vitrail.data import parquet
+
+    monkeypatch.setattr(parquet, "MOST_OPEN", 2)
+    for number in range(5):
+        make_parquet(tmp_path / f"{number}.parquet", [number], first=number)
+    source = open_data(tmp_path)
+    assert contents(source) == [(picture(n), n) for n in range(5)]
+    assert len(source._files) == 2
 
 
 def test_two_folders_for_one_split(tmp_path):

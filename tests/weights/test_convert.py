@@ -251,6 +251,15 @@ def test_across_libraries(tmp_path):
     assert vitrail.load(tmp_path / "torchvision").preprocessing.mean == (0.485, 0.456, 0.406)
 
 
+def test_what_the_files_say_cannot_be_told_otherwise(tmp_path):
+    vitrail.save(small(), tmp_path / "native")
+    with pytest.raises(vitrail.WeightsError, match="its config says num_heads = 3, so it cannot be 6"):
+        vitrail.convert(tmp_path / "native", tmp_path / "timm", "timm", num_heads=6)
+    assert vitrail.load(tmp_path / "native", dropout=0.1, num_heads=3).architecture.dropout == 0.1
+    with pytest.raises(vitrail.ConfigError, match="unknown option 'imagesize', did you mean 'image_size'"):
+        vitrail.load(tmp_path / "native", imagesize=3)
+
+
 @torch.no_grad()
 def test_what_a_format_cannot_tell_lies_beside_it(tmp_path):
     """torchvision's files do not say how many heads: 64 channels in 4 would be read as 1."""
@@ -261,7 +270,8 @@ def test_what_a_format_cannot_tell_lies_beside_it(tmp_path):
     assert vitrail.load(alone).architecture.num_heads == 1
     known = vitrail.load(alone, num_heads=4)
     assert known.architecture.num_heads == 4
-    assert not any("heads" in note for note in known.origin.notes)
+    assert not any("attention heads" in note for note in known.origin.notes)
+    assert "num_heads = 4, as it was told" in known.origin.notes
     with pytest.raises(vitrail.ConfigError, match="unknown option 'num_head', did you mean 'num_heads'"):
         vitrail.load(alone, num_head=4)
 

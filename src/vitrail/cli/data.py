@@ -48,8 +48,8 @@ def check(
     from vitrail.data.check import check as run
     from vitrail.errors import ConfigError
 
-    if out is not None and not out.absolute().parent.is_dir():
-        raise ConfigError(f"--out {out}: there is no folder {out.parent}")
+    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
+        raise ConfigError(f"--out {out}: give the name of a file in a folder that is there")
     with _progress("checking") as progress:
         report = run(data, workers, progress)
     if as_json or out:
@@ -81,6 +81,7 @@ def pack(
     Beside the shards lie the names of the classes, checksums and dataset.json, which tells how they were made.
     """
     from vitrail.cli.printing import print_table
+    from vitrail.data.check import WHOLE
     from vitrail.data.pack import pack as run
 
     with _progress("packing") as progress:
@@ -100,6 +101,12 @@ def pack(
     shards = [shard for part in manifest["splits"].values() for shard in part["shards"]]
     rows = [[str(out / shard["name"]), f"{shard['samples']:,}", f"{shard['bytes']:,}"] for shard in shards]
     print_table(f"Written to {out}", ["file", "samples", "bytes"], rows)
+    if WHOLE in manifest["splits"]:
+        print(
+            "note: this data has no splits. What is held out of the shards is not what is held out of the original: "
+            "use one of the two, or give the data folders train and val first",
+            file=sys.stderr,
+        )
     for name, part in manifest["splits"].items():
         for broken in part["broken"]:
             print(f"left out: {broken['name']}: {broken['reason']}", file=sys.stderr)

@@ -62,7 +62,7 @@ def opened_image(content: bytes, most_pixels: int = MOST_PIXELS_TRAINING) -> Ima
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
     except Image.DecompressionBombError:
-        raise DataError(f"more than {most_pixels:,} pixels") from None
+        raise DataError(f"more than {min(most_pixels, 2 * (Image.MAX_IMAGE_PIXELS or 0)):,} pixels") from None
     except Exception as error:
         unknown = isinstance(error, UnidentifiedImageError)
         raise DataError("not an image of a known kind" if unknown else f"damaged: {_first_line(error)}") from None
@@ -78,10 +78,11 @@ def check_size(height: int, width: int, most_pixels: int) -> None:
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """From any of Pillow's modes. What is transparent lies on white."""
-    if image.mode.startswith("I"):  # 16 bits, of which 8 are kept; Pillow's own conversion would clip them
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
+        # 16 bits, of which the upper 8 are kept; Pillow's own conversion would clip them.
         return Image.fromarray((np.asarray(image).clip(0, 65535) // 256).astype(np.uint8)).convert("RGB")
-    if image.mode == "F":
-        raise DataError("its pixels are real numbers without a range")
+    if image.mode in ("F", "I"):
+        raise DataError("its pixels are numbers without a range, which no one can show")
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         above = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", above.size, "white"), above).convert("RGB")
@@ -162,15 +163,15 @@ def _turned(content: bytes) -> int:
 
 
 def _has_exif(content: bytes) -> bool:
-    """Whether one of the segments before the pixels is Exif. Looking through all bytes would take longer."""
+    """Whether a segment before the pixels may tell an orientation. Looking through all bytes would take longer."""
     place = 2
     while content[place : place + 1] == b"\xff":
         marker, length = content[place + 1 : place + 2], int.from_bytes(content[place + 2 : place + 4], "big")
-        if marker == b"\xe1" and content[place + 4 : place + 10] == b"Exif\x00\x00":
+        if marker == b"\xe1":  # Exif, or XMP, which can tell it too
             return True
         if marker in (b"\xda", b""):  # the pixels begin
             return False
-        place += 2 + max(length, 2)
+        place += 1 if marker == b"\xff" else 2 + max(length, 2)  # segments may be filled up with that byte
     return False
 
 

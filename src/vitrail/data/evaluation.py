@@ -7,19 +7,27 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.config import Preprocessing
-from vitrail.data.decode import to_channels, to_rgb
+from vitrail.data.decode import decode, to_channels
+from vitrail.data.source import image_content
 from vitrail.errors import InputError
+
+MOST_RATIO = 16
+"""Of a long image's sides; beyond, its ends are left out before it is resized."""
 
 
 def prepare(image: Any, preprocessing: Preprocessing) -> Tensor:
-    """A Pillow image, or a (C, height, width) uint8 tensor → (C, height, width) float32, normalised."""
-    pixels = image if isinstance(image, Tensor) else _from_pillow(image, len(preprocessing.mean))
+    """An image → (C, height, width) float32, normalised.
+
+    `image`: a path, the bytes of a file, a Pillow image, or (C, height, width) uint8 pixels.
+    """
+    content = image_content(image)
+    pixels = content if isinstance(content, Tensor) else decode(content)
+    pixels = to_channels(pixels, len(preprocessing.mean))
     return normalise(fitted(pixels, preprocessing), preprocessing)
 
 
@@ -27,6 +35,7 @@ def fitted(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
     """(C, height, width) uint8 of any size → resized and cropped to the size that the model sees."""
     target = preprocessing.resized
     if preprocessing.resize == "cover":
+        pixels = _without_far_ends(pixels)
         target = _covering(pixels.shape[1], pixels.shape[2], *target)
     if target != pixels.shape[1:]:
         pixels = F.interpolate(pixels[None], size=target, mode=preprocessing.interpolation, antialias=True)[0]
@@ -46,8 +55,10 @@ def normalise(pixels: Tensor, preprocessing: Preprocessing, dtype: torch.dtype =
     return ((pixels.float() / 255 - mean) / std).to(dtype)
 
 
-def _from_pillow(image: Any, channels: int) -> Tensor:
-    return to_channels(torch.from_numpy(np.array(to_rgb(image))).permute(2, 0, 1), channels)
+def _without_far_ends(pixels: Tensor) -> Tensor:
+    """The middle of a very long image: the crop sees no more, and resized whole it might not fit into memory."""
+    height, width = pixels.shape[1:]
+    return _centre(pixels, min(height, MOST_RATIO * width), min(width, MOST_RATIO * height))
 
 
 def _covering(height: int, width: int, least_height: int, least_width: int) -> tuple[int, int]:

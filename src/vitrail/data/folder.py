@@ -44,6 +44,10 @@ class Files(Source):
         """Its path."""
         return shown(self.path(index))
 
+    def identity(self, index: int) -> str:
+        """Its path from the folder on."""
+        return self.path(index).relative_to(self.root).as_posix()
+
     def labels(self, start: int, stop: int) -> Indices:
         """From the table."""
         found: Indices = self.table["labels"][start:stop].astype(np.int64)
@@ -65,7 +69,9 @@ def class_folders(root: Path, classes: Sequence[str] | None = None) -> Files:
     table = cached_table(f"folder {root.resolve()}", "\n".join(facts), build)
     files = Files(root, table, tuple(map(shown, classes)))
     if not len(files):
-        raise DataError(f"{root} holds no images: expected a folder for each class with {', '.join(SUFFIXES)} in it")
+        flat = sum(entry.name.lower().endswith(SUFFIXES) for entry in _entries(root))
+        told = f"{flat} images lie in {root} itself" if flat else f"{root} holds no images ({', '.join(SUFFIXES)})"
+        raise DataError(f"{told}: expected a folder for each class with images in it, or a CSV that tells their labels")
     return files
 
 
@@ -95,7 +101,7 @@ def from_csv(path: Path, split: str | None = None) -> Files:
 def csv_splits(path: Path) -> set[str]:
     """The splits that a CSV names."""
     with _table(path) as reader:
-        return {row["split"] for row in reader if row.get("split")} if "split" in (reader.fieldnames or ()) else set()
+        return {row["split"] or "" for row in reader} if "split" in (reader.fieldnames or ()) else set()
 
 
 def _rows(path: Path, split: str | None) -> Iterator[tuple[str, str]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vitrail.data.order import Indices
 from vitrail.data.parquet import IMAGE_COLUMNS, LABEL_COLUMNS
-from vitrail.data.source import Sample, Source
+from vitrail.data.source import Sample, Source, read_file
 from vitrail.errors import DataError
 
 
@@ -31,7 +32,7 @@ class HubData(Source):
         name, _, revision = source.removeprefix("hf:").partition("@")
         try:
             return cls(datasets.load_dataset(name, split=split, revision=revision or None), f"{source}/{split}")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             raise DataError(f"{source} cannot be loaded: {(str(error).splitlines() or [''])[0]}") from None
 
     def __len__(self) -> int:
@@ -40,10 +41,13 @@ class HubData(Source):
     def read(self, index: int) -> Sample:
         """One row."""
         row = self.rows[index]
-        content, label = row[self.image]["bytes"], row[self.label]
-        if content is None or label is None:
-            raise DataError("has no bytes or no label")
-        return Sample(content, int(label))
+        image, label = row[self.image], row[self.label]
+        if not isinstance(image, dict) or not (image.get("bytes") or image.get("path")):
+            raise DataError("has no image")
+        if not isinstance(label, int):
+            raise DataError("has no label" if label is None else f"its label is {label!r}, not a number")
+        # Where `datasets` has unpacked files, it tells where.
+        return Sample(image["bytes"] or read_file(Path(image["path"])), label)
 
     def name(self, index: int) -> str:
         """The data set and the row."""
@@ -51,7 +55,8 @@ class HubData(Source):
 
     def labels(self, start: int, stop: int) -> Indices:
         """From the column of labels alone."""
-        return np.array(self.rows.select_columns([self.label])[start:stop][self.label], dtype=np.int64)
+        found = self.rows.select_columns([self.label])[start:stop][self.label]
+        return np.array([label if isinstance(label, int) else -1 for label in found], dtype=np.int64)
 
 
 def splits_on_hub(source: str) -> set[str]:
@@ -61,8 +66,9 @@ def splits_on_hub(source: str) -> set[str]:
     name, _, revision = source.removeprefix("hf:").partition("@")
     try:
         return set(datasets.get_dataset_split_names(name, revision=revision or None))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{source} cannot be found: {(str(error).splitlines() or [''])[0]}") from None
+    except (OSError, ValueError, RuntimeError) as error:
+        why = (str(error).splitlines() or [""])[0]
+        raise DataError(f"{source} cannot be had from the hub, and is not in its cache: {why}") from None
 
 
 def _column(rows: Any, known: tuple[str, ...], name: str) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.errors import DataError
+
 VERSION = "1"
 KEPT_SECONDS = 30 * 24 * 3600
 
@@ -27,8 +29,11 @@ class Table:
     def __getitem__(self, name: str) -> Any:
         if name not in self._columns:
             path = self.folder / f"{name}.npy"
-            # An empty file cannot be mapped.
-            self._columns[name] = np.load(path, mmap_mode="r" if path.stat().st_size > 128 else None)
+            try:
+                # An empty file cannot be mapped.
+                self._columns[name] = np.load(path, mmap_mode="r" if path.stat().st_size > 128 else None)
+            except (OSError, ValueError, EOFError) as error:
+                raise DataError(f"{path} is damaged ({error}): delete {self.folder}, and it is made anew") from None
         return self._columns[name]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -11,9 +11,12 @@ import logging
 import math
 import random
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,6 +27,7 @@ from vitrail.config import Preprocessing
 from vitrail.data.augment import Augmentation, augment, inception_box
 from vitrail.data.decode import MOST_PIXELS_TRAINING, decode, decode_crop, to_channels
 from vitrail.data.evaluation import fitted
+from vitrail.data.open import Data, open_data
 from vitrail.data.order import Order, mixed
 from vitrail.data.source import Sample, Source
 from vitrail.errors import ConfigError, DataError
@@ -56,7 +60,8 @@ class Batch:
     labels: Tensor
     """(B,) int64."""
     indices: Tensor
-    """(B,) int64: the samples' numbers in their source; −1 where there is none."""
+    """(B,) int64: the samples' numbers in their source, also where another takes a broken one's place; −1 where there
+    is none."""
     mask: Tensor
     """(B,) bool: False for what only fills up an evaluation batch, or could not be read there."""
     broken: tuple[Broken, ...] = ()
@@ -74,14 +79,89 @@ class Batch:
 _TENSORS = ("images", "labels", "indices", "mask")
 
 
-class TrainingLoader:
-    """An endless sequence of batches. `position` is its state: save it, and give it back to go on from there."""
+class _Loader:
+    """What training and evaluation share."""
+
+    def __init__(self, source: Data, batch_size: int, rank: int, ranks: int, most_broken: int | None) -> None:
+        self.source = open_data(source)
+        if ranks < 1 or not 0 <= rank < ranks or batch_size < 1 or batch_size % ranks:
+            raise ConfigError(
+                f"batch_size = {batch_size} for rank {rank} of {ranks}: a batch is shared by all ranks, so give a "
+                "multiple of their number, and ranks that count from 0"
+            )
+        if not len(self.source):
+            raise DataError("the data set is empty")
+        self.batch_size, self.rank, self.ranks = batch_size, rank, ranks
+        share = int(len(self.source) * BROKEN_SHARE)
+        self.most_broken = max(share, BROKEN_LEAST) if most_broken is None else most_broken
+        self._account = _Account(len(self.source), self.most_broken)
+
+    @property
+    def broken(self) -> dict[int, Broken]:
+        """The samples found to be broken, by their numbers."""
+        return self._account.broken
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in which every sample is seen once; the last may reach into the next epoch, or be filled up."""
+        return -(-len(self.source) // self.batch_size)
+
+
+@dataclass
+class _Account:
+    """Of broken samples. Not a part of the loader: one that nobody wants any more ends at once then, with workers."""
+
+    total: int
+    most: int
+    broken: dict[int, Broken] = field(default_factory=dict)
+
+    def add(self, found: Sequence[Broken], instead: str) -> None:
+        """Each broken sample is named once; too many are an error that lists them."""
+        for broken in found:
+            if broken.index not in self.broken:
+                self.broken[broken.index] = broken
+                log.warning("%s: %s; %s", broken.name, broken.reason, instead)
+        if len(self.broken) > self.most:
+            lines = "\n".join(f"  {broken.name}: {broken.reason}" for broken in self.broken.values())
+            raise DataError(
+                f"{len(self.broken)} of {self.total} images cannot be used, more than the {self.most} allowed; "
+                f"`vitrail data check` finds them all\n{lines}"
+            )
+
+
+def _batches(
+    samples: _Samples, steps: Callable[[int], Sampler[list[int]]], options: dict[str, Any], account: _Account
+) -> Iterator[Batch]:
+    """The batches of `steps(0)`. Where a worker dies, new ones go on with `steps(done)`."""
+    done = deaths = 0
+    while True:
+        loader = DataLoader(samples, batch_sampler=steps(done), **options)
+        try:
+            for batch in _without_interruption(loader):
+                if isinstance(batch, DataError):
+                    raise batch
+                account.add(batch.broken, samples.instead)
+                done, deaths = done + 1, 0
+                yield batch
+            return
+        except RuntimeError as error:
+            deaths += 1
+            if not _WORKER_DIED.search(str(error)) or deaths > WORKER_DEATHS:
+                raise
+            log.warning("%s; new workers go on from there", error)
+
+
+class TrainingLoader(_Loader):
+    """An endless sequence of batches. `position` is its state: save it, and give it back to go on from there.
+
+    It is its own iterator: however often `iter` is called, there is one sequence.
+    """
 
     def __init__(
         self,
-        source: Source,
+        source: Data,
         batch_size: int,
-        image_size: tuple[int, int],
+        image_size: int | tuple[int, int],
         *,
         seed: int = 0,
         augmentation: Augmentation | None = None,
@@ -95,33 +175,34 @@ class TrainingLoader:
         most_pixels: int = MOST_PIXELS_TRAINING,
         most_broken: int | None = None,
     ) -> None:
-        """Args:
-        source: where samples come from.
-        batch_size: images in a step on all ranks together.
-        image_size: height and width of the images in a batch.
-        seed: of order and augmentation.
-        augmentation: the paper's crop and flip if None.
-        channels: 3, or 1 for grey.
-        position: samples used so far on all ranks together.
-        workers: processes that read ahead; 0 reads in this one.
-        rank: which part of every batch is ours, of `ranks`.
-        ranks: how many share a batch.
-        pin_memory: if None, where there is a GPU.
-        start_method: "fork", "spawn" or "forkserver"; Python's own choice if None.
-        most_pixels: larger images are broken.
-        most_broken: more broken samples than this stop the run; a thousandth of the source, at least 10, if None.
+        """Where samples come from, and what becomes of them.
+
+        Args:
+            source: from `open_data`, or what that takes.
+            batch_size: images in a step on all ranks together.
+            image_size: height and width of the images in a batch, or one number.
+            seed: of order and augmentation.
+            augmentation: the paper's crop and flip if None.
+            channels: 3, or 1 for grey.
+            position: samples used so far on all ranks together.
+            workers: processes that read ahead; 0 reads in this one.
+            rank: which part of every batch is ours, of `ranks`.
+            ranks: how many share a batch.
+            pin_memory: if None, where there is a GPU.
+            start_method: "fork", "spawn" or "forkserver"; Python's own choice if None.
+            most_pixels: larger images are broken.
+            most_broken: more broken samples than this, on this rank since this start, stop the run; a thousandth of
+                the source, at least 10, if None.
         """
-        _check_ranks(batch_size, rank, ranks)
-        if not len(source):
-            raise DataError("the data set is empty")
-        self.source, self.batch_size, self.position = source, batch_size, position
-        self.most_broken = max(int(len(source) * BROKEN_SHARE), BROKEN_LEAST) if most_broken is None else most_broken
-        self.broken: dict[int, Broken] = {}
-        self._samples = _TrainingSamples(
-            source, image_size, seed, augmentation or Augmentation(), channels, most_pixels
-        )
-        self._share = (rank, ranks)
-        self._options = _loader_options(workers, pin_memory, start_method)
+        super().__init__(source, batch_size, rank, ranks, most_broken)
+        if position < 0 or workers < 0:
+            raise ConfigError(f"position = {position}, workers = {workers}: give numbers from 0 on")
+        self.position = position
+        size = Preprocessing(image_size=image_size).image_size
+        samples = _TrainingSamples(self.source, size, seed, augmentation or Augmentation(), channels, most_pixels)
+        options = _loader_options(workers, pin_memory, start_method)
+        steps = partial(_EndlessSteps, position, batch_size, rank, ranks)
+        self._sequence = _batches(samples, steps, options, self._account)
 
     @property
     def epoch(self) -> float:
@@ -129,44 +210,20 @@ class TrainingLoader:
         return self.position / len(self.source)
 
     def __iter__(self) -> Iterator[Batch]:
-        deaths = 0
-        while True:
-            steps = _EndlessSteps(self.position, self.batch_size, *self._share)
-            loader = DataLoader(self._samples, batch_sampler=steps, **self._options)
-            try:
-                for batch in loader:
-                    if isinstance(batch, DataError):
-                        raise batch
-                    self.position += self.batch_size
-                    self._count(batch.broken)
-                    deaths = 0
-                    yield batch
-            except RuntimeError as error:
-                deaths += 1
-                if not _WORKER_DIED.search(str(error)) or deaths > WORKER_DEATHS:
-                    raise
-                log.warning("%s; starting new workers at sample %d", error, self.position)
+        return self
 
-    def _count(self, found: Sequence[Broken]) -> None:
-        """Each broken sample is named once; too many are an error that lists them."""
-        for broken in found:
-            if broken.index not in self.broken:
-                self.broken[broken.index] = broken
-                log.warning("%s: %s; another image takes its place", broken.name, broken.reason)
-        if len(self.broken) > self.most_broken:
-            lines = "\n".join(f"  {broken.name}: {broken.reason}" for broken in self.broken.values())
-            raise DataError(
-                f"{len(self.broken)} of {len(self.source)} images cannot be used, more than the {self.most_broken} "
-                f"allowed; `vitrail data check` finds them all\n{lines}"
-            )
+    def __next__(self) -> Batch:
+        batch = next(self._sequence)
+        self.position += self.batch_size
+        return batch
 
 
-class EvaluationLoader:
+class EvaluationLoader(_Loader):
     """Every sample once, in order, prepared as the preprocessing says. All ranks get equally many batches."""
 
     def __init__(
         self,
-        source: Source,
+        source: Data,
         preprocessing: Preprocessing,
         batch_size: int,
         *,
@@ -176,26 +233,45 @@ class EvaluationLoader:
         pin_memory: bool | None = None,
         start_method: str | None = None,
         most_pixels: int = MOST_PIXELS_TRAINING,
+        most_broken: int | None = None,
     ) -> None:
-        """`batch_size`: images in a step on all ranks together; the rest as for training."""
-        _check_ranks(batch_size, rank, ranks)
-        self._samples = _EvaluationSamples(source, preprocessing, most_pixels)
-        self._steps = _Steps(len(source), batch_size, rank, ranks)
+        """`preprocessing`: the model's. `batch_size`: on all ranks together. The rest as for training."""
+        if not isinstance(preprocessing, Preprocessing):
+            raise ConfigError(f"preprocessing is a {type(preprocessing).__name__}: give model.preprocessing")
+        super().__init__(source, batch_size, rank, ranks, most_broken)
+        self._samples = _EvaluationSamples(self.source, preprocessing, most_pixels)
         self._options = _loader_options(workers, pin_memory, start_method)
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return self.steps_per_epoch
 
     def __iter__(self) -> Iterator[Batch]:
-        for batch in DataLoader(self._samples, batch_sampler=self._steps, **self._options):
-            for broken in batch.broken:
-                log.warning("%s: %s; it is not counted", broken.name, broken.reason)
-            yield batch
+        """Once through; each call begins anew."""
+        steps = partial(_Steps, len(self.source), self.batch_size, self.rank, self.ranks)
+        return _batches(self._samples, steps, self._options, self._account)
+
+
+class _Samples(Dataset[Batch | DataError]):
+    """What a worker does with the numbers of a batch."""
+
+    instead: ClassVar[str]
+    """What becomes of a broken sample, for the log."""
+
+    def batch(self, numbers: Sequence[int]) -> Batch:
+        """Made in a worker."""
+        raise NotImplementedError
+
+    def __getitems__(self, numbers: Sequence[int]) -> Batch | DataError:
+        """An error is handed over: raised in a worker it would arrive wrapped in that worker's traceback."""
+        try:
+            return self.batch(numbers)
+        except DataError as error:
+            return error
 
 
 @dataclass
-class _TrainingSamples(Dataset[Batch | DataError]):
-    """What a worker does with the positions of a batch."""
+class _TrainingSamples(_Samples):
+    """Positions of the endless sequence become images."""
 
     source: Source
     image_size: tuple[int, int]
@@ -204,14 +280,10 @@ class _TrainingSamples(Dataset[Batch | DataError]):
     channels: int
     most_pixels: int
 
-    def __getitems__(self, positions: Sequence[int]) -> Batch | DataError:
-        """An error is handed over: raised in a worker it would arrive wrapped in that worker's traceback."""
-        try:
-            return self._batch(positions)
-        except DataError as error:
-            return error
+    instead = "another image takes its place"
 
-    def _batch(self, positions: Sequence[int]) -> Batch:
+    def batch(self, positions: Sequence[int]) -> Batch:
+        """Augmented images, none missing."""
         order = Order(len(self.source), self.seed, self.source.block, self.source.window)
         epochs, indices = order(np.asarray(positions))
         images = _empty(len(positions), self.channels, self.image_size)
@@ -229,9 +301,9 @@ class _TrainingSamples(Dataset[Batch | DataError]):
             chosen = index if attempt == 0 else mixed(key, attempt) % len(self.source)
             try:
                 return self._augmented(self.source.sample(chosen), random.Random(key))
-            except DataError as error:
-                broken.append(Broken(chosen, self.source.called(chosen), str(error)))
-        raise DataError(f"{broken[0].name}: {broken[0].reason}; and {REPLACEMENTS - 1} others are broken too")
+            except Exception as error:
+                broken.append(Broken(chosen, self.source.called(chosen), _reason(error)))
+        raise DataError(f"{broken[0].name}: {broken[0].reason}; and every other that was tried is broken too")
 
     def _augmented(self, sample: Sample, rng: random.Random) -> tuple[Tensor, int]:
         options = self.augmentation
@@ -244,14 +316,17 @@ class _TrainingSamples(Dataset[Batch | DataError]):
 
 
 @dataclass
-class _EvaluationSamples(Dataset[Batch]):
-    """What a worker does with the numbers of samples; −1 stands for none."""
+class _EvaluationSamples(_Samples):
+    """Numbers of samples become images; −1 stands for none."""
 
     source: Source
     preprocessing: Preprocessing
     most_pixels: int
 
-    def __getitems__(self, indices: Sequence[int]) -> Batch:
+    instead = "it is not counted"
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """Images as the model wants them; what is missing is masked."""
         channels = len(self.preprocessing.mean)
         images = _empty(len(indices), channels, self.preprocessing.image_size).zero_()
         labels = torch.zeros(len(indices), dtype=torch.int64)
@@ -266,8 +341,8 @@ class _EvaluationSamples(Dataset[Batch]):
                 pixels = content if isinstance(content, Tensor) else decode(content, self.most_pixels)
                 images[place] = fitted(to_channels(pixels, channels), self.preprocessing)
                 labels[place], mask[place] = sample.label, True
-            except DataError as error:
-                broken.append(Broken(index, self.source.called(index), str(error)))
+            except Exception as error:
+                broken.append(Broken(index, self.source.called(index), _reason(error)))
         return Batch(images, labels, torch.tensor(indices), mask, tuple(broken))
 
 
@@ -283,16 +358,17 @@ def _empty(count: int, channels: int, size: tuple[int, int]) -> Tensor:
 
 @dataclass
 class _EndlessSteps(Sampler[list[int]]):
-    """The positions of each step that fall to one rank, from a position on."""
+    """The positions of each step that fall to one rank, from a position and so many steps on."""
 
     position: int
     batch_size: int
     rank: int
     ranks: int
+    first: int
 
     def __iter__(self) -> Iterator[list[int]]:
         share = self.batch_size // self.ranks
-        start = self.position + self.rank * share
+        start = self.position + self.first * self.batch_size + self.rank * share
         while True:
             yield list(range(start, start + share))
             start += self.batch_size
@@ -300,19 +376,17 @@ class _EndlessSteps(Sampler[list[int]]):
 
 @dataclass
 class _Steps(Sampler[list[int]]):
-    """The samples of each step that fall to one rank, once; −1 fills up."""
+    """The samples of each step that fall to one rank, once, from a step on; −1 fills up."""
 
     count: int
     batch_size: int
     rank: int
     ranks: int
-
-    def __len__(self) -> int:
-        return -(-self.count // self.batch_size)
+    first: int
 
     def __iter__(self) -> Iterator[list[int]]:
         share = self.batch_size // self.ranks
-        for step in range(len(self)):
+        for step in range(self.first, -(-self.count // self.batch_size)):
             start = step * self.batch_size + self.rank * share
             yield [index if index < self.count else -1 for index in range(start, start + share)]
 
@@ -320,15 +394,29 @@ class _Steps(Sampler[list[int]]):
 _WORKER_DIED = re.compile(r"DataLoader worker .*(exited unexpectedly|is killed)")
 
 
-def _check_ranks(batch_size: int, rank: int, ranks: int) -> None:
-    if batch_size < 1 or batch_size % ranks or not 0 <= rank < ranks:
-        raise ConfigError(f"batch_size = {batch_size} for rank {rank} of {ranks}: give a multiple of the ranks")
+def _without_interruption(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Its batches. torch would raise the death of a worker wherever the program happens to be, in the middle of a
+    training step; without its handler the death is found here, when the next batch is asked for."""
+    if not loader.num_workers or threading.current_thread() is not threading.main_thread():
+        return iter(loader)
+    before = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
+    batches = iter(loader)
+    if before is not None:
+        signal.signal(signal.SIGCHLD, before)
+    return batches
+
+
+def _reason(error: Exception) -> str:
+    """One strange sample is no reason to give up on all others, and is told as what it is."""
+    text = str(error) if isinstance(error, DataError) else f"unexpected {type(error).__name__}: {error}"
+    return " ".join(text.split())
 
 
 def _loader_options(workers: int, pin_memory: bool | None, start_method: str | None) -> dict[str, Any]:
     return {
         "num_workers": workers,
         "collate_fn": _as_it_is,
+        "generator": torch.Generator(),  # of its own: else it would draw from the program's
         "pin_memory": torch.cuda.is_available() if pin_memory is None else pin_memory,
         "multiprocessing_context": start_method if workers else None,
     }

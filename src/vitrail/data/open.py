@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -40,11 +41,12 @@ def open_data(
 
     Args:
         data: see the top of this module; or a list of (image, label).
-        split: "train", "val" or "test"; everything if None.
+        split: "train", "val" or "test" (or another word for these, such as "validation"); everything if None.
         holdout: the share of every class that is set aside as "val" where the data has no such part. A tenth of data
             that has no parts at all; nothing otherwise.
         seed: chooses what is set aside.
     """
+    split = next((ours for ours, names in SPLITS.items() if split in names), split)
     if split is not None and split not in SPLITS:
         raise ConfigError(f"split = {split!r}{did_you_mean(split, SPLITS) or ';'} there are {', '.join(SPLITS)}")
     with _told(data):
@@ -91,18 +93,28 @@ def _parts(data: Data) -> Parts:
         return _hub_parts(text)
     path = _place(text)
     if path.suffix.lower() == ".csv" and path.is_file():
-        return {ours: partial(from_csv, path, theirs) for ours, theirs in _named(csv_splits(path))}
+        return {ours: partial(from_csv, path, theirs) for ours, theirs in _all_named(path, csv_splits(path))}
     if not path.is_dir():
         return {}
-    files = _shard_files(path)
-    if files:
-        by_split = {ours: [f for f in files if _split_of(path, f) == ours] for ours in SPLITS}
-        return {ours: partial(_from_files, path, chosen) for ours, chosen in by_split.items() if chosen}
-    splits = _named({child.name for child in path.iterdir() if child.is_dir()})
-    classes = sorted(
-        {name for _, theirs in splits for name in class_names(path / theirs)}
-    )  # of all, so that they agree
-    return {ours: partial(class_folders, path / theirs, classes) for ours, theirs in splits}
+    if files := _shard_files(path):
+        return _parts_of_files(path, files)
+    folders = {child.name: child for child in path.iterdir() if child.is_dir() and not child.name.startswith(".")}
+    named = _named(set(folders))
+    if not any(class_names(folders[theirs]) for _, theirs in named):
+        return {}  # classes that happen to be called like splits, perhaps
+    splits = _all_named(path, set(folders))
+    classes = sorted({name for _, theirs in splits for name in class_names(folders[theirs])})  # so that they agree
+    return {ours: partial(class_folders, folders[theirs], classes) for ours, theirs in splits}
+
+
+def _parts_of_files(path: Path, files: Sequence[Path]) -> Parts:
+    found: dict[str | None, list[Path]] = {}
+    for file in files:
+        found.setdefault(_split_of(path, file), []).append(file)
+    if None in found and len(found) > 1:
+        told = ", ".join(str(split) for split in found if split)
+        raise DataError(f"{path} has {told}, and beside them {found[None][0].name}, which is of no split: move it")
+    return {split: partial(_from_files, path, found[split]) for split in SPLITS if split in found}
 
 
 def _place(text: str) -> Path:
@@ -118,6 +130,16 @@ def _named(found: set[str]) -> list[tuple[str, str]]:
     for (ours, first), (again, second) in itertools.pairwise(named):
         if ours == again:
             raise DataError(f"{first!r} and {second!r} both mean {ours!r}: rename one, or join them")
+    return named
+
+
+def _all_named(path: Path, found: set[str]) -> list[tuple[str, str]]:
+    """As `_named`; nothing that has another name is left out in silence."""
+    named = _named(found)
+    others = found - {theirs for _, theirs in named}
+    if named and others:
+        told = ", ".join(repr(other) for other in sorted(others))
+        raise DataError(f"{path} has {', '.join(theirs for _, theirs in named)}, and beside them {told}: of no split")
     return named
 
 
@@ -166,10 +188,13 @@ def _holds_shards(name: str) -> bool:
 
 
 def _split_of(root: Path, path: Path) -> str | None:
-    """By the folder that a file is in, else by the word its name starts with."""
-    words = [path.parent.name.lower()] if path.parent != root else []
-    words.append(path.name.lower().replace(".", "-").replace("_", "-").split("-")[0])
-    return next((ours for word in words for ours, names in SPLITS.items() if word in names), None)
+    """By the folder that a file is in, else by a word of its name."""
+    folder = path.parent.name.lower() if path.parent != root else ""
+    words = {folder} if _holds_shards(folder) and folder != "data" else set(re.split(r"[\W_]+", path.name.lower()))
+    found = [ours for ours, names in SPLITS.items() if words & set(names)]
+    if len(found) > 1:
+        raise DataError(f"{path.name} could be of {' or '.join(found)}: rename it")
+    return found[0] if found else None
 
 
 def _from_files(folder: Path, files: Sequence[Path]) -> Source:

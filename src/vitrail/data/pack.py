@@ -21,6 +21,7 @@ from torch import Tensor
 from vitrail import __version__
 from vitrail.data.check import EXTENSIONS, Data, Progress, file_kind, opened
 from vitrail.data.decode import decoded_image
+from vitrail.data.folder import Files
 from vitrail.data.order import Order
 from vitrail.data.parallel import in_parallel, worker_count
 from vitrail.data.shards import MANIFEST
@@ -83,6 +84,7 @@ def pack(
         "options": {"format": format, "shard_mb": float(shard_mb), "resize": resize, "seed": seed if shuffle else None},
         "classes": _classes(sources),
         "samples": {name: _identity(source, folder) for name, source in sources.items()},
+        "sizes": {name: _sizes(source) for name, source in sources.items()},
     }
     try:
         if (out / MANIFEST).exists():
@@ -211,6 +213,23 @@ def _identity(source: Source, folder: Path | None) -> dict[str, Any]:
         names = (_short(source.called(index), folder) for index in range(start, stop))
         digest.update(source.labels(start, stop).astype("<i8").tobytes() + "\n".join(names).encode())
     return {"number": len(source), "sha256": digest.hexdigest()}
+
+
+def _sizes(source: Source) -> str:
+    """A hash of the sizes of the files: tells whether they are still those that were packed."""
+    digest = hashlib.sha256()
+    paths = map(source.path, range(len(source))) if isinstance(source, Files) else getattr(source, "paths", ())
+    for path in paths:
+        digest.update(f"{_size(path)} ".encode())
+    return digest.hexdigest()
+
+
+def _size(path: Path) -> int:
+    """Bytes; −1 where it cannot be told."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
 
 
 def _folder(data: Data) -> Path | None:

@@ -18,7 +18,7 @@ import numpy as np
 from vitrail.data.folder import SUFFIXES
 from vitrail.data.index import Table, cached_table
 from vitrail.data.order import Indices
-from vitrail.data.source import Sample, Source, shown
+from vitrail.data.source import MOST_BYTES, Sample, Source, shown
 from vitrail.errors import DataError
 
 RECORD = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("length", "<u4"), ("label", "<i4")])
@@ -71,6 +71,10 @@ class Shards(Source):
         header = self._read(int(record["shard"]), int(record["offset"]) - HEADER, 100)
         return f"{shown(path)}:{shown(os.fsdecode(header.split(bytes(1))[0]))}"
 
+    def identity(self, index: int) -> str:
+        """Without the folder."""
+        return self.name(index).rpartition("/")[2]
+
     def labels(self, start: int, stop: int) -> Indices:
         """From the table."""
         found: Indices = self.table[self.column]["label"][start:stop].astype(np.int64)
@@ -83,6 +87,8 @@ class Shards(Source):
         return record
 
     def _read(self, shard: int, offset: int, length: int) -> bytes:
+        if length > MOST_BYTES:
+            raise DataError(f"{length:,} bytes, more than the {MOST_BYTES:,} allowed")
         try:
             file = self._file(shard)
             file.seek(offset)
@@ -116,7 +122,7 @@ def packed_index(paths: Sequence[Path]) -> tuple[Table, str] | None:
             return None
         table = Table(folder)
         return (table, column) if table[column].dtype == RECORD and table[column].ndim == 1 else None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # none, or somebody else's
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, DataError):  # somebody else's
         return None
 
 
@@ -138,8 +144,9 @@ def scan(path: Path, numbers: dict[str, int]) -> Iterator[tuple[int, int, int]]:
     """(offset, length, label) of every image in a tar; a DataError where the tar is not whole."""
     try:
         with tarfile.open(path, "r:") as tar:
-            key, image, label = None, None, NO_LABEL
+            key, image, label, end = None, None, NO_LABEL, 0
             for member in tar:
+                end = member.offset_data + -(-member.size // HEADER) * HEADER
                 if not member.isfile():
                     continue
                 found, suffix = _key(member.name)
@@ -147,16 +154,28 @@ def scan(path: Path, numbers: dict[str, int]) -> Iterator[tuple[int, int, int]]:
                     if image is not None:
                         yield *image, label
                     key, image, label = found, None, NO_LABEL
-                if f".{suffix.rpartition('.')[2]}" in SUFFIXES:
-                    image = (member.offset_data, member.size)
+                if f".{suffix}" in SUFFIXES and image is None:  # key.seg.png is not the image of key
+                    image = (member.offset_data, min(member.size, MOST_BYTES + 1))
                 elif suffix in ("cls", "json"):
                     label = _label(tar, member, suffix, numbers)
             if image is not None:
                 yield *image, label
-            if path.stat().st_size < tar.offset + HEADER:
-                raise DataError(f"{shown(path)} is cut short: it ends without an end mark")
+        _check_end(path, end)
     except (tarfile.TarError, OSError, EOFError) as error:
         raise DataError(f"{shown(path)} is not a whole tar file: {error}") from None
+
+
+def _check_end(path: Path, end: int) -> None:
+    """After the last member there must be zeros and nothing else. tarfile takes a damaged header for the end."""
+    with path.open("rb") as file:
+        file.seek(end)
+        rest = 0
+        while chunk := file.read(1 << 20):
+            rest += len(chunk)
+            if chunk.count(0) != len(chunk):
+                raise DataError(f"{shown(path)} is damaged, or several tars in one, at byte {end:,}")
+    if rest < HEADER:
+        raise DataError(f"{shown(path)} is cut short: it ends without an end mark")
 
 
 def _key(name: str) -> tuple[str, str]:
@@ -173,7 +192,7 @@ def _label(tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str, numbers: 
     if suffix == "json":
         try:
             found = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return NO_LABEL
         text = (
             str(next((found[key] for key in ("label", "cls", "class") if key in found), ""))

@@ -5,6 +5,8 @@ A source keeps no list of its samples. It is cheap to send to another process, a
 
 from __future__ import annotations
 
+import hashlib
+import operator
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -16,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.order import Indices, mixed
+from vitrail.data.order import Indices
 from vitrail.errors import ConfigError, DataError
 
 SPLITS = {
     "train": ("train", "training"),
-    "val": ("val", "valid", "validation"),
+    "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing"),
 }
 """Our names of the parts of a data set, and what people call them."""
@@ -60,6 +62,10 @@ class Source(ABC):
     @abstractmethod
     def name(self, index: int) -> str:
         """What to call a sample that may be unreadable."""
+
+    def identity(self, index: int) -> str:
+        """What stays the same wherever the data lies: decides what is held out."""
+        return self.name(index)
 
     def sample(self, index: int) -> Sample:
         """What `read` gives, if its label means something; a DataError otherwise."""
@@ -112,6 +118,10 @@ class Subset(Source):
         """Its name in the whole."""
         return self.whole.name(int(self.indices[index]))
 
+    def identity(self, index: int) -> str:
+        """Its own in the whole."""
+        return self.whole.identity(int(self.indices[index]))
+
     def labels(self, start: int, stop: int) -> Indices:
         """From the whole, in its order."""
         chosen = np.asarray(self.indices[start:stop])
@@ -124,13 +134,15 @@ class Subset(Source):
 def held_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:
     """The rest and a held-out part: about `share` of every class, at least one image of a class that has two.
 
-    Which ones is a function of the seed and of their numbers, so it is the same everywhere and every time.
+    Which ones is a function of the seed and of their names, so it is the same everywhere and every time, and an image
+    more or less in a class hardly changes it.
     """
     if not 0 < share < 1:
         raise ConfigError(f"holdout = {share}: give a share between 0 and 1")
     count = len(source)
     labels = source.labels(0, count)
-    keys = np.fromiter((mixed(seed, 0x5B11, index) for index in range(count)), np.uint64, count)
+    salt = seed.to_bytes(16, "big", signed=True)
+    keys = np.fromiter((_key(salt, source.identity(index)) for index in range(count)), np.uint64, count)
     order = np.lexsort((keys, labels))
     starts = np.flatnonzero(np.r_[True, np.diff(labels[order]) != 0]) if count else np.empty(0, np.int64)
     sizes = np.diff(np.r_[starts, count])
@@ -139,6 +151,11 @@ def held_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:
     out = np.zeros(count, dtype=bool)
     out[order] = rank < np.repeat(taken, sizes)
     return Subset(source, np.flatnonzero(~out)), Subset(source, np.flatnonzero(out))
+
+
+def _key(salt: bytes, identity: str) -> int:
+    digest = hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=8, salt=salt).digest()
+    return int.from_bytes(digest, "big")
 
 
 class Listed(Source):
@@ -152,17 +169,27 @@ class Listed(Source):
 
     def read(self, index: int) -> Sample:
         """A path is read, anything else taken as it is."""
-        image, label = self.samples[index]
-        return Sample(image_content(image), int(label))
+        try:
+            image, label = self.samples[index]
+            number = operator.index(label)
+        except (TypeError, ValueError):
+            raise DataError("not a pair of an image and a label that is a whole number") from None
+        return Sample(image_content(image), number)
 
     def name(self, index: int) -> str:
         """A path, or the number in the list."""
-        image = self.samples[index][0]
+        sample = self.samples[index]
+        image = sample[0] if isinstance(sample, tuple | list) and sample else None
         return shown(image) if isinstance(image, str | os.PathLike) else f"sample {index}"
 
     def labels(self, start: int, stop: int) -> Indices:
         """From the list."""
-        return np.array([label for _, label in self.samples[start:stop]], dtype=np.int64)
+        try:
+            return np.array([operator.index(label) for _, label in self.samples[start:stop]], dtype=np.int64)
+        except (TypeError, ValueError):
+            raise DataError(
+                "a list of samples must hold pairs of an image and a label that is a whole number"
+            ) from None
 
 
 def image_content(image: Any) -> bytes | Tensor:
@@ -171,13 +198,17 @@ def image_content(image: Any) -> bytes | Tensor:
         return image
     if isinstance(image, str | os.PathLike):
         return read_file(Path(image))
-    pixels = image if isinstance(image, Tensor) else torch.from_numpy(np.array(_rgb(image)))
+    try:
+        pixels = image if isinstance(image, Tensor) else torch.from_numpy(np.array(_rgb(image)))
+    except TypeError:
+        raise DataError(f"a {type(image).__name__} is no image: give a path, bytes, a Pillow image or pixels") from None
     if pixels.ndim == 2:
         pixels = pixels[None]
-    elif not isinstance(image, Tensor):
+    elif pixels.ndim == 3 and not isinstance(image, Tensor):
         pixels = pixels.permute(2, 0, 1)
-    if pixels.ndim != 3 or pixels.dtype != torch.uint8:
-        raise DataError(f"pixels must be uint8 of shape (channels, height, width), not {pixels.dtype} {pixels.shape}")
+    if pixels.ndim != 3 or pixels.dtype != torch.uint8 or not pixels.numel():
+        kind = f"{pixels.dtype} {tuple(pixels.shape)}"
+        raise DataError(f"pixels must be uint8 of shape (channels, height, width), not {kind}")
     return pixels
 
 

@@ -185,6 +185,8 @@ def finished_before(out: Path, plan: Plan) -> Plan:
     except (ValueError, TypeError, KeyError, AttributeError):
         raise ConfigError(f"{out / MANIFEST} is not by `vitrail data pack`: give a new folder") from None
     check_same(out, manifest, plan)
+    if manifest.get("sizes") != plan["sizes"]:
+        raise ConfigError(f"{out} holds these files as they were before they changed: give a new folder, or delete it")
     for shard in shards:
         if not _is_whole(out / shard["name"], shard["bytes"], shard["sha256"]):
             raise DataError(f"{out / shard['name']} is not as it was written: delete {out} and pack again")

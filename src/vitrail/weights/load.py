@@ -36,7 +36,8 @@ NAMINGS: dict[str, Naming] = {
     naming.name: naming
     for naming in (NativeNaming(), TimmNaming(), TorchvisionNaming(), HuggingFaceNaming(), GoogleNaming())
 }
-KNOWABLE = ("num_heads", "gelu", "norm_eps", "dropout", "attention_dropout", "stochastic_depth")
+TRAINING_ONLY = ("dropout", "attention_dropout", "stochastic_depth")
+KNOWABLE = ("num_heads", "gelu", "norm_eps", *TRAINING_ONLY)
 """Options of a Vision Transformer that leave no trace in the shapes of its weights."""
 READERS = 2
 """Threads that read tensors: one waits for memory pages while the other copies."""
@@ -85,7 +86,9 @@ def load_with_files(
     """The model as it is in its files, and those files; none for one that timm has loaded."""
     known = known or {}
     if wrong := [name for name in known if name not in KNOWABLE]:
-        raise ConfigError(f"unknown option {wrong[0]!r}{did_you_mean(wrong[0], KNOWABLE) or f'; there are {KNOWABLE}'}")
+        allowed = ("num_classes", "image_size", "device", "dtype", *KNOWABLE)
+        hint = did_you_mean(wrong[0], allowed) or f": there are {', '.join(allowed)}"
+        raise ConfigError(f"unknown option {wrong[0]!r}{hint}")
     if str(source).startswith("timm:"):
         tensors, beside = _from_timm(str(source))
         return _model(str(source), str(source), tensors, beside, known), ()
@@ -118,7 +121,7 @@ def _model(
         with ThreadPoolExecutor(1) as aside:
             checked = aside.submit(naming.check, beside)  # hashing takes as long as reading, so they go side by side
             reading = naming.understand(tensors.tensors, beside)
-            _tell(reading, known)
+            _tell(reading, known, sure=naming.name in ("native", "huggingface") and beside.described)
             _plausible(reading.architecture, len(tensors.tensors))
             model = build(reading.architecture)
             pairs = pair_up(model.state_dict(), naming.lines(reading.architecture, reading.dialect))
@@ -134,12 +137,18 @@ def _model(
     return model
 
 
-def _tell(reading: Reading, known: Mapping[str, Any]) -> None:
-    """What the caller knows replaces what was concluded."""
+def _tell(reading: Reading, known: Mapping[str, Any], sure: bool) -> None:
+    """What the caller knows replaces what was concluded; not what the files say (`sure`)."""
+    fields = {name: getattr(reading.architecture, name) for name in type(reading.architecture).model_fields}
+    for name, value in known.items():
+        if name not in fields:
+            raise ConfigError(f"this model has no option {name!r}")
+        if sure and name not in TRAINING_ONLY and value != fields[name]:
+            raise WeightsError(f"its config says {name} = {fields[name]}, so it cannot be {value}")
     if known:
-        fields = {name: getattr(reading.architecture, name) for name in type(reading.architecture).model_fields}
         reading.architecture = type(reading.architecture)(**{**fields, **known})
         reading.notes = [note for note in reading.notes if "num_heads" not in known or "attention heads" not in note]
+        reading.notes += [f"{n} = {v}, as it was told" for n, v in known.items() if n not in TRAINING_ONLY and not sure]
 
 
 def _plausible(architecture: Architecture, tensors: int) -> None:
