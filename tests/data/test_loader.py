@@ -117,7 +117,23 @@ def test_grey_and_other_sizes():
     assert batch.to("cpu").labels.tolist() == digits.whole.targets[digits.indices[batch.indices]].tolist()
 
 
+def test_a_loader_that_nobody_wants_ends_with_its_workers(source):
+    before = {child.pid for child in multiprocessing.active_children()}
+    loader = make(source, workers=2)
+    next(loader)
+    assert len({child.pid for child in multiprocessing.active_children()} - before) == 2
+    del loader
+    assert {child.pid for child in multiprocessing.active_children()} <= before
+
+
 # Workers that die
+
+
+@pytest.fixture
+def quick_to_notice(monkeypatch):
+    """torch looks every 5 seconds whether its workers are alive."""
+    batches = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
+    monkeypatch.setattr(batches._try_get_data, "__defaults__", (0.3,))
 
 
 class Deadly(Listed):
@@ -135,6 +151,7 @@ class Deadly(Listed):
         return super().read(index)
 
 
+@pytest.mark.usefixtures("quick_to_notice")
 def test_a_worker_that_dies_is_replaced_and_nothing_is_lost(tmp_path, caplog):
     samples = [(picture(n), 0) for n in range(40)]
     expected = [digest(batch) for batch in itertools.islice(make(Listed(samples)), 10)]
@@ -145,6 +162,7 @@ def test_a_worker_that_dies_is_replaced_and_nothing_is_lost(tmp_path, caplog):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.usefixtures("quick_to_notice")
 def test_a_worker_that_dies_while_the_program_is_elsewhere(source, uninterrupted, caplog):
     """As the system kills it while a training step runs: nothing is raised there."""
     loader = make(source, workers=2, start_method="fork")
@@ -157,6 +175,7 @@ def test_a_worker_that_dies_while_the_program_is_elsewhere(source, uninterrupted
     assert "new workers go on from there" in caplog.text
 
 
+@pytest.mark.usefixtures("quick_to_notice")
 def test_an_evaluation_survives_too(tmp_path):
     samples = [(picture(n), n) for n in range(40)]
     source = Deadly(samples, tmp_path, times=2)
@@ -165,10 +184,12 @@ def test_an_evaluation_survives_too(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.usefixtures("quick_to_notice")
 def test_workers_that_keep_dying_are_an_error(tmp_path):
     source = Deadly([(picture(n), 0) for n in range(40)], tmp_path, times=100)
+    loader = TrainingLoader(source, 40, 16, workers=1, start_method="fork")  # no batch is without the deadly sample
     with pytest.raises(RuntimeError, match=r"exited unexpectedly|killed"):
-        list(itertools.islice(make(source, workers=1, start_method="fork"), 20))
+        next(loader)
     assert len(list(tmp_path.iterdir())) == loader_module.WORKER_DEATHS + 1
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from vitrail.data.decode import decoded_image, opened_image
+from vitrail.data.decode import FORMATS, decoded_image, opened_image
 from vitrail.data.folder import SUFFIXES, Files
-from vitrail.data.open import open_data, splits_of
+from vitrail.data.open import Data, open_data, splits_of
 from vitrail.data.parallel import in_parallel, worker_count
-from vitrail.data.report import FACTS, FORMATS, NO_FILE, Part, Report
+from vitrail.data.report import FACTS, NO_FILE, Part, Report
 from vitrail.data.source import Source, shown
 from vitrail.errors import DataError
 
@@ -31,7 +31,6 @@ AT_ONCE = 32
 """Samples that a process is given together, at least."""
 _GREY_MODES = ("1", "L", "LA", "La", "I", "F")
 
-Data = str | Path | Source | Sequence[tuple[Any, int]]
 Progress = Callable[[int, int], None]
 """Called with the number of samples that are done, and the number there are."""
 
@@ -68,11 +67,8 @@ def check(data: Data, workers: int | None = None, progress: Progress | None = No
 
 def opened(data: Data, split: str | None = None) -> dict[str, Source]:
     """One split, or all that are there; `WHOLE` where there are none."""
-    try:
-        splits = [split] if split else splits_of(data) or [None]
-        return {name or WHOLE: open_data(data, name) for name in splits}
-    except OSError as error:
-        raise DataError(f"{data} cannot be opened: {error.strerror or error}") from None
+    splits = [split] if split else splits_of(data) or [None]
+    return {name or WHOLE: open_data(data, name) for name in splits}
 
 
 def file_kind(content: bytes) -> tuple[str, str]:

@@ -13,6 +13,7 @@ import random
 import re
 import signal
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -144,11 +145,13 @@ def _batches(
                 done, deaths = done + 1, 0
                 yield batch
             return
-        except RuntimeError as error:
+        except (RuntimeError, EOFError, OSError) as error:
+            # Found by torch; or in the middle of handing a batch over, when the other end of a connection is gone.
+            died = _WORKER_DIED.search(str(error)) if isinstance(error, RuntimeError) else options["num_workers"]
             deaths += 1
-            if not _WORKER_DIED.search(str(error)) or deaths > WORKER_DEATHS:
+            if not died or deaths > WORKER_DEATHS:
                 raise
-            log.warning("%s; new workers go on from there", error)
+            log.warning("a worker died (%s); new workers go on from there", error or type(error).__name__)
 
 
 class TrainingLoader(_Loader):
@@ -251,15 +254,15 @@ class EvaluationLoader(_Loader):
         return _batches(self._samples, steps, self._options, self._account)
 
 
-class _Samples(Dataset[Batch | DataError]):
+class _Samples(Dataset[Batch | DataError], ABC):
     """What a worker does with the numbers of a batch."""
 
     instead: ClassVar[str]
     """What becomes of a broken sample, for the log."""
 
+    @abstractmethod
     def batch(self, numbers: Sequence[int]) -> Batch:
         """Made in a worker."""
-        raise NotImplementedError
 
     def __getitems__(self, numbers: Sequence[int]) -> Batch | DataError:
         """An error is handed over: raised in a worker it would arrive wrapped in that worker's traceback."""

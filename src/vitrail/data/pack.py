@@ -19,9 +19,10 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail import __version__
-from vitrail.data.check import EXTENSIONS, Data, Progress, file_kind, opened
+from vitrail.data.check import EXTENSIONS, Progress, file_kind, opened
 from vitrail.data.decode import decoded_image
 from vitrail.data.folder import Files
+from vitrail.data.open import Data
 from vitrail.data.order import Order
 from vitrail.data.parallel import in_parallel, worker_count
 from vitrail.data.shards import MANIFEST

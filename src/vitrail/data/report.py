@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.decode import MOST_PIXELS_SERVING
+from vitrail.data.decode import FORMATS, MOST_PIXELS_SERVING
 from vitrail.data.order import Indices
 from vitrail.data.source import Source
 
@@ -36,7 +36,6 @@ KINDS = {
 FAILING = ("unreadable", "truncated", "leak")
 TINY = 32
 """Pixels of the shorter side."""
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 NO_FILE = 255
 FACTS = np.dtype(
     [
