@@ -147,7 +147,7 @@ def test_the_index_is_what_a_look_through_the_shards_finds(packed):
 
 
 def test_parquet_as_hugging_face_has_it(packed):
-    datasets = pytest.importorskip("datasets")
+    datasets = pytest.importorskip("datasets", reason="the extra `datasets` is not installed")
     path = next(packed["parquet"][0].glob("train-00000*"))
     schema = pq.read_schema(path)
     assert str(schema.field("image").type) == "struct<bytes: binary, path: string>"
