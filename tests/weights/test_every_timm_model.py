@@ -31,10 +31,11 @@ FOREIGN = (
         "vitamin",
         "aimv2",
         "test_vit4",
+        "beit3",
     ),
 )
 """Parts of the names of Vision Transformers and ResNets that have something these models do not: other blocks, other
-stems, batch norm, a gated MLP, rotary positions, norms behind the layers."""
+stems, batch norm, a gated MLP, rotary positions, norms behind or inside the layers."""
 
 
 def read(name: str, model: torch.nn.Module):
