@@ -5,10 +5,12 @@
     ├── InputError           images or tensors that a model cannot take        (also a ValueError)
     ├── DataError            images or data sets that cannot be read, or too many broken ones
     ├── WeightsError         a file or folder of weights that cannot be read, trusted, understood or written
+    ├── TrainingError        a run that cannot go on: losses that are no numbers, a lost rank, a full disk
+    │   └── Stopped          a run that was asked to stop, and has saved where it was
     └── MissingExtraError    an optional dependency that is not installed      (also an ImportError)
 
 A message says what was wrong, what is allowed and what to do next, in one sentence where one is enough.
-The command line prints it without a traceback: exit code 2 for ConfigError, 1 for the others.
+The command line prints it without a traceback: exit code 2 for ConfigError, 3 for Stopped, 1 for the others.
 """
 
 from __future__ import annotations
@@ -35,6 +37,14 @@ class DataError(VitrailError):
 
 class WeightsError(VitrailError):
     """A checkpoint that cannot be read, trusted or understood, or an architecture that a format cannot hold."""
+
+
+class TrainingError(VitrailError):
+    """A run that cannot go on."""
+
+
+class Stopped(TrainingError):
+    """A run that a signal ended after it had saved a checkpoint; the same command goes on from there."""
 
 
 class MissingExtraError(VitrailError, ImportError):

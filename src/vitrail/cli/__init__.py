@@ -9,10 +9,10 @@ import sys
 
 import typer
 
-from vitrail.cli import convert, data, doctor, models, quickstart
-from vitrail.errors import ConfigError, VitrailError
+from vitrail.cli import convert, data, doctor, finetune, models, quickstart, train
+from vitrail.errors import ConfigError, Stopped, VitrailError
 
-FAILED, WRONG_COMMAND = 1, 2
+FAILED, WRONG_COMMAND, STOPPED = 1, 2, 3
 
 app = typer.Typer(
     name="vitrail",
@@ -23,6 +23,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(quickstart.quickstart)
+app.command()(train.train)
+app.command()(finetune.finetune)
 app.command()(models.models)
 app.command()(convert.convert)
 app.command()(doctor.doctor)
@@ -50,4 +52,5 @@ def main() -> None:
         app()
     except VitrailError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(WRONG_COMMAND if isinstance(error, ConfigError) else FAILED)
+        codes = {ConfigError: WRONG_COMMAND, Stopped: STOPPED}
+        sys.exit(next((code for kind, code in codes.items() if isinstance(error, kind)), FAILED))

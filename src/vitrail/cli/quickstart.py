@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated
 
-def quickstart() -> None:
-    """Everything in miniature on built-in handwritten digits, offline. This version does not train yet."""
+import typer
+
+
+def quickstart(
+    folder: Annotated[str, typer.Option(help="Where the runs go.")] = "runs/quickstart",
+) -> None:
+    """Everything in miniature on built-in handwritten digits, offline: pre-train, fine-tune larger, test."""
     from vitrail.workflows.quickstart import quickstart as run
 
-    for line in run():
+    for line in run(folder):
         print(line, flush=True)
-    print("Training is not in this version yet, so the weights are random and no accuracy is claimed.")
-    print("Next: `vitrail models` lists what can be built, `vitrail doctor` checks this machine.")

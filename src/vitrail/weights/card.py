@@ -48,7 +48,9 @@ class Certificate:
         return not self.preprocessing_note
 
 
-def model_card(model: ImageModel, name: str, naming: str, certificate: Certificate | None = None) -> str:
+def model_card(
+    model: ImageModel, name: str, naming: str, certificate: Certificate | None = None, notes: str = ""
+) -> str:
     """A README.md with the heading that the hub reads."""
     origin = model.origin
     heading = ["---", f"library_name: {LIBRARIES.get(naming, 'vitrail')}"]
@@ -63,6 +65,8 @@ def model_card(model: ImageModel, name: str, naming: str, certificate: Certifica
     if origin is not None:
         notes = "".join(f"\n- {note}" for note in origin.notes)
         parts += ["## Origin", f"Weights from `{origin.source}`, in the naming of {origin.format}.{notes}"]
+    if notes:
+        parts += ["## Training", notes]
     if certificate is not None:
         parts += ["## Certificate of conversion", _certificate(certificate)]
     return "\n\n".join(parts) + "\n"

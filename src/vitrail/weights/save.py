@@ -27,12 +27,15 @@ from vitrail.weights.pairs import pair_up
 CARD = "README.md"
 
 
-def save(model: ImageModel, folder: str | Path) -> Path:
-    """Write a model as a native folder, which `load` reads. A native folder that is there already is replaced."""
+def save(model: ImageModel, folder: str | Path, notes: str = "") -> Path:
+    """Write a model as a native folder, which `load` reads. A native folder that is there already is replaced.
+
+    `notes`: on its training, for the model card.
+    """
     folder = Path(folder).expanduser()
     with whole_folder(folder, replace=_is_native(folder)) as draft:
         write(model, NAMINGS["native"], draft)
-        (draft / CARD).write_text(model_card(model, folder.name, "native"), encoding="utf-8")
+        (draft / CARD).write_text(model_card(model, folder.name, "native", notes=notes), encoding="utf-8")
     return folder
 
 

@@ -1,0 +1,42 @@
+"""vitrail train: a recipe or a file, and what is to be different."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from vitrail.cli.printing import print_table
+
+
+def train(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe's name (see --list), or a .toml file.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="key=value …", help="Such as data.source=photos/ run.seed=1.")
+    ] = None,
+    list_them: Annotated[bool, typer.Option("--list", help="List the recipes and what they cost, and stop.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the whole configuration as TOML, and stop.")] = False,
+) -> None:
+    """Train a model: supervised, by masked patches, or on from other weights.
+
+    The same command again goes on where an earlier one was stopped. Ctrl-C and SIGTERM save first (exit code 3).
+    """
+    from vitrail.errors import ConfigError
+    from vitrail.recipes import RECIPES
+
+    if list_them:
+        rows = [(found.name, found.summary, found.command) for found in RECIPES.values()]
+        print_table("Recipes", ("name", "what", "command"), rows, left=3)
+        return
+    if recipe is None:
+        raise ConfigError("name a recipe (`vitrail train --list` shows them) or a .toml file")
+    from vitrail.workflows.training import configured, run
+
+    config = configured(recipe, overrides or [])
+    if show:
+        from vitrail.train.resolve import to_toml
+
+        print(to_toml(config), end="")
+        return
+    for line in run(config):
+        print(line, flush=True)

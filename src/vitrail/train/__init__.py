@@ -1,0 +1,1 @@
+"""One training loop, and what it stands on: optimiser, schedule, averaging, checkpoints, ranks, records."""

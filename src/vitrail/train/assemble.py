@@ -1,0 +1,219 @@
+"""From a configuration to a run that is ready to train. Whatever is wrong is said here, before anything is trained."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from vitrail import processor
+from vitrail.data.loader import EvaluationLoader, TrainingLoader
+from vitrail.data.memory import in_memory
+from vitrail.data.open import DEFAULT_HOLDOUT, open_data, splits_of
+from vitrail.data.source import Source
+from vitrail.errors import ConfigError, DataError
+from vitrail.model.base import ImageModel
+from vitrail.model.create import create_model
+from vitrail.objectives.build import build_objective
+from vitrail.train.averaging import Average
+from vitrail.train.checkpoint import Checkpoints
+from vitrail.train.config import DataConfig, RunConfig
+from vitrail.train.display import Display
+from vitrail.train.distributed import Ranks, spread
+from vitrail.train.loop import Run
+from vitrail.train.optim import build_optimizer
+from vitrail.train.records import Records
+from vitrail.train.state import materialise
+from vitrail.weights.load import TRAINING_ONLY, load
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The data of a run."""
+
+    training: Source
+    evaluation: Source | None
+
+
+def assemble(config: RunConfig, ranks: Ranks) -> Run:
+    """Open the data, build the model, spread it over the ranks. Nothing is written."""
+    data = open_parts(config.data)
+    steps = steps_of(config, len(data.training))
+    check(config, data, ranks)
+    precision = precision_of(config.run.precision, ranks)
+    model = build_model(config, data.training)
+    objective = build_objective(
+        model,
+        mixing=config.data.mixing,
+        seed=config.run.seed,
+        **config.objective.model_dump(exclude={"head_bias"}),
+    )
+    model.set_gradient_checkpointing(config.run.gradient_checkpointing)
+    module = spread(objective, ranks, config.run.parallel, precision)
+    if config.run.compile if config.run.compile is not None else ranks.device.type == "cuda":
+        for part in objective.parts_to_compile():
+            part.compile()
+    optimizer = build_optimizer(objective, config.optimizer, ranks.device)
+    materialise(optimizer)
+    averaging = config.optimizer.averaging
+    objective.train()
+    return Run(
+        config=config,
+        steps=steps,
+        ranks=ranks,
+        objective=objective,
+        module=module,
+        optimizer=optimizer,
+        average=None if averaging is None else Average(objective, averaging),
+        scaler=torch.amp.GradScaler(ranks.device.type, enabled=precision == torch.float16),
+        precision=precision,
+        loader=(loader := partial(training_loader, config, data.training, model, ranks)),
+        training=loader(0),
+        evaluation=evaluation_loader(config, data.evaluation, model, ranks),
+        checkpoints=Checkpoints(config.run.folder / "checkpoints", ranks, config.run.keep),
+        records=Records(config.run.folder / "metrics.jsonl"),
+        trackers=[],
+        display=Display(steps, 0, str(config.run.folder), quiet=not ranks.first),
+    )
+
+
+def open_parts(config: DataConfig) -> Parts:
+    """What to train and to validate on. What is held out is not trained on, validated on or not."""
+    source, part, splits = config.source, config.validate_on, splits_of(config.source)
+    share = config.holdout
+    if share is None:
+        share = DEFAULT_HOLDOUT if part == "val" and not splits else 0.0
+    if "val" in splits:
+        share = 0.0  # it has been held out already
+    training = open_data(source, "train", share, config.holdout_seed) if share or splits else open_data(source)
+    if part == "val" and share:
+        evaluation: Source | None = open_data(source, "val", share, config.holdout_seed)
+    elif part in splits or part == "test":
+        evaluation = open_data(source, part)
+    else:
+        evaluation = None
+    return Parts(_kept(config, training), None if evaluation is None else _kept(config, evaluation))
+
+
+def _kept(config: DataConfig, source: Source) -> Source:
+    return in_memory(source) if config.in_memory else source
+
+
+def steps_of(config: RunConfig, samples: int) -> int:
+    """How many, whichever way it was said."""
+    schedule = config.schedule
+    if schedule.steps is not None:
+        return schedule.steps
+    assert schedule.epochs is not None
+    steps = math.ceil(schedule.epochs * samples / config.data.batch_size)
+    if schedule.warmup_steps >= steps:
+        raise ConfigError(
+            f"schedule.warmup_steps = {schedule.warmup_steps} leaves nothing of the {steps} steps that "
+            f"{schedule.epochs:g} epochs of {samples} images in batches of {config.data.batch_size} are"
+        )
+    return steps
+
+
+def check(config: RunConfig, data: Parts, ranks: Ranks) -> None:
+    """What no part of the configuration can know alone."""
+    batch, samples = config.data.batch_size, len(data.training)
+    if batch > samples:
+        raise ConfigError(
+            f"data.batch_size = {batch} is more than the {samples} images to train on: give {samples} or fewer"
+        )
+    cut = ranks.size * config.optimizer.accumulate
+    if batch % cut:
+        raise ConfigError(
+            f"data.batch_size = {batch} cannot be shared by {ranks.size} ranks in {config.optimizer.accumulate} parts: "
+            f"give a multiple of {cut}"
+        )
+    if config.objective.kind != "classification":
+        return
+    classes = data.training.num_classes
+    if classes < 2:
+        told = f"one class, {data.training.classes[0]!r}" if data.training.classes else "one class"
+        raise DataError(f"{config.data.source} has {told}: a classifier needs two or more")
+    if data.evaluation is not None and data.evaluation.classes != data.training.classes:
+        raise DataError(
+            f"{config.data.source}: the classes of {config.data.validate_on} are not those of train; "
+            "`vitrail data check` tells how they differ"
+        )
+
+
+def build_model(config: RunConfig, source: Source) -> ImageModel:
+    """Fresh, or from weights with a new head; at the size asked for, with the classes of the data."""
+    wanted, classify = config.model, config.objective.kind == "classification"
+    classes = source.num_classes if classify else 0
+    size: dict[str, Any] = {} if wanted.image_size is None else {"image_size": wanted.image_size}
+    if wanted.weights is not None:
+        wrong = set(wanted.options) - set(TRAINING_ONLY)
+        if wrong:
+            raise ConfigError(
+                f"model.{min(wrong)} is decided by the weights: only {', '.join(TRAINING_ONLY)} can be given with them"
+            )
+        model: ImageModel = load(wanted.weights, num_classes=classes, **size, **wanted.options)
+    else:
+        assert wanted.name is not None
+        if "num_classes" in wanted.options and wanted.options["num_classes"] != classes:
+            raise ConfigError(
+                f"model.num_classes = {wanted.options['num_classes']}, but the data has {classes} classes: leave it out"
+            )
+        options: dict[str, Any] = {**wanted.options, "num_classes": classes}
+        bias = config.objective.head_bias
+        model = create_model(wanted.name, seed=config.run.seed, head_bias=bias, **size, **options)
+    if classify and source.classes:
+        model.labels = source.classes
+    return model
+
+
+def precision_of(name: str, ranks: Ranks) -> torch.dtype:
+    """The type of products."""
+    if name == "auto":
+        name = "bf16" if ranks.device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+    if name == "fp16" and ranks.device.type != "cuda":
+        raise ConfigError("run.precision = 'fp16' needs a GPU: give bf16 or fp32")
+    if name == "bf16" and ranks.device.type == "cpu":
+        processor.guard()
+    return PRECISIONS[name]
+
+
+def training_loader(
+    config: RunConfig, source: Source, model: ImageModel, ranks: Ranks, position: int
+) -> TrainingLoader:
+    """From a position on."""
+    return TrainingLoader(
+        source,
+        config.data.batch_size,
+        model.image_size,
+        seed=config.run.seed,
+        augmentation=config.data.augmentation,
+        channels=model.in_channels,
+        position=position,
+        workers=config.data.workers,
+        rank=ranks.rank,
+        ranks=ranks.size,
+        pin_memory=ranks.device.type == "cuda",
+    )
+
+
+def evaluation_loader(
+    config: RunConfig, source: Source | None, model: ImageModel, ranks: Ranks
+) -> EvaluationLoader | None:
+    """Over all of a part, if there is one."""
+    if source is None:
+        return None
+    share = max(config.data.batch_size // config.optimizer.accumulate, ranks.size)
+    return EvaluationLoader(
+        source,
+        model.preprocessing,
+        share - share % ranks.size,
+        workers=config.data.workers,
+        rank=ranks.rank,
+        ranks=ranks.size,
+        pin_memory=ranks.device.type == "cuda",
+    )

@@ -1,0 +1,56 @@
+"""Polyak averaging: a second set of weights that follows the first slowly, and is what is evaluated and kept."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that lies on this rank: all of it, unless it is sharded."""
+    found: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return found
+
+
+class Average:
+    """The average of a module's parameters, and of its floating-point buffers; other buffers are copied."""
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.followed = {name: tensor for name, tensor in _state(module).items() if tensor.is_floating_point()}
+        self.copied = {name: tensor for name, tensor in _state(module).items() if not tensor.is_floating_point()}
+        self.tensors = {name: tensor.detach().clone() for name, tensor in _state(module).items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """After the step with this number. Early on the average forgets faster, or its first values would rule it."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        averages = [local(self.tensors[name]) for name in self.followed]
+        torch._foreach_lerp_(averages, [local(tensor) for tensor in self.followed.values()], 1 - decay)
+        for name, tensor in self.copied.items():
+            self.tensors[name].copy_(tensor)
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The module computes with the average inside, and with its own weights again afterwards."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for name, tensor in (self.followed | self.copied).items():
+            ours, theirs = local(self.tensors[name]), local(tensor)
+            kept = theirs.clone()
+            theirs.copy_(ours)
+            ours.copy_(kept)
+
+
+def _state(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and the buffers that are saved, by name."""
+    return module.state_dict(keep_vars=True)

@@ -1,0 +1,350 @@
+"""What a person sees of a run while it trains: a bar on a terminal, plain lines elsewhere, all of it on stderr.
+
+A display never ends a run: where nothing can be written any more, because a terminal was closed or a pipe has lost its
+reader, it falls silent.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+import os
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Self, TextIO
+
+EVERY = 2.0
+"""Seconds from one plain line to the next, at least."""
+SHOWN = ("loss", "accuracy", "images_per_second", "flops_per_second")
+"""The values that are shown, in this order."""
+
+
+class Display:
+    """A run on the screen, from `with` to the end of its block.
+
+    Args:
+        total_steps: Of the whole run.
+        start_step: The one that it goes on from.
+        title: What it is.
+        terminal: Whether stderr is one; found out if left out.
+        quiet: Show nothing: for all ranks but the first.
+        clock: Seconds, from any start.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        start_step: int,
+        title: str,
+        terminal: bool | None = None,
+        *,
+        quiet: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.total_steps, self.start_step, self.title = total_steps, start_step, title
+        self._terminal, self._quiet, self._clock = terminal, quiet, clock
+        self._pace = Pace(total_steps, start_step, clock)
+        self._face: Face | None = None
+        self._opened = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._pace = Pace(self.total_steps, self.start_step, self._clock)
+        if not self._quiet and sys.stderr is not None:
+            self._attempt(self._open)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._attempt(self._opened.close)
+        self._face = None
+
+    def update(self, step: int, values: Mapping[str, float] | None = None) -> None:
+        """A step is done. At a record, `values` has what is known of `SHOWN`; other values are not shown."""
+        if self._face is None:
+            return
+        self._pace.update(step, values)
+        if values:
+            self._attempt(self._face.update)
+
+    def line(self, text: str) -> None:
+        """A message, above the bar: an evaluation, a checkpoint."""
+        face = self._face
+        if face is not None:
+            self._attempt(lambda: face.line(text))
+
+    def show(self, record: Mapping[str, Any]) -> None:
+        """A record of metrics.jsonl: one of training moves the bar, one of an evaluation is a line."""
+        clock = record.get("clock", {})
+        if record["kind"] == "train":
+            self.update(record["step"], {**record, **clock})
+            return
+        took = [f"in {duration(clock['seconds'])}"] if "seconds" in clock else []
+        self.line("  ".join([f"step {record['step']}/{self.total_steps}", record["part"], *in_words(record), *took]))
+
+    def _open(self) -> None:
+        terminal = self._terminal
+        if terminal is None:
+            terminal = sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+        self._face = Bar(self._pace, self.title) if terminal else Lines(self._pace, self.title, sys.stderr)
+        self._opened.callback(self._face.close)
+        if terminal:
+            self._opened.enter_context(output_above(self.line))
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        """What cannot be shown is not worth a run. A stream that is closed answers with a ValueError."""
+        try:
+            action()
+        except (OSError, ValueError):
+            self._face = None
+            with suppress(OSError, ValueError):
+                self._opened.close()
+
+
+class Pace:
+    """How far a run has come, and how long the rest takes if it goes on as it has since this start."""
+
+    def __init__(self, total_steps: int, start_step: int, clock: Callable[[], float]) -> None:
+        self.total_steps, self.step = total_steps, start_step
+        self.values: dict[str, float] = {}
+        self._clock, self._started = clock, clock()
+        self._first: tuple[int, float] | None = None
+
+    def update(self, step: int, values: Mapping[str, float] | None) -> None:
+        """A step is done."""
+        self.step = step
+        if self._first is None:
+            self._first = step, self._clock()  # counted from here, because the first step may also be compiling
+        if values:
+            self.values = {**self.values, **values}  # anew: another thread may be reading the old ones
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since this start."""
+        return self._clock() - self._started
+
+    @property
+    def left(self) -> float | None:
+        """Seconds to the end, where that can be said."""
+        if self._first is None or self.step <= self._first[0] or self.step >= self.total_steps:
+            return None
+        step, then = self._first
+        return (self.total_steps - self.step) * (self._clock() - then) / (self.step - step)
+
+    def time(self) -> list[str]:
+        """`1m20s left`, if it can be said; at the end, how long it took."""
+        if self.step >= self.total_steps:
+            return [f"took {duration(self.elapsed)}"]
+        return [f"{duration(left)} left"] if (left := self.left) is not None else []
+
+
+class Face(ABC):
+    """One way to show it."""
+
+    @abstractmethod
+    def update(self) -> None:
+        """There are new values."""
+
+    @abstractmethod
+    def line(self, text: str) -> None:
+        """A message."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """The end, good or bad."""
+
+
+class Lines(Face):
+    """Plain lines, one for a record, but not so many that they flood a log."""
+
+    def __init__(self, pace: Pace, title: str, stream: TextIO) -> None:
+        self._pace, self._stream = pace, stream
+        self._printed = -math.inf
+        self._pending = False
+        self.line(title)
+
+    def update(self) -> None:
+        """The first, the last, and between them one every two seconds."""
+        self._pending = True
+        if self._pace.elapsed - self._printed >= EVERY or self._pace.step >= self._pace.total_steps:
+            self._print()
+
+    def line(self, text: str) -> None:
+        """Written in one piece, because other processes may be writing too."""
+        self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """A run that was stopped shows how far it came."""
+        if self._pending:
+            self._print()
+
+    def _print(self) -> None:
+        pace = self._pace
+        self._printed, self._pending = pace.elapsed, False
+        self.line("  ".join([f"step {pace.step}/{pace.total_steps}", *in_words(pace.values), *pace.time()]))
+
+
+class Bar(Face):
+    """Two lines at the bottom of a terminal, drawn by a thread of rich's a few times a second."""
+
+    def __init__(self, pace: Pace, title: str) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._pace, self._title = pace, title
+        self._console = Console(file=sys.stderr, force_terminal=True, force_jupyter=False)
+        self._live = Live(
+            get_renderable=self._drawn,
+            console=self._console,
+            # These would send results from stdout to stderr, and make a forked worker that has something to say wait
+            # for ever for a lock that the drawing thread held: see output_above.
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._live.start(refresh=True)
+
+    def update(self) -> None:
+        """The thread looks for itself."""
+
+    def line(self, text: str) -> None:
+        """As it is: brackets are no markup, and the terminal breaks lines."""
+        self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """The bar stays where it is, as it is."""
+        self._live.stop()
+
+    def _drawn(self) -> Any:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        pace, bold = self._pace, Text(self._title, style="bold", no_wrap=True, overflow="ellipsis")
+        numbers = [f"{pace.step:,}/{pace.total_steps:,}"]
+        if pace.step < pace.total_steps:
+            numbers.append(duration(pace.elapsed))
+        grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        grid.add_column(max_width=max(8, self._console.width // 4))
+        grid.add_column(ratio=1)
+        grid.add_column()
+        bar = ProgressBar(total=pace.total_steps, completed=pace.step)
+        grid.add_row(bold, bar, Text("  ".join([*numbers, *pace.time()]), no_wrap=True))
+        values = in_words(pace.values)
+        return Group(grid, Text("  ".join(values), no_wrap=True, overflow="ellipsis")) if values else grid
+
+
+@contextmanager
+def output_above(line: Callable[[str], None]) -> Iterator[None]:
+    """Whatever this process writes to stderr, and to stdout where that is a terminal too, goes through `line`, whole
+    lines at a time; and so do the handlers of loggers that hold one of these streams."""
+    before = {"stderr": sys.stderr}
+    if sys.stdout is not None and sys.stdout.isatty():
+        before["stdout"] = sys.stdout
+    above = {name: Above(stream, line) for name, stream in before.items()}
+    moved = []
+    for handler in [*logging.getLogger().handlers, *logging.getLogger("vitrail").handlers]:
+        for name, stream in before.items():
+            if isinstance(handler, logging.StreamHandler) and handler.stream is stream:
+                moved.append((handler, stream))
+                handler.setStream(above[name])
+    for name, stream in above.items():
+        setattr(sys, name, stream)
+    try:
+        yield
+    finally:
+        for name, stream in above.items():
+            if getattr(sys, name) is stream:
+                setattr(sys, name, before[name])
+            stream.finish()
+        for handler, stream in moved:
+            handler.setStream(stream)
+
+
+class Above(io.TextIOBase):
+    """A stream whose lines are shown above the bar. In a forked process, which has no bar, it is the stream itself."""
+
+    def __init__(self, stream: TextIO, line: Callable[[str], None]) -> None:
+        self._stream, self._line, self._process = stream, line, os.getpid()
+        self._rest = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Whole lines; the rest waits for its end."""
+        if os.getpid() != self._process:
+            return self._stream.write(text)
+        *whole, self._rest = (self._rest + text).split("\n")
+        if whole:
+            self._line("\n".join(whole))
+        return len(text)
+
+    def finish(self) -> None:
+        """What has waited in vain."""
+        if self._rest:
+            self.write("\n")
+
+    def flush(self) -> None:
+        """Half a line would be torn by the bar."""
+        if os.getpid() != self._process:
+            self._stream.flush()
+
+    def isatty(self) -> bool:
+        """As it was."""
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        """As it was."""
+        return self._stream.fileno()
+
+
+def in_words(values: Mapping[str, Any]) -> list[str]:
+    """`loss 1.2345`, `accuracy 56.1%`, `1,234 images/s`, `1.2 TFLOP/s`: those that are there."""
+    forms = {"loss": _loss, "accuracy": _accuracy, "images_per_second": _images, "flops_per_second": human}
+    return [forms[name](values[name]) for name in SHOWN if values.get(name) is not None]
+
+
+def human(flops: float) -> str:
+    """Operations in a second, to two digits or three: `1.2 TFLOP/s`, `850 GFLOP/s`."""
+    if not math.isfinite(flops):
+        return f"{flops} FLOP/s"
+    for unit in ("", "k", "M", "G", "T", "P"):
+        if abs(flops) < 999.5:
+            return f"{_short(flops)} {unit}FLOP/s"
+        flops /= 1000
+    return f"{_short(flops)} EFLOP/s"
+
+
+def duration(seconds: float) -> str:
+    """`45s`, `1m20s`, `2h05m`, `3d04h`."""
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d{hours:02}h"
+    if hours:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
+
+
+def _loss(value: float) -> str:
+    plain = not math.isfinite(value) or value == 0 or 1e-3 <= abs(value) < 1e5
+    return f"loss {value:.4f}" if plain else f"loss {value:.3e}"
+
+
+def _accuracy(value: float) -> str:
+    return f"accuracy {value:.1%}"
+
+
+def _images(value: float) -> str:
+    return f"{_short(value)} images/s"
+
+
+def _short(value: float) -> str:
+    return f"{value:.1f}" if abs(value) < 9.95 else f"{value:,.0f}"

@@ -1,0 +1,83 @@
+"""Optimisers, and which parameter is treated how.
+
+Weight decay acts on kernels alone: the weights of dense and convolutional layers. Biases, norms, the class token,
+registers, position tables, layer scales and the mask embedding keep their size.
+
+Decay here is PyTorch's. AdamW multiplies a weight by 1 − learning_rate · weight_decay in every step. JAX recipes of the
+"big_vision" line multiply by 1 − (learning_rate / base) · their_decay, so their 1e-4 at a base of 1e-3 is 0.1 here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitrail.model.encoder import AxialEncoderBlock, EncoderBlock
+from vitrail.model.resnet import BitUnit, HybridUnit
+from vitrail.objectives.base import Objective
+from vitrail.train.config import OptimizerConfig
+
+_AFTER = ("model.encoder.norm.", "model.norm.", "model.pool.", "model.pool_norm.", "model.head.", "prediction.")
+"""What a signal meets after the last layer; all else that is outside of layers it meets before the first."""
+
+
+def build_optimizer(objective: Objective, config: OptimizerConfig, device: torch.device) -> torch.optim.Optimizer:
+    """With parameters grouped by decay and by the factor on their learning rate."""
+    groups = parameter_groups(objective, config.weight_decay, config.layer_decay)
+    options: dict[str, Any] = {"lr": config.learning_rate}
+    if device.type == "cuda":
+        options["fused"] = True  # one kernel for all parameters
+    if config.kind == "sgd":
+        return torch.optim.SGD(groups, momentum=config.momentum, **options)
+    kind = torch.optim.AdamW if config.kind == "adamw" else torch.optim.Adam
+    return kind(groups, betas=config.betas, eps=config.eps, **options)
+
+
+def parameter_groups(
+    objective: nn.Module, weight_decay: float, layer_decay: float | None = None
+) -> list[dict[str, Any]]:
+    """All parameters that learn, in groups of equal decay and equal `scale`, the factor on the learning rate."""
+    kernels = set(kernel_names(objective))
+    stack = list(layers(objective))
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in objective.named_parameters():
+        if parameter.requires_grad:
+            decay = weight_decay if name in kernels else 0.0
+            scale = 1.0 if layer_decay is None else layer_decay ** _layers_above(name, stack)
+            groups.setdefault((decay, scale), []).append(parameter)
+    return [
+        {"params": parameters, "weight_decay": decay, "scale": scale} for (decay, scale), parameters in groups.items()
+    ]
+
+
+def kernel_names(module: nn.Module) -> list[str]:
+    """The parameters that weight decay acts on."""
+    return [
+        f"{name}.weight".removeprefix(".")
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Linear | nn.Conv2d)
+    ]
+
+
+def layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The units that a model is stacked of, the lowest first: residual units, then encoder blocks."""
+    blocks = AxialEncoderBlock | EncoderBlock
+    found = {name: part for name, part in model.named_modules() if isinstance(part, HybridUnit | BitUnit | blocks)}
+    # The halves of an axial block are one layer.
+    return {name: part for name, part in found.items() if not any(name.startswith(f"{other}.") for other in found)}
+
+
+def _layers_above(name: str, stack: list[str]) -> int:
+    """How many layers lie between a parameter and the loss: 0 for what comes after them all."""
+    for index, layer in enumerate(stack):
+        if name.startswith(f"{layer}."):
+            return len(stack) - index
+    return 0 if name.startswith(_AFTER) else len(stack) + 1
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """For the next step, in every group by its scale."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["scale"]

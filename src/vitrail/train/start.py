@@ -1,0 +1,248 @@
+"""A whole training run in its folder: from a configuration to a model that can be loaded.
+
+runs/name/
+    config.toml          all of the configuration
+    metrics.jsonl        what was measured, a line for each record
+    tensorboard/         the same for TensorBoard
+    checkpoints/         to go on from
+    model/               the result, which `vitrail.load` takes; the folder above will do as well
+    curves.png, .svg     the learning curves
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import vitrail
+from vitrail.config import show_size
+from vitrail.data.writers import write_whole
+from vitrail.errors import ConfigError, TrainingError
+from vitrail.model.base import ImageModel
+from vitrail.model.create import build
+from vitrail.train import records
+from vitrail.train.assemble import assemble
+from vitrail.train.config import RunConfig
+from vitrail.train.curves import draw_curves
+from vitrail.train.distributed import Ranks, joined, lost
+from vitrail.train.loop import Run, full_state, resume, train
+from vitrail.train.resolve import checked, read_file, to_toml
+from vitrail.train.trackers import open_trackers
+from vitrail.weights.save import save
+
+ADJUSTABLE = {"data": {"source", "workers", "in_memory"}, "optimizer": {"accumulate"}}
+"""What may differ when a run is gone on with, besides all of the section run but the seed."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of a finished run."""
+
+    folder: Path
+    model: Path
+    steps: int
+    evaluation: dict[str, float] | None
+    """What the last evaluation measured, if there was one."""
+
+
+def start(config: RunConfig) -> Result:
+    """Train, from the beginning or from where an earlier start got to."""
+    folder = config.run.folder
+    with joined(config.run.device, config.run.timeout) as ranks, _settings(config), _in_one_line(folder, ranks):
+        run = assemble(config, ranks)
+        with _claimed(config, ranks):
+            resumed = resume(run)
+            run.display.start_step = run.progress.step
+            _introduce(run, resumed)
+            if ranks.first:
+                run.trackers = open_trackers(config.run.trackers, folder, _flat(config), run.progress.step)
+            try:
+                train(run)
+            finally:
+                for tracker in run.trackers:
+                    tracker.close()
+            return finish(run)
+
+
+def finish(run: Run) -> Result:
+    """Write the model and the curves. Every rank comes here; the first writes."""
+    folder = run.config.run.folder
+    state = full_state(run)
+    kept = records.read(run.records.path) if run.ranks.first else []
+    if run.ranks.first:
+        model = exported(run.objective.model, state)
+        save(model, folder / "model", notes=story(run, kept))
+        draw_curves(kept, folder / "curves.png", str(folder))
+    run.ranks.wait()
+    evaluations = [entry for entry in kept if entry["kind"] == "evaluation" and entry["step"] == run.steps]
+    measured = {n: v for n, v in evaluations[-1].items() if isinstance(v, float)} if evaluations else None
+    return Result(folder, folder / "model", run.steps, measured)
+
+
+def exported(trained: ImageModel, state: dict[str, torch.Tensor]) -> ImageModel:
+    """A model of its own with the weights of an objective's state, ready to evaluate."""
+    model = build(trained.architecture)
+    own = {name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")}
+    model.load_state_dict(own, assign=True)
+    model.preprocessing, model.labels, model.origin = trained.preprocessing, trained.labels, trained.origin
+    return model.eval()
+
+
+def story(run: Run, kept: list[dict[str, Any]]) -> str:
+    """How the model came about, for its card."""
+    config, data = run.config, run.training.source
+    start = config.model.name or config.model.weights
+    lines = [
+        f"{run.steps:,} steps of {config.data.batch_size} images, {run.training.epoch:.3g} epochs of {len(data):,} images "
+        f"of `{config.data.source}`, from {'fresh weights' if config.model.name else f'`{start}`'}, "
+        f"objective {config.objective.kind}, seed {config.run.seed}, {run.progress.seconds:,.0f} s on "
+        f"{run.ranks.size} × {device_name(run.ranks.device)}."
+    ]
+    for entry in kept[-1:]:
+        if entry["kind"] == "evaluation":
+            told = ", ".join(f"{name} {value:.4g}" for name, value in entry.items() if isinstance(value, float))
+            lines.append(f"At the end on {entry['part']}: {told}.")
+    lines.append(f"```toml\n{to_toml(config)}```")
+    return "\n\n".join(lines)
+
+
+def device_name(device: torch.device) -> str:
+    """As a person calls it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def _introduce(run: Run, resumed: Path | None) -> None:
+    """What is about to happen, in a few lines."""
+    if not run.ranks.first:
+        return
+    model, data, config = run.objective.model, run.training.source, run.config
+    parameters = sum(parameter.numel() for parameter in run.objective.parameters())
+    line = run.display.line
+    classes = f", {data.num_classes} classes" if config.objective.kind == "classification" else ""
+    line(f"data: {len(data):,} images to train on{classes}, " + _validation(run))
+    name = config.model.name or config.model.weights
+    line(f"model: {name}, {parameters:,} parameters, images of {show_size(model.image_size)} pixels")
+    line(
+        f"training: {run.steps:,} steps of {config.data.batch_size} images on {run.ranks.size} × "
+        f"{device_name(run.ranks.device)}, {str(run.precision).removeprefix('torch.')}, in {config.run.folder}"
+    )
+    if resumed is not None:
+        line(f"going on from step {run.progress.step:,}")
+
+
+def _validation(run: Run) -> str:
+    if run.evaluation is None:
+        return "none to validate on (data.holdout=0.1 would set some aside)"
+    return f"{len(run.evaluation.source):,} to validate on"
+
+
+@contextlib.contextmanager
+def _settings(config: RunConfig) -> Iterator[None]:
+    """Torch's own settings, as they were again afterwards."""
+    before = torch.are_deterministic_algorithms_enabled()
+    if config.run.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+@contextlib.contextmanager
+def _claimed(config: RunConfig, ranks: Ranks) -> Iterator[None]:
+    """The run folder is ours while the block runs, and holds this configuration."""
+    wrong, lock = None, None
+    if ranks.first:
+        try:
+            config.run.folder.mkdir(parents=True, exist_ok=True)
+            lock = _lock(config.run.folder)
+            _agree(config)
+        except (ConfigError, TrainingError) as error:
+            wrong = error
+        except OSError as error:
+            wrong = TrainingError(f"{config.run.folder} cannot be written: {error.strerror or error}")
+    wrong = ranks.told_by_first(wrong)
+    try:
+        if wrong is not None:
+            raise wrong
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """Held by one process at a time, and let go by the system when that ends, however it ends."""
+    if sys.platform == "win32":
+        return None
+    import fcntl
+
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        # Not flock: workers would inherit it, and outlive a killed run by some seconds.
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        os.close(descriptor)
+        raise TrainingError(
+            f"another process is training in {folder}: wait for it, or give another run.folder"
+        ) from None
+    return descriptor
+
+
+def _agree(config: RunConfig) -> None:
+    """With the configuration that the run was begun with; the first start writes it down."""
+    path = config.run.folder / "config.toml"
+    if path.exists():
+        for key, then, now in differences(checked(read_file(path)), config):
+            raise ConfigError(
+                f"the run in {config.run.folder} was begun with {key} = {then!r}, not {now!r}: give another "
+                "run.folder, or the same value to go on with it"
+            )
+    write_whole(path, to_toml(config).encode())
+
+
+def differences(then: RunConfig, now: RunConfig) -> Iterator[tuple[str, Any, Any]]:
+    """The keys that make it another run, with their values then and now."""
+    old, new = then.model_dump(), now.model_dump()
+    for section, values in old.items():
+        free = set(values) - {"seed"} if section == "run" else ADJUSTABLE.get(section, set())
+        for key in sorted((set(values) | set(new[section])) - free):
+            if values.get(key) != new[section].get(key):
+                yield f"{section}.{key}", values.get(key), new[section].get(key)
+
+
+@contextlib.contextmanager
+def _in_one_line(folder: Path, ranks: Ranks) -> Iterator[None]:
+    """What the machine does to a run is told in a line, with what to do next."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise TrainingError(
+            "the GPU has too little memory: a larger optimizer.accumulate computes a batch in more parts, and "
+            "run.gradient_checkpointing=true keeps less"
+        ) from None
+    except RuntimeError as error:
+        if ranks.size > 1 and (told := lost(error)):
+            raise TrainingError(f"rank {ranks.rank}: {told}; start again to go on from the last checkpoint") from None
+        raise
+    except OSError as error:
+        if error.filename is None and not error.strerror:
+            raise
+        raise TrainingError(f"{error.filename or folder}: {error.strerror}; the last whole checkpoint stays") from None
+
+
+def _flat(config: RunConfig) -> dict[str, Any]:
+    """For trackers: section.key → value."""
+    tree = config.model_dump(mode="json")
+    return {f"{section}.{key}": value for section, values in tree.items() for key, value in values.items()} | {
+        "vitrail": vitrail.__version__
+    }

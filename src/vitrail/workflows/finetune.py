@@ -1,0 +1,189 @@
+"""A classifier for a folder of images: what the paper does to transfer, with numbers chosen for the data at hand.
+
+A new head that starts at zero, a higher resolution than the model was trained at, SGD with a cosine schedule; with a
+sweep, the learning rate is chosen on a held-out part and the model then trained again on all of the training data.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitrail.config import show_size
+from vitrail.data.decode import decoded_image
+from vitrail.data.open import open_data, splits_of
+from vitrail.data.source import Source
+from vitrail.errors import DataError
+from vitrail.model.architecture import VitArchitecture
+from vitrail.model.base import ImageModel
+from vitrail.train.config import RunConfig
+from vitrail.train.resolve import resolve
+from vitrail.train.start import Result, start
+from vitrail.weights.load import load
+from vitrail.workflows.training import told
+
+LEARNING_RATES = (0.001, 0.003, 0.01, 0.03)
+"""Those that the paper tries, for batches of 512."""
+PAPER_BATCH = 512
+GROWTH = 1.5
+"""By how much the resolution is raised: the paper goes from 224 to 384."""
+LOOKED_AT = 32
+"""Images whose size is looked at, to know what resolution the data has."""
+SCRATCH_LEARNING_RATES = (0.0003, 0.001, 0.003)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What there is to train on."""
+
+    images: int
+    classes: int
+    short_side: int
+    """Of a typical image, in pixels."""
+    in_parts: bool
+
+
+def finetune(data: str, model: str | None = None, sweep: bool = False, overrides: Sequence[str] = ()) -> Iterator[str]:
+    """Lines to print, as they come."""
+    look = look_at(data)
+    if model is None:
+        yield "no --from: training from scratch, which needs many images; `--from MODEL` starts from a trained model"
+        tree = from_scratch(look)
+        rates: Sequence[float] = SCRATCH_LEARNING_RATES
+    else:
+        tree = from_model(look, load(model), model)
+        rates = [rate_for(rate, tree["data"]["batch_size"]) for rate in LEARNING_RATES]
+    tree["data"]["source"] = data
+    tree["run"]["folder"] = f"runs/{folder_name(data, model)}"
+    config = resolve(tree, overrides)
+    yield chosen(config, look)
+    if sweep:
+        config = yield from swept(config, rates, look)
+    yield from told(start(config))
+
+
+def swept(config: RunConfig, rates: Sequence[float], look: Look) -> Generator[str, None, RunConfig]:
+    """Train with each learning rate, choose by the held-out part, and give the configuration of the final training."""
+    results: dict[float, Result] = {}
+    for rate in rates:
+        trial = _with(config, {"optimizer": {"learning_rate": rate}}, f"sweep-{rate:.3g}")
+        results[rate] = start(trial)
+        measured = results[rate].evaluation
+        if measured is None:
+            raise DataError(f"{config.data.source} has nothing to choose a learning rate on: leave data.holdout alone")
+        yield f"learning rate {rate:.3g}: accuracy {measured['accuracy']:.1%}, loss {measured['loss']:.4f}"
+    # Of equal accuracies the lower loss: with few images to choose on, many are equal.
+    best = max(rates, key=lambda rate: (results[rate].evaluation["accuracy"], -results[rate].evaluation["loss"]))  # type: ignore[index]
+    update: dict[str, dict[str, Any]] = {"optimizer": {"learning_rate": best}}
+    if not look.in_parts:
+        update["data"] = {"holdout": 0.0}
+    yield f"chosen: {best:.3g}; now trained again" + ("" if look.in_parts else " on all images")
+    return _with(config, update, "final")
+
+
+def _with(config: RunConfig, update: dict[str, dict[str, Any]], name: str) -> RunConfig:
+    """The configuration with some values changed, in a folder of its own inside the run's."""
+    tree = config.model_dump()
+    update = {**update, "run": {"folder": config.run.folder / name}}
+    return RunConfig(**{section: {**values, **update.get(section, {})} for section, values in tree.items()})
+
+
+def look_at(data: str) -> Look:
+    """How many images, how many classes, how large."""
+    in_parts = bool(splits_of(data))
+    source = open_data(data, "train") if in_parts else open_data(data)
+    if source.num_classes < 2:
+        raise DataError(f"{data} has {source.num_classes} class: a classifier needs a folder for each of two or more")
+    return Look(len(source), source.num_classes, _short_side(source), in_parts)
+
+
+def _short_side(source: Source) -> int:
+    """The median of some images, spread evenly over the data."""
+    sides = []
+    for index in range(0, len(source), max(len(source) // LOOKED_AT, 1)):
+        try:
+            content = source.read(index).content
+            sides.append(min(content.shape[1:] if isinstance(content, torch.Tensor) else decoded_image(content).size))
+        except DataError:
+            continue
+    if not sides:
+        raise DataError("none of the images that were looked at can be read: `vitrail data check` names what is wrong")
+    return int(statistics.median(sides))
+
+
+def from_model(look: Look, model: ImageModel, name: str) -> dict[str, Any]:
+    """The paper's way, on less data."""
+    size = raised(model, look.short_side)
+    tree = _shared(look)
+    tree["model"] = {"weights": name, "image_size": size}
+    rate = rate_for(LEARNING_RATES[2], tree["data"]["batch_size"])
+    tree["optimizer"] = {"kind": "sgd", "momentum": 0.9, "learning_rate": rate, "clip_norm": 1.0}
+    return tree
+
+
+def from_scratch(look: Look) -> dict[str, Any]:
+    """A small ViT, AdamW and regularisation: little data and no pre-training is not what ViTs are best at."""
+    # About 64 patches: enough to see shapes, few enough for a CPU.
+    patch = next((patch for patch in (4, 8, 16) if patch * 8 >= min(look.short_side, 128)), 16)
+    size = patch * 8
+    tree = _shared(look)
+    tree["model"] = {"name": f"Ti/{patch}", "image_size": size, "depth": 6, "pool": "average", "stochastic_depth": 0.1}
+    tree["optimizer"] = {"kind": "adamw", "learning_rate": SCRATCH_LEARNING_RATES[1], "weight_decay": 0.05}
+    tree["data"]["augmentation"] = {"crop_area": (0.35, 1.0)}
+    return tree
+
+
+def _shared(look: Look) -> dict[str, Any]:
+    """Batch and length: small batches for few images, so that there are enough steps in a pass over them."""
+    most = PAPER_BATCH if torch.cuda.is_available() else 32
+    batch = max(2, min(most, 2 ** int(math.log2(max(look.images * 0.9 / 4, 2)))))
+    steps = min(max(math.ceil(30 * look.images / batch), 200), 10_000)
+    return {
+        "data": {"batch_size": batch, "workers": 0 if look.images < 1000 else 2},
+        "schedule": {"steps": steps, "warmup_steps": steps // 10, "decay": "cosine"},
+        "run": {"log_every": 10, "evaluate_every": max(steps // 4, 1), "checkpoint_every": max(steps // 4, 1)},
+    }
+
+
+def rate_for(rate: float, batch: int) -> float:
+    """A learning rate of the paper's for another batch size: noise grows as a batch shrinks, so it goes by the root."""
+    return float(f"{rate * math.sqrt(batch / PAPER_BATCH):.2g}")
+
+
+def raised(model: ImageModel, short_side: int) -> tuple[int, int]:
+    """A resolution half as high again, in whole patches, unless the images have no more to show."""
+    if not isinstance(model.architecture, VitArchitecture):
+        stride = model.architecture.backbone.stride
+    else:
+        stride = model.architecture.stride
+        if model.architecture.position == "relative":
+            return model.image_size  # it is bound to its grid
+    height, width = model.image_size
+    if short_side <= min(height, width):
+        return height, width
+    factor = min(GROWTH, short_side / min(height, width))
+    return tuple(max(round(side * factor / stride) * stride, side) for side in (height, width))  # type: ignore[return-value]
+
+
+def chosen(config: RunConfig, look: Look) -> str:
+    """What was picked, in a line."""
+    size = show_size(config.model.image_size) if config.model.image_size else "its own size"
+    steps = config.schedule.steps
+    length = f"{steps} steps" if steps is not None else f"{config.schedule.epochs:g} epochs"
+    return (
+        f"{look.images:,} images of {look.classes} classes, about {look.short_side} pixels: training at {size} "
+        f"for {length} of {config.data.batch_size}, learning rate {config.optimizer.learning_rate:g}"
+    )
+
+
+def folder_name(data: str, model: str | None) -> str:
+    """finetune-photos-from-quickstart: the same for the same command, so that it goes on where it was stopped."""
+    names = [re.sub(r"[^\w.+-]+", "-", Path(text.removeprefix("hf:")).name).strip("-") for text in (data, model or "")]
+    return f"finetune-{names[0] or 'data'}" + (f"-from-{names[1] or 'model'}" if model else "")

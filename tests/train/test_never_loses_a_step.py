@@ -1,0 +1,41 @@
+"""A run that is ended in any way and started again is the run that was never ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import runs
+
+HERE = Path(__file__).parent
+STEPS = 120
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"data": {"workers": 2}}, {"objective": runs.MASKED, "model": {"num_classes": 0}}],
+    ids=["alone", "with two workers", "masked patches"],
+)
+def test_killed_at_20_random_moments(tmp_path, changes):
+    folders = [tmp_path / "whole", tmp_path / "broken"]
+    for folder in folders:
+        tree = runs.tree(folder, **changes, schedule={"steps": STEPS, "warmup_steps": 4})
+        folder.with_suffix(".json").write_text(json.dumps(tree))
+    child = subprocess.run(
+        [sys.executable, str(HERE / "killed.py"), *(str(f.with_suffix(".json")) for f in folders), "20", "0"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=280,
+    )
+    assert child.returncode == 0, child.stderr
+    found = json.loads(child.stdout)
+    assert found["killed"] == 20, "the run ended before it was killed so often; make it longer"
+    assert len(set(found["steps"])) >= 4, found["steps"]
+    runs.assert_same_run(*folders)
+    steps = [entry["step"] for entry in runs.records(folders[1]) if entry["kind"] == "train"]
+    assert steps == list(range(1, STEPS + 1))

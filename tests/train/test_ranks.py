@@ -1,0 +1,126 @@
+"""Several ranks compute what one does, and can be stopped, lost and changed in number."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import runs
+
+HERE = Path(__file__).parent
+PLAIN = {"model": {"dropout": 0.0, "stochastic_depth": 0.0}, "schedule": {"steps": 20, "warmup_steps": 4}}
+"""Without what is drawn on each rank for itself."""
+HALF = 10
+
+
+def run_jobs(folder: Path, jobs: list[dict]) -> tuple[list[dict], str]:
+    given = folder / "jobs.json"
+    given.write_text(json.dumps(jobs))
+    child = subprocess.run(
+        [sys.executable, str(HERE / "ranks.py"), str(given)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=280,
+    )
+    assert child.returncode == 0, child.stderr
+    return json.loads(child.stdout), child.stderr
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> dict[str, Path]:
+    """The same run in several ways, by name."""
+    root = tmp_path_factory.mktemp("ranks")
+    ways = {
+        "one": {"size": 1},
+        "parts": {"size": 1, "optimizer": {"accumulate": 4}},
+        "ddp": {"size": 2},
+        "ddp parts": {"size": 2, "optimizer": {"accumulate": 2}},
+        "fsdp": {"size": 2, "run": {"parallel": "fsdp"}},
+        "fsdp parts": {"size": 2, "run": {"parallel": "fsdp"}, "optimizer": {"accumulate": 2}},
+        "hybrid": {"size": 4, "run": {"parallel": "hybrid"}, "per_node": 2},
+        "masked one": {"size": 1, "objective": runs.MASKED, "model": {"num_classes": 0}},
+        "masked fsdp": {"size": 2, "objective": runs.MASKED, "run": {"parallel": "fsdp"}, "model": {"num_classes": 0}},
+    }
+    jobs = []
+    for name, way in ways.items():
+        sections = {key: value for key, value in way.items() if isinstance(value, dict)}
+        plain = {**PLAIN, **sections, "model": {**PLAIN["model"], **sections.get("model", {})}}
+        job = {"size": way["size"], "tree": runs.tree(root / name, **plain)}
+        jobs.append({**job, **({"per_node": way["per_node"]} if "per_node" in way else {})})
+    results, stderr = run_jobs(root, jobs)
+    for name, result in zip(ways, results, strict=True):
+        assert set(result["codes"]) == {0}, (name, stderr)
+    return {name: root / name for name in ways}
+
+
+@pytest.mark.parametrize("way", ["parts", "ddp", "ddp parts", "fsdp", "fsdp parts", "hybrid"])
+def test_all_ways_agree(finished, way):
+    one, other = runs.losses(finished["one"]), runs.losses(finished[way])
+    assert len(one) == 20
+    assert other == pytest.approx(one, abs=1e-5)
+    assert one[-1] < one[0] - 0.05
+
+
+def test_masked_patches_agree(finished):
+    assert runs.losses(finished["masked fsdp"]) == pytest.approx(runs.losses(finished["masked one"]), abs=1e-5)
+
+
+def test_evaluations_agree(finished):
+    one, two = ([e for e in runs.records(finished[w]) if e["kind"] == "evaluation"] for w in ("one", "fsdp"))
+    assert [e["step"] for e in one] == [8, 16, 20]
+    for ours, theirs in zip(one, two, strict=True):
+        assert theirs["accuracy"] == ours["accuracy"]
+        assert theirs["loss"] == pytest.approx(ours["loss"], abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory) -> tuple[Path, list[dict], str]:
+    """Two ranks, one of which is asked to stop in the middle; and two of which one is killed."""
+    root = tmp_path_factory.mktemp("stopped")
+    jobs = [
+        {"size": 2, "stop_at": HALF, "tree": runs.tree(root / "fsdp", **PLAIN, run={"parallel": "fsdp"})},
+        {"size": 2, "stop_at": HALF, "tree": runs.tree(root / "ddp", **PLAIN)},
+        {"size": 2, "kill_at": 5, "tree": runs.tree(root / "killed", **PLAIN)},
+        {"size": 2, "kill_at": 5, "tree": runs.tree(root / "killed fsdp", **PLAIN, run={"parallel": "fsdp"})},
+    ]
+    results, stderr = run_jobs(root, jobs)
+    return root, results, stderr
+
+
+def test_one_rank_asked_to_stop_stops_all_with_a_checkpoint(stopped):
+    root, results, stderr = stopped
+    assert [result["codes"] for result in results[:2]] == [[3, 3], [3, 3]], stderr
+    for name in ("fsdp", "ddp"):
+        assert runs.checkpoints(root / name)[-1].name == f"step-{HALF:08}"
+
+
+def test_a_lost_rank_ends_the_job_soon_in_one_line(stopped):
+    root, results, stderr = stopped
+    for name, result in zip(("killed", "killed fsdp"), results[2:], strict=True):
+        assert result["codes"] == [1, -9], stderr
+        assert result["seconds"] < 30
+        assert runs.checkpoints(root / name)[-1].name == "step-00000003"
+    told = [line for line in stderr.splitlines() if "another rank was lost" in line]
+    assert len(told) == 2
+    assert "unexpected" not in stderr
+
+
+def test_a_checkpoint_of_two_ranks_goes_on_with_one_and_with_four(stopped, finished):
+    root = stopped[0]
+    jobs, folders = [], []
+    for way in ("fsdp", "ddp"):
+        for size in (1, 4):
+            folders.append(root / f"{way} {size}")
+            shutil.copytree(root / way, folders[-1])
+            run = {"parallel": way}
+            jobs.append({"size": size, "tree": runs.tree(folders[-1], **PLAIN, run=run)})
+    results, stderr = run_jobs(root, jobs)
+    assert all(set(result["codes"]) == {0} for result in results), stderr
+    for folder in folders:
+        assert runs.losses(folder) == pytest.approx(runs.losses(finished["one"]), abs=1e-5)
