@@ -100,8 +100,8 @@ def story(run: Run, kept: list[dict[str, Any]]) -> str:
     config, data = run.config, run.training.source
     start = config.model.name or config.model.weights
     lines = [
-        f"{run.steps:,} steps of {config.data.batch_size} images, {run.training.epoch:.3g} epochs of {len(data):,} images "
-        f"of `{config.data.source}`, from {'fresh weights' if config.model.name else f'`{start}`'}, "
+        f"{run.steps:,} steps of {config.data.batch_size} images, {run.training.epoch:.3g} epochs of {len(data):,} "
+        f"images of `{config.data.source}`, from {'fresh weights' if config.model.name else f'`{start}`'}, "
         f"objective {config.objective.kind}, seed {config.run.seed}, {run.progress.seconds:,.0f} s on "
         f"{run.ranks.size} × {device_name(run.ranks.device)}."
     ]
