@@ -73,9 +73,15 @@ def test_each_epoch_holds_each_sample_once(uninterrupted):
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("changing", [False, True])
+@pytest.mark.parametrize(
+    ("workers", "ranks", "changing"),
+    [
+        (1, 1, False),
+        (3, 1, True),
+        (2, 2, False),
+        *(pytest.param(*rest, marks=pytest.mark.slow) for rest in itertools.product((1, 2, 3), (1, 2), (False, True))),
+    ],
+)
 def test_a_run_stopped_after_50_random_steps_is_the_run_never_stopped(workers, ranks, changing, source, uninterrupted):
     """Each time a new loader goes on from the position alone; `changing`: with another number of workers."""
     stops = sorted(random.Random(workers + 10 * ranks).sample(range(1, STEPS), 50))

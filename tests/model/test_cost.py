@@ -91,7 +91,7 @@ def vit_options(draw):
 
 
 @given(options=vit_options())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_cost_and_shapes_of_any_combination(options):
     try:
         arch = architecture("S/8", **options)

@@ -308,7 +308,7 @@ def test_compiles_without_a_graph_break(options):
     with torch.autocast("cpu", torch.bfloat16):
         compiled(images())
     if options.get("position") != "relative":
-        for size in [(32, 24), (24, 40), (40, 16)]:
+        for size in [(32, 24)] if options else [(32, 24), (24, 40), (40, 16)]:
             torch.testing.assert_close(compiled(images(size=size)), model(images(size=size)))
             compiled(images(size=size)).sum().backward()
 

@@ -1,6 +1,6 @@
 """Runs on several ranks: python ranks.py JOBS.json
 
-A job is {"tree", "size"} and perhaps "stop_at" (rank 1 is sent SIGTERM after that step), "kill_at" (rank 1 is killed
+A job is {"tree", "size"} and perhaps "stop_at" (rank 1 is sent SIGTERM in that step), "kill_at" (rank 1 is killed
 after it) and "per_node". Everything is imported once; each rank is a fork. Prints the exit codes and seconds of each.
 """
 
@@ -69,9 +69,9 @@ def interrupt(job: dict) -> None:
     whole_step = loop.step
 
     def step(run: loop.Run) -> None:
+        if run.progress.step + 1 == job.get("stop_at"):
+            signal.raise_signal(signal.SIGTERM)  # in the middle of it
         whole_step(run)
-        if run.progress.step == job.get("stop_at"):
-            signal.raise_signal(signal.SIGTERM)
         if run.progress.step == job.get("kill_at"):
             signal.raise_signal(signal.SIGKILL)
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from vitrail.train.config import RunConfig
 from vitrail.train.resolve import resolve
 
+HERE = Path(__file__).parent
 MODEL = {"name": "Ti/4", "image_size": 16, "in_channels": 1, "width": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64}
 MASKED = {"kind": "masked-patches"}
 TREE: dict[str, dict[str, Any]] = {

@@ -51,6 +51,6 @@ def main() -> None:
     try:
         app()
     except VitrailError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(error if isinstance(error, Stopped) else f"error: {error}", file=sys.stderr)
         codes = {ConfigError: WRONG_COMMAND, Stopped: STOPPED}
         sys.exit(next((code for kind, code in codes.items() if isinstance(error, kind)), FAILED))

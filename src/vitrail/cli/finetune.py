@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from vitrail.cli.printing import print_lines
+
 
 def finetune(
     data: Annotated[str, typer.Option(help="A folder with one for each class, CSV, Parquet, shards, hf:owner/name.")],
@@ -25,5 +27,4 @@ def finetune(
     """
     from vitrail.workflows.finetune import finetune as run
 
-    for line in run(data, start, sweep, overrides or []):
-        print(line, flush=True)
+    print_lines(run(data, start, sweep, overrides or []))

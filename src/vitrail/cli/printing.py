@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -26,3 +27,11 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     for row in rows:
         table.add_row(*map(Text, row))  # as it is: rich would read "[docs]" as markup
     console.print(table)
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Each as soon as it is there; of several ranks the first speaks for all."""
+    speaks = os.environ.get("RANK", "0") == "0"
+    for line in lines:
+        if speaks:
+            print(line, flush=True)

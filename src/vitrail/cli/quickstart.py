@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from vitrail.cli.printing import print_lines
+
 
 def quickstart(
     folder: Annotated[str, typer.Option(help="Where the runs go.")] = "runs/quickstart",
@@ -13,5 +15,4 @@ def quickstart(
     """Everything in miniature on built-in handwritten digits, offline: pre-train, fine-tune larger, test."""
     from vitrail.workflows.quickstart import quickstart as run
 
-    for line in run(folder):
-        print(line, flush=True)
+    print_lines(run(folder))

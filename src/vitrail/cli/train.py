@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vitrail.cli.printing import print_table
+from vitrail.cli.printing import print_lines, print_table
 
 
 def train(
@@ -14,7 +14,9 @@ def train(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="key=value …", help="Such as data.source=photos/ run.seed=1.")
     ] = None,
-    list_them: Annotated[bool, typer.Option("--list", help="List the recipes and what they cost, and stop.")] = False,
+    list_them: Annotated[
+        bool, typer.Option("--list", help="List the recipes, what they cost and give, and stop.")
+    ] = False,
     show: Annotated[bool, typer.Option("--show", help="Print the whole configuration as TOML, and stop.")] = False,
 ) -> None:
     """Train a model: supervised, by masked patches, or on from other weights.
@@ -25,8 +27,8 @@ def train(
     from vitrail.recipes import RECIPES
 
     if list_them:
-        rows = [(found.name, found.summary, found.command) for found in RECIPES.values()]
-        print_table("Recipes", ("name", "what", "command"), rows, left=3)
+        rows = [(r.name, r.summary, r.cost, r.expected, r.command) for r in RECIPES.values()]
+        print_table("Recipes", ("name", "what", "cost", "expected", "command"), rows, left=5)
         return
     if recipe is None:
         raise ConfigError("name a recipe (`vitrail train --list` shows them) or a .toml file")
@@ -38,5 +40,4 @@ def train(
 
         print(to_toml(config), end="")
         return
-    for line in run(config):
-        print(line, flush=True)
+    print_lines(run(config))

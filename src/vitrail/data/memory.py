@@ -24,13 +24,14 @@ class InMemory(Source):
 
     def __init__(self, source: Source) -> None:
         self.whole, self.classes = source, source.classes
+        self.block, self.window = source.block, source.window  # the order depends on them
         pixels, self.broken = _decoded(source)
         sizes = np.array([image.numel() for image in pixels], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(sizes)])
         self.shapes = np.array([image.shape for image in pixels], dtype=np.int64).reshape(-1, 3)
-        self.pixels = torch.empty(int(self.starts[-1]), dtype=torch.uint8)
-        torch.cat([_rows(image) for image in pixels], out=self.pixels)
-        self.pixels.share_memory_()
+        self.pixels = _shared(int(self.starts[-1]))
+        if pixels:  # an empty source stays one
+            torch.cat([_rows(image) for image in pixels], out=self.pixels)
         self.targets: Indices = source.labels(0, len(source))
 
     def __len__(self) -> int:
@@ -72,6 +73,18 @@ def _decoded(source: Source) -> tuple[list[Tensor], dict[int, str]]:
             )
         pixels.append(image)
     return pixels, broken
+
+
+def _shared(size: int) -> Tensor:
+    pixels = torch.empty(size, dtype=torch.uint8)
+    try:
+        pixels.share_memory_()
+    except RuntimeError:
+        raise DataError(
+            f"{size:,} bytes of pixels find no room in shared memory: give a container more of it, such as "
+            "docker run --shm-size=8g, or leave them where they are by data.in_memory=false"
+        ) from None
+    return pixels
 
 
 def _rows(image: Tensor) -> Tensor:

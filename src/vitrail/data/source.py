@@ -32,6 +32,8 @@ SPLITS = {
 MOST_BYTES = 500_000_000
 """Of an image file."""
 MOST_LABELS = 1 << 31
+LOOKED_AT = 1000
+"""Samples that a fingerprint is made of."""
 
 
 class Sample(NamedTuple):
@@ -129,6 +131,16 @@ class Subset(Source):
             return np.empty(0, np.int64)
         low, high = int(chosen.min()), int(chosen.max()) + 1
         return self.whole.labels(low, high)[chosen - low]
+
+
+def fingerprint(source: Source) -> str:
+    """What tells one data set from another, wherever it lies: number, classes, names and labels of some samples."""
+    count = len(source)
+    told = hashlib.blake2b(f"{count} {source.classes}".encode("utf-8", "surrogateescape"), digest_size=16)
+    for index in range(0, count, max(count // LOOKED_AT, 1)):
+        label = source.labels(index, index + 1)[0]
+        told.update(f"\0{source.identity(index)}\0{label}".encode("utf-8", "surrogateescape"))
+    return told.hexdigest()
 
 
 def held_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:

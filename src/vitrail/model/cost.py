@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 from vitrail.model.architecture import Architecture, Backbone, ConvLayer, ResNetArchitecture, VitArchitecture
 
+FORWARD_AND_BACKWARD = 3
+"""A training step costs so many forward passes: the backward pass is two products for each one of the forward's."""
+
 
 class Cost(NamedTuple):
     """Parameters, and operations in one forward pass of one image."""

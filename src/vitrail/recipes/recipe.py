@@ -13,9 +13,6 @@ Settings = dict[str, dict[str, Any]]
 INCEPTION_CROP_AND_FLIP: dict[str, Any] = {"crop_area": (0.05, 1.0), "crop_ratio": (3 / 4, 4 / 3), "flip": 0.5}
 """The authors' augmentation, in pre-training and in fine-tuning. Written out: a recipe does not move with defaults."""
 
-BACKWARD_AND_FORWARD = 3
-"""Operations of a training step, in forward passes: the backward pass takes two, as the paper counts."""
-
 UNITS = (("exaFLOPs", 1.0), ("petaFLOPs", 1e-3), ("teraFLOPs", 1e-6), ("gigaFLOPs", 1e-9))
 
 
@@ -99,13 +96,13 @@ class Recipe:
     def exaflops(self) -> float:
         """10¹⁸ operations of the whole training, counted from the architecture as the paper's table 6 does."""
         # Here and not above: to list recipes must cost nothing.
-        from vitrail.model.cost import cost
+        from vitrail.model.cost import FORWARD_AND_BACKWARD, cost
         from vitrail.model.variants import architecture
 
         options = {"num_classes": self.data_set.classes, **self.typical_options, **self.settings["model"]}
         options.pop("name", None)
         forward = cost(architecture(self.model, **options)).flops
-        return BACKWARD_AND_FORWARD * forward * self.steps * self.batch_size / 1e18
+        return FORWARD_AND_BACKWARD * forward * self.steps * self.batch_size / 1e18
 
     @property
     def cost(self) -> str:

@@ -19,7 +19,7 @@ ON_DIGITS: dict[str, Any] = {
     "holdout": TEST_SHARE,
     "validate_on": "none",
     "batch_size": 128,
-    "in_memory": True,
+    "workers": 1,
     # A mirrored digit is another shape, and a small part of one is no digit.
     "augmentation": {"crop_area": (0.7, 1.0), "crop_ratio": (0.9, 1.1), "flip": 0.0},
 }
@@ -33,7 +33,7 @@ QUICKSTART = Recipe(
         "objective": {"kind": "classification", "loss": "softmax"},
         "optimizer": {"kind": "adamw", "learning_rate": 2e-3, "weight_decay": 0.05, "clip_norm": 1.0},
         "schedule": {"steps": 400, "warmup_steps": 50, "decay": "cosine"},
-        "run": {"log_every": 20, "checkpoint_every": 100},
+        "run": {"log_every": 20, "checkpoint_every": 100, "threads": 1},
     },
     data_set=DIGITS,
     expected="to be measured",
@@ -50,7 +50,7 @@ QUICKSTART_FINETUNE = Recipe(
         "objective": {"kind": "classification", "loss": "softmax"},
         "optimizer": {"kind": "sgd", "learning_rate": 0.03, "momentum": 0.9, "weight_decay": 0.0, "clip_norm": 1.0},
         "schedule": {"steps": 300, "warmup_steps": 30, "decay": "cosine"},
-        "run": {"log_every": 20, "checkpoint_every": 100},
+        "run": {"log_every": 20, "checkpoint_every": 100, "threads": 1},
     },
     data_set=DIGITS,
     expected="to be measured",

@@ -13,10 +13,11 @@ from vitrail import processor
 from vitrail.data.loader import EvaluationLoader, TrainingLoader
 from vitrail.data.memory import in_memory
 from vitrail.data.open import DEFAULT_HOLDOUT, open_data, splits_of
-from vitrail.data.source import Source
+from vitrail.data.source import Source, fingerprint
 from vitrail.errors import ConfigError, DataError
 from vitrail.model.base import ImageModel
 from vitrail.model.create import create_model
+from vitrail.model.initialise import initialise_head
 from vitrail.objectives.build import build_objective
 from vitrail.train.averaging import Average
 from vitrail.train.checkpoint import Checkpoints
@@ -79,6 +80,7 @@ def assemble(config: RunConfig, ranks: Ranks) -> Run:
         records=Records(config.run.folder / "metrics.jsonl"),
         trackers=[],
         display=Display(steps, 0, str(config.run.folder), quiet=not ranks.first),
+        data=fingerprint(data.training),
     )
 
 
@@ -138,7 +140,9 @@ def check(config: RunConfig, data: Parts, ranks: Ranks) -> None:
     if classes < 2:
         told = f"one class, {data.training.classes[0]!r}" if data.training.classes else "one class"
         raise DataError(f"{config.data.source} has {told}: a classifier needs two or more")
-    if data.evaluation is not None and data.evaluation.classes != data.training.classes:
+    if data.evaluation is not None and (
+        data.evaluation.classes != data.training.classes or data.evaluation.num_classes > classes
+    ):
         raise DataError(
             f"{config.data.source}: the classes of {config.data.validate_on} are not those of train; "
             "`vitrail data check` tells how they differ"
@@ -156,7 +160,9 @@ def build_model(config: RunConfig, source: Source) -> ImageModel:
             raise ConfigError(
                 f"model.{min(wrong)} is decided by the weights: only {', '.join(TRAINING_ONLY)} can be given with them"
             )
-        model: ImageModel = load(wanted.weights, num_classes=classes, **size, **wanted.options)
+        # In fp32 whatever the file holds: small steps would vanish in the rounding of bf16.
+        model: ImageModel = load(wanted.weights, num_classes=classes, dtype=torch.float32, **size, **wanted.options)
+        initialise_head(model.head, config.objective.head_bias)
     else:
         assert wanted.name is not None
         if "num_classes" in wanted.options and wanted.options["num_classes"] != classes:

@@ -40,7 +40,7 @@ log = logging.getLogger("vitrail")
 warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
 
 STATE = "state.json"
-FINISHED, UNFINISHED = "step-", ".unfinished-step-"
+FINISHED, UNFINISHED, DAMAGED = "step-", ".unfinished-step-", "damaged-"
 Record = dict[str, Any]
 
 
@@ -62,20 +62,38 @@ class Checkpoints:
 
     def newest(self) -> Path | None:
         """The newest whole one. What is damaged is named and passed over."""
-        return self.ranks.told_by_first(self._newest() if self.ranks.first else None)  # type: ignore[no-any-return]
+        found: Path | TrainingError | None = None
+        if self.ranks.first:
+            try:
+                found = self._newest()
+            except TrainingError as error:
+                found = error
+        found = self.ranks.told_by_first(found)
+        if isinstance(found, TrainingError):
+            raise found
+        return found
 
     def _newest(self) -> Path | None:
-        for path in reversed(self.steps().values()):
+        found = self.steps()
+        for path in reversed(found.values()):
             wrong = damage(path)
             if wrong is None:
                 return path
-            log.warning("%s is passed over: %s", path, wrong)
+            # Under another name: a later start must not take it up again, past what was done since.
+            aside = path.with_name(f"{DAMAGED}{path.name}")
+            log.warning("%s is passed over, and is %s now: %s", path, aside.name, wrong)
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+        if found:
+            raise TrainingError(
+                f"none of the {len(found)} checkpoints in {self.folder} is whole: mend them, or give another run.folder"
+            )
         return None
 
     def steps(self) -> dict[int, Path]:
         """All that are there, by their step, the oldest first."""
         found = {path.name.removeprefix(FINISHED): path for path in self.folder.glob(f"{FINISHED}*")}
-        return {int(step): found[step] for step in sorted(found, key=int) if step.isdecimal()}
+        return {int(step): found[step] for step in sorted(filter(str.isdecimal, found), key=int)}
 
     def save(self, step: int, tensors: dict[str, Tensor], record: Record, best: int | None = None) -> None:
         """Copy everything now and write it in the background. What went wrong with the one before is raised here.
@@ -84,21 +102,19 @@ class Checkpoints:
         """
         self.finish()
         draft = self.folder / f"{UNFINISHED}{step:08}"
-        if self.ranks.first:
-            shutil.rmtree(draft, ignore_errors=True)
-            draft.mkdir(parents=True)
-        self.ranks.wait()
+        self._open(draft)
         writer = HuggingFaceStorageWriter(str(draft), save_distributed=True)
         staged = writer.stage(tensors)
+        state = json.dumps({**record, "tensors": sorted(tensors)})
 
         def work() -> None:
             state_dict_saver.save(staged, storage_writer=writer, **self._group(self.ranks.saving))
             if self.ranks.first:
-                (draft / STATE).write_text(json.dumps({**record, "tensors": sorted(tensors)}), encoding="utf-8")
+                (draft / STATE).write_text(state, encoding="utf-8")
                 self._publish(draft, step)
-                self._prune(best)
+                self._prune(step, best)
 
-        self._thread = threading.Thread(target=self._run, args=(work,), name="checkpoint", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(work, draft), name="checkpoint", daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
@@ -107,6 +123,10 @@ class Checkpoints:
             self._thread.join()
             self._thread = None
         error, self._error = self._error, None
+        self._check(error)
+
+    def _check(self, error: BaseException | None) -> None:
+        """On all ranks: raise what went wrong on any."""
         if self.ranks.any(error is not None):
             raise TrainingError(self._cannot_write(error)) from None
 
@@ -127,11 +147,24 @@ class Checkpoints:
     def _group(self, group: Any) -> dict[str, Any]:
         return {"no_dist": True} if self.ranks.size == 1 else {"process_group": group}
 
-    def _run(self, work: Callable[[], None]) -> None:
+    def _open(self, draft: Path) -> None:
+        """An empty folder, which all ranks see when this returns."""
+        error = None
+        if self.ranks.first:
+            try:
+                shutil.rmtree(draft, ignore_errors=True)
+                draft.mkdir(parents=True)
+            except OSError as found:
+                error = found
+        self._check(error)
+
+    def _run(self, work: Callable[[], None], draft: Path) -> None:
         try:
             work()
         except BaseException as error:  # CheckpointException is no Exception; all of them are raised by `finish`
             self._error = error
+            if self.ranks.first:
+                shutil.rmtree(draft, ignore_errors=True)  # the room that it takes is needed for what tells of it
 
     def _publish(self, draft: Path, step: int) -> None:
         """Hashes, then the disk, then the name."""
@@ -146,8 +179,9 @@ class Checkpoints:
         draft.rename(final)
         durable(self.folder)
 
-    def _prune(self, best: int | None) -> None:
-        steps = self.steps()
+    def _prune(self, newest: int, best: int | None) -> None:
+        """What is newer than the newest was passed over at the start: it is damaged, and must not push out others."""
+        steps = {step: path for step, path in self.steps().items() if step <= newest}
         for step, path in list(steps.items())[: -self.keep]:
             if step != best:
                 # Renamed first: half a checkpoint must not bear a whole one's name.
@@ -160,7 +194,8 @@ class Checkpoints:
         kept = self.steps()
         last = f"the last whole checkpoint is of step {max(kept)}" if kept else "there is no checkpoint yet"
         return (
-            f"no checkpoint can be written to {self.folder}: {why}; {last}. Make room and start the same command again"
+            f"no checkpoint can be written to {self.folder}: {why}; {last}; mend that, on a full disk by making room, "
+            "and start the same command again"
         )
 
 

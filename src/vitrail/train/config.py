@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from vitrail.config import Config, ImageSize
 from vitrail.data.augment import Augmentation, Rate
@@ -18,6 +18,11 @@ Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _listed(value: object) -> object:
+    """One name is a list of one."""
+    return (value,) if isinstance(value, str) else value
 
 
 class Section(Config):
@@ -182,6 +187,8 @@ class RunSection(Section):
     """torch.compile; on a GPU if left out."""
     deterministic: bool = False
     """Only algorithms that give the same bits every time; on a GPU they can be slower."""
+    threads: Positive | None = None
+    """Of torch on the CPU, for each rank; torch's own choice if left out. Small models are fastest on one."""
     parallel: Literal["ddp", "fsdp", "hybrid"] = "ddp"
     """Over several ranks: a whole model on each, one sharded over all, or sharded in a node and copied over nodes."""
     gradient_checkpointing: bool = False
@@ -196,7 +203,9 @@ class RunSection(Section):
     """How many of the newest checkpoints stay; the best by evaluation stays too."""
     most_skipped: Positive = 20
     """After so many steps in a row without a finite gradient, the run stops."""
-    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
+    trackers: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], BeforeValidator(_listed)] = (
+        "tensorboard",
+    )
     """Where metrics go besides metrics.jsonl."""
     timeout: PositiveFloat = 600.0
     """Seconds that ranks wait for each other before the run ends."""

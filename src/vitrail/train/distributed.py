@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from vitrail.errors import ConfigError, TrainingError
+from vitrail.errors import ConfigError, Stopped, TrainingError
 from vitrail.metrics import Sums
 from vitrail.model.create import checked_device
 from vitrail.objectives.base import Objective
@@ -64,6 +64,14 @@ class Ranks:
         dist.broadcast_object_list(carrier, src=0, group=self.control)
         return carrier[0]
 
+    def united(self, found: set[int]) -> set[int]:
+        """What any rank has found."""
+        if self.size == 1:
+            return found
+        everyone: list[set[int]] = [set()] * self.size
+        dist.all_gather_object(everyone, found, group=self.control)
+        return set().union(*everyone)
+
     def total(self, sums: Sums) -> Sums:
         """Added up over all ranks; names and their order are the same on all."""
         if self.size == 1 or not sums:
@@ -90,13 +98,16 @@ def joined(device: str, timeout: float) -> Iterator[Ranks]:
         control, saving = (dist.new_group(backend="gloo", timeout=limit) for _ in range(2))
     except (RuntimeError, ValueError) as error:
         raise TrainingError(f"rank {rank} of {size} cannot reach the others: {_first_line(error)}") from None
-    whole = False
+    together = False
     try:
         yield Ranks(rank, size, chosen, control, saving)
-        whole = True
+        together = True
+    except (Stopped, ConfigError):  # which all ranks raise
+        together = True
+        raise
     finally:
-        # After an error the others may be gone: taking leave of them would wait for an answer.
-        if whole:
+        # After another error the others may be gone: taking leave of them would wait for an answer.
+        if together:
             dist.destroy_process_group()
 
 
@@ -120,6 +131,12 @@ def spread(
     """
     if ranks.size == 1:
         return objective.to(ranks.device)
+    if any(isinstance(part, nn.BatchNorm2d) for part in objective.modules()):
+        if ranks.device.type != "cuda":
+            raise ConfigError(
+                "batch norm in a stem needs GPUs to be trained on several ranks: give its layers norm group"
+            )
+        nn.SyncBatchNorm.convert_sync_batchnorm(objective)  # a rank's own statistics would not be the batch's
     if parallel == "ddp":
         objective.to(ranks.device)
         return DistributedDataParallel(objective, gradient_as_bucket_view=True)
@@ -129,7 +146,9 @@ def spread(
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
     for layer in layers(objective).values():
         fully_shard(layer, **options)
-    fully_shard(objective, **options)
+    # The root too is given back after a forward pass: else the next one would compute with what was gathered before the
+    # average and the weights changed places.
+    fully_shard(objective, reshard_after_forward=True, **options)
     return objective.to(ranks.device)
 
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from vitrail.data.loader import Batch, EvaluationLoader, TrainingLoader
 from vitrail.data.order import mixed
-from vitrail.errors import Stopped, TrainingError
+from vitrail.errors import ConfigError, DataError, Stopped, TrainingError
 from vitrail.metrics import Sums, add, means
-from vitrail.model.cost import cost
+from vitrail.model.cost import FORWARD_AND_BACKWARD, cost
 from vitrail.objectives.base import Objective
 from vitrail.train.averaging import Average
 from vitrail.train.checkpoint import Checkpoints
@@ -28,11 +28,8 @@ from vitrail.train.optim import set_learning_rate
 from vitrail.train.records import Records
 from vitrail.train.schedule import learning_rate
 from vitrail.train.state import named_tensors
-from vitrail.train.stopping import stop_requests
+from vitrail.train.stopping import Request, stop_requests
 from vitrail.train.trackers import Tracker, values_of
-
-FORWARD_AND_BACKWARD = 3
-"""A training step costs so many forward passes: the backward pass is two products for each one of the forward's."""
 
 
 @dataclass
@@ -48,8 +45,10 @@ class Progress:
     skipped_in_a_row: int = 0
     best: tuple[int, float] | None = None
     """The step of the best evaluation, and its value."""
-    window: dict[str, list[float]] = field(default_factory=dict)
-    """Sums since the last record."""
+    owes_evaluation: bool = False
+    """One was due when the run was asked to stop."""
+    window_total: dict[str, list[float]] = field(default_factory=dict)
+    """Sums since the last record, over all ranks."""
     gradient_norm: float = math.nan
     """Of the last step."""
     seconds: float = 0.0
@@ -78,37 +77,44 @@ class Run:
     records: Records
     trackers: list[Tracker]
     display: Display
+    data: str
+    """What tells one data set from another."""
     progress: Progress = field(default_factory=Progress)
     window: Sums = field(default_factory=dict)
+    """Sums since the last record, on this rank."""
+    step_seconds: list[float] = field(default_factory=list)
+    """Of the steps since the last record, in this start."""
+    asked: Request = field(default_factory=Request)
+    """Whether a signal came to this rank."""
+    stopping: bool = False
+    """Whether one came to any."""
 
 
 def train(run: Run) -> None:
     """From where the run stands to its end. A signal ends it earlier, with a checkpoint, by raising Stopped."""
     options, progress = run.config.run, run.progress
-    with stop_requests() as asked, run.display as display:
-        start = previous = time.perf_counter() - progress.seconds
-        while progress.step < run.steps:
+    began = time.perf_counter() - progress.seconds
+    with stop_requests() as run.asked:
+        if progress.owes_evaluation:
+            evaluate(run)
+        while progress.step < run.steps and not run.stopping:
             step(run)
-            progress.seconds = time.perf_counter() - start
-            display.update(progress.step)
+            progress.seconds = time.perf_counter() - began
+            run.display.update(progress.step)
             last = progress.step == run.steps
-            if last or progress.step % options.log_every == 0:
-                previous = record(run, previous)
-            pause = time.perf_counter()
+            if last or due(progress.step, options.log_every):
+                record(run)
             improved = (last or due(progress.step, options.evaluate_every)) and evaluate(run)
-            stopping = run.ranks.any(bool(asked))
-            if last or stopping or improved or progress.step % options.checkpoint_every == 0:
+            if last or run.stopping or improved or due(progress.step, options.checkpoint_every):
                 save(run)
-            previous += time.perf_counter() - pause
-            if stopping and not last:
-                run.checkpoints.finish()
-                raise Stopped(f"stopped after step {progress.step} of {run.steps}: the same command goes on from there")
-        run.checkpoints.finish()
+    run.checkpoints.finish()
+    if run.stopping and (progress.step < run.steps or progress.owes_evaluation):
+        raise Stopped(f"stopped after step {progress.step} of {run.steps}: the same command goes on from there")
 
 
 def step(run: Run) -> None:
     """One step: gradients of a batch, part by part; the guard; the optimiser; the average."""
-    config, progress = run.config, run.progress
+    began, config, progress = time.perf_counter(), run.config, run.progress
     schedule = config.schedule
     rate = learning_rate(
         progress.step,
@@ -125,6 +131,8 @@ def step(run: Run) -> None:
                 outcome = run.module(part, key)
             run.scaler.scale(outcome.loss / config.optimizer.accumulate).backward()
         add(sums, outcome.sums)
+    # Here, before waiting for an accelerator: a connection that broke is noticed in talking, not in waiting.
+    run.stopping = run.ranks.any(bool(run.asked))
     run.scaler.unscale_(run.optimizer)
     norm = clip(run.objective, config.optimizer.clip_norm)
     finite = math.isfinite(norm)
@@ -137,6 +145,7 @@ def step(run: Run) -> None:
     run.optimizer.zero_grad()
     progress.step += 1
     progress.position, progress.gradient_norm = run.training.position, norm
+    run.step_seconds.append(time.perf_counter() - began)
     guard(run, finite)
 
 
@@ -182,8 +191,8 @@ def guard(run: Run, finite: bool) -> None:
         kept = run.checkpoints.steps()
         last = f"the checkpoint of step {max(kept)} is from before" if kept else "there is no checkpoint yet"
         raise TrainingError(
-            f"no finite gradient in the {most} steps up to step {progress.step}: {last}; a lower "
-            "optimizer.learning_rate, a longer schedule.warmup_steps or run.precision=fp32 may help"
+            f"no finite gradient in the {most} steps up to step {progress.step}: {last}; run.precision=fp32 may help, "
+            "or in another run.folder a lower optimizer.learning_rate or a longer schedule.warmup_steps"
         )
 
 
@@ -194,13 +203,11 @@ def autocast(run: Run) -> AbstractContextManager[Any]:
     return torch.autocast(run.ranks.device.type, run.precision)
 
 
-def record(run: Run, previous: float) -> float:
-    """Write down the steps since the last record, which was at the time `previous`. Gives the time now."""
-    now = time.perf_counter()
-    progress, batch_size = run.progress, run.training.batch_size
+def record(run: Run) -> None:
+    """Write down the steps since the last record."""
+    progress = run.progress
     measured = means(run.ranks.total(run.window))
-    steps = progress.step % run.config.run.log_every or run.config.run.log_every
-    speed = steps * batch_size / (now - previous)
+    speed = len(run.step_seconds) * run.training.batch_size / sum(run.step_seconds)
     flops = FORWARD_AND_BACKWARD * cost(run.objective.model.architecture).flops
     entry = {
         "kind": "train",
@@ -213,19 +220,36 @@ def record(run: Run, previous: float) -> float:
         "clock": {"seconds": progress.seconds, "images_per_second": speed, "flops_per_second": speed * flops},
     }
     run.window.clear()
+    run.step_seconds.clear()
     tell(run, entry)
-    return now
+    check_broken(run)
+
+
+def check_broken(run: Run) -> None:
+    """A loader counts the broken images that its rank met; here those of all ranks are counted, each once."""
+    found = run.ranks.united(set(run.training.broken))
+    if len(found) > run.training.most_broken:
+        raise DataError(
+            f"{len(found)} images cannot be used, more than the {run.training.most_broken} allowed: "
+            "`vitrail data check` names them"
+        )
 
 
 def evaluate(run: Run) -> bool:
-    """Measure on the part set aside, with the average where there is one. Whether it is the best so far."""
+    """Measure on the part set aside, with the average where there is one. Whether it is the best so far.
+
+    Who is asked to stop does not begin or go on with what may take long: it is owed, and made up for at the next
+    start.
+    """
     if run.evaluation is None:
         return False
     started, progress = time.perf_counter(), run.progress
     measured = measure(run, run.evaluation)
-    better = run.objective.better
-    value = measured[better] if better == "accuracy" else -measured[better]
-    improved = progress.best is None or value > progress.best[1]
+    progress.owes_evaluation = measured is None
+    if measured is None:
+        return False
+    value = measured["accuracy"] if run.objective.better == "accuracy" else -measured["loss"]
+    improved = math.isfinite(value) and (progress.best is None or value > progress.best[1])
     if improved:
         progress.best = (progress.step, value)
     clock = {"seconds": time.perf_counter() - started}
@@ -235,17 +259,20 @@ def evaluate(run: Run) -> bool:
 
 
 @torch.no_grad()
-def measure(run: Run, loader: EvaluationLoader) -> dict[str, float]:
-    """The means over every sample of a loader, exact on any number of ranks."""
+def measure(run: Run, loader: EvaluationLoader) -> dict[str, float] | None:
+    """The means over every sample of a loader, exact on any number of ranks; None where it was asked to stop."""
     sums: Sums = {}
     run.objective.eval()
     with run.average.in_place() if run.average is not None else nullcontext():
         for batch in loader:
+            run.stopping = run.ranks.any(bool(run.asked))
+            if run.stopping:
+                break
             with autocast(run):
                 outcome = run.objective(batch.to(run.ranks.device), key=mixed(run.config.run.seed))
             add(sums, outcome.sums)
     run.objective.train()
-    return means(run.ranks.total(sums))
+    return None if run.stopping else means(run.ranks.total(sums))
 
 
 def tell(run: Run, entry: dict[str, Any]) -> None:
@@ -255,7 +282,10 @@ def tell(run: Run, entry: dict[str, Any]) -> None:
     try:
         run.records.append(entry)
     except OSError as error:
-        raise TrainingError(f"{run.records.path} cannot be written: {error.strerror or error}") from None
+        raise TrainingError(
+            f"{run.records.path} cannot be written: {error.strerror or error}; mend that, on a full disk by making "
+            "room, and start the same command again"
+        ) from None
     for tracker in run.trackers:
         tracker.log(entry["step"], values_of(entry))
     run.display.show(entry)
@@ -265,10 +295,10 @@ def save(run: Run) -> None:
     """A checkpoint of all that the run goes on from."""
     progress = run.progress
     # Sums since the last record are each rank's own; they are kept as a total, which the first rank takes up again.
-    progress.window = {name: pair.tolist() for name, pair in run.ranks.total(run.window).items()}
+    progress.window_total = {name: pair.tolist() for name, pair in run.ranks.total(run.window).items()}
     if run.ranks.first:
         run.records.bring_to_disk()
-    kept = {**vars(progress), "scaler": run.scaler.state_dict()}
+    kept = {**vars(progress), "scaler": run.scaler.state_dict(), "data": run.data}
     tensors = named_tensors(run.objective, run.optimizer, run.average)
     run.checkpoints.save(progress.step, tensors, kept, best=progress.best[0] if progress.best else None)
 
@@ -282,6 +312,11 @@ def resume(run: Run) -> Path | None:
             run.records.keep_until(0)
         return None
     kept = run.checkpoints.load(path, named_tensors(run.objective, run.optimizer, run.average))
+    if kept["data"] != run.data:
+        raise ConfigError(
+            f"the run in {run.config.run.folder} was begun with other images than {run.config.data.source} has now: "
+            "give another run.folder"
+        )
     if kept["scaler"]:
         run.scaler.load_state_dict(kept["scaler"])
     names = vars(run.progress).keys()
@@ -289,7 +324,7 @@ def resume(run: Run) -> Path | None:
     if run.progress.best is not None:
         run.progress.best = (run.progress.best[0], run.progress.best[1])
     run.training = run.loader(run.progress.position)
-    for name, pair in run.progress.window.items():
+    for name, pair in run.progress.window_total.items():
         total = torch.tensor(pair, dtype=torch.float64, device=run.ranks.device)
         run.window[name] = total if run.ranks.first else torch.zeros_like(total)
     if run.ranks.first:

@@ -20,7 +20,8 @@ from vitrail.objectives.base import Objective
 from vitrail.train.config import OptimizerConfig
 
 _AFTER = ("model.encoder.norm.", "model.norm.", "model.pool.", "model.pool_norm.", "model.head.", "prediction.")
-"""What a signal meets after the last layer; all else that is outside of layers it meets before the first."""
+"""What a signal meets after the last layer."""
+_BACKBONE = "model.backbone."
 
 
 def build_optimizer(objective: Objective, config: OptimizerConfig, device: torch.device) -> torch.optim.Optimizer:
@@ -70,11 +71,17 @@ def layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _layers_above(name: str, stack: list[str]) -> int:
-    """How many layers lie between a parameter and the loss: 0 for what comes after them all."""
+    """How many layers lie between a parameter and the loss: 0 for what comes after them all.
+
+    What a signal meets before a layer counts as one more below it. Of a hybrid that is the root before the ResNet, and
+    the embedding of patches, with tokens and positions, between the ResNet and the encoder.
+    """
     for index, layer in enumerate(stack):
         if name.startswith(f"{layer}."):
             return len(stack) - index
-    return 0 if name.startswith(_AFTER) else len(stack) + 1
+    if name.startswith(_AFTER):
+        return 0
+    return 1 + sum(name.startswith(_BACKBONE) or not layer.startswith(_BACKBONE) for layer in stack)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

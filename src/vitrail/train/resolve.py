@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import tomli_w
 
@@ -15,34 +15,65 @@ from vitrail.model.architecture import VitArchitecture
 from vitrail.train.config import ModelConfig, RunConfig
 
 Tree = dict[str, Any]
-SECTIONS = {name: field.annotation for name, field in RunConfig.model_fields.items()}
+SECTIONS: dict[str, type[Config]] = {name: field.annotation for name, field in RunConfig.model_fields.items()}  # type: ignore[misc]
 
 
-def resolve(tree: Mapping[str, Any], overrides: Iterable[str] = ()) -> RunConfig:
+STEPS, EPOCHS = ["schedule", "steps"], ["schedule", "epochs"]
+NAME, WEIGHTS = ["model", "name"], ["model", "weights"]
+INSTEAD = ((STEPS, EPOCHS), (EPOCHS, STEPS), (NAME, WEIGHTS), (WEIGHTS, NAME))
+"""Of which a run has one: who gives the one does not want the other, which the recipe has."""
+
+
+def resolve(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
     """A recipe's or a file's values, with `key=value` laid over them one after the other."""
     merged: Tree = _copied(tree)
     for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals:
+        key, _, text = override.partition("=")
+        if not text.strip():
             raise ConfigError(f"{override!r} is not key=value, such as optimizer.learning_rate=1e-3")
-        _put(merged, _path(key.strip()), _value(text.strip()))
+        path = _path(key.strip())
+        _put(merged, path, _value(text.strip(), path))
+        for one, other in INSTEAD:
+            if path == one and not any(o.partition("=")[0].strip() in (".".join(other), other[-1]) for o in overrides):
+                merged[other[0]].pop(other[1], None)
     return checked(merged)
 
 
 def checked(tree: Tree) -> RunConfig:
     """The configuration, if every key and value can be."""
-    for section, keys in tree.items():
+    for section, values in tree.items():
         if section not in SECTIONS:
             raise ConfigError(f"unknown section {section!r}{_hint(section, SECTIONS)}")
-        if not isinstance(keys, dict):
-            raise ConfigError(f"{section} is a section: give {section}.KEY")
-        for key in keys:
-            _path(f"{section}.{key}")
+        _check_names(section, SECTIONS[section], keys_of(section), values)
     if "source" not in tree.get("data", {}):
         raise ConfigError(
             "there is no data to train on: give data.source=DATA, such as a folder with one for each class"
         )
-    return RunConfig(**tree)
+    # What is required and absent is told by its section, which knows what to give.
+    given = {"model": {}, "schedule": {}, **tree}
+    return RunConfig(**{section: _section(section, values) for section, values in given.items()})
+
+
+def _section(name: str, values: Tree) -> Config:
+    """Built for itself, so that an error can say where it is."""
+    try:
+        return SECTIONS[name](**values)
+    except ConfigError as error:
+        told = str(error)
+        dotted = told.split(" ")[0].split(".")[0] in keys_of(name)
+        raise ConfigError(f"{name}.{told}" if dotted else told) from None
+
+
+def _check_names(where: str, kind: type[Config], allowed: list[str], values: Any) -> None:
+    """Of the options in a section, or in a part of one such as data.augmentation."""
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where} is a section: give {where}.KEY=value")
+    for name, value in values.items():
+        if name not in allowed:
+            raise ConfigError(f"unknown option '{where}.{name}'{_hint(name, allowed)}")
+        part = kind.model_fields[name].annotation if name in kind.model_fields else None
+        if isinstance(part, type) and issubclass(part, Config) and not isinstance(value, part):
+            _check_names(f"{where}.{name}", part, list(part.model_fields), value)
 
 
 def read_file(path: Path) -> Tree:
@@ -73,17 +104,8 @@ def _table(config: Config) -> Tree:
 
 
 def _path(key: str) -> list[str]:
-    """A dotted key, checked. A key of one section alone may come without it: learning_rate=1e-3."""
-    first, *rest = key.split(".")
-    if not rest and first not in SECTIONS:
-        return _owned(first)
-    if first not in SECTIONS:
-        raise ConfigError(f"unknown section {first!r}{_hint(first, SECTIONS)}")
-    if not rest:
-        raise ConfigError(f"{first} is a section: give {first}.KEY=value")
-    if rest[0] not in keys_of(first):
-        raise ConfigError(f"unknown option '{first}.{rest[0]}'{_hint(rest[0], keys_of(first))}")
-    return [first, *rest]
+    """A dotted key. A key of one section alone may come without it: learning_rate=1e-3."""
+    return key.split(".") if "." in key or key in SECTIONS else _owned(key)
 
 
 def _owned(key: str) -> list[str]:
@@ -105,19 +127,27 @@ def _hint(wrong: str, allowed: Iterable[str]) -> str:
 def keys_of(section: str) -> list[str]:
     """The options of a section; those of a model are the architecture's too."""
     kind = SECTIONS[section]
-    assert kind is not None
     names = list(kind.model_fields)
     return (
         names + [name for name in VitArchitecture.model_fields if name not in names] if kind is ModelConfig else names
     )
 
 
-def _value(text: str) -> Any:
+def _value(text: str, path: list[str]) -> Any:
     """As TOML reads it; what it cannot read is a word."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return text
+        value = text
+    if value == "none" and len(path) > 2:
+        return None  # sections know this word, their parts do not
+    return text if _is_word(path) and not isinstance(value, str) else value
+
+
+def _is_word(path: list[str]) -> bool:
+    """Whether a key holds words: a folder may be called 2024, or 2024-12-31, which TOML takes for something else."""
+    field = SECTIONS[path[0]].model_fields.get(path[1]) if path[0] in SECTIONS and len(path) == 2 else None
+    return field is not None and bool({str, Path} & {field.annotation, *get_args(field.annotation)})
 
 
 def _put(tree: Tree, path: list[str], value: Any) -> None:
@@ -129,5 +159,8 @@ def _put(tree: Tree, path: list[str], value: Any) -> None:
     tree[path[-1]] = value
 
 
-def _copied(tree: Mapping[str, Any]) -> Tree:
-    return {key: _copied(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
+def _copied(value: Any) -> Any:
+    """Tables and lists of our own. TOML has no tuples: with lists, what was given equals what a file gives back."""
+    if isinstance(value, Mapping):
+        return {key: _copied(inner) for key, inner in value.items()}
+    return [_copied(inner) for inner in value] if isinstance(value, tuple | list) else value

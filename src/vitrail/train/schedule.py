@@ -13,10 +13,10 @@ def learning_rate(step: int, *, base: float, steps: int, warmup_steps: int, deca
     """
     if step < warmup_steps:
         return base * (step + 1) / warmup_steps
-    left = 1 - (step - warmup_steps) / max(steps - warmup_steps, 1)
+    left = (steps - step) / max(steps - warmup_steps, 1)
     match decay:
         case "cosine":
-            return base * (1 - math.cos(math.pi * left)) / 2
+            return base * math.sin(math.pi * left / 2) ** 2  # (1 − cos π·left) / 2, without its cancelling near the end
         case "linear":
             return base * left
         case "none":

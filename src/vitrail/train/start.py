@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-import vitrail
 from vitrail.config import show_size
 from vitrail.data.writers import write_whole
 from vitrail.errors import ConfigError, TrainingError
@@ -60,11 +59,14 @@ def start(config: RunConfig) -> Result:
         with _claimed(config, ranks):
             resumed = resume(run)
             run.display.start_step = run.progress.step
-            _introduce(run, resumed)
             if ranks.first:
-                run.trackers = open_trackers(config.run.trackers, folder, _flat(config), run.progress.step)
+                run.trackers = open_trackers(
+                    config.run.trackers, folder, config.model_dump(mode="json"), run.progress.step
+                )
             try:
-                train(run)
+                with run.display:
+                    _introduce(run, resumed)
+                    train(run)
             finally:
                 for tracker in run.trackers:
                     tracker.close()
@@ -80,10 +82,9 @@ def finish(run: Run) -> Result:
         model = exported(run.objective.model, state)
         save(model, folder / "model", notes=story(run, kept))
         draw_curves(kept, folder / "curves.png", str(folder))
-    run.ranks.wait()
     evaluations = [entry for entry in kept if entry["kind"] == "evaluation" and entry["step"] == run.steps]
     measured = {n: v for n, v in evaluations[-1].items() if isinstance(v, float)} if evaluations else None
-    return Result(folder, folder / "model", run.steps, measured)
+    return Result(folder, folder / "model", run.steps, run.ranks.told_by_first(measured))
 
 
 def exported(trained: ImageModel, state: dict[str, torch.Tensor]) -> ImageModel:
@@ -91,7 +92,11 @@ def exported(trained: ImageModel, state: dict[str, torch.Tensor]) -> ImageModel:
     model = build(trained.architecture)
     own = {name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")}
     model.load_state_dict(own, assign=True)
-    model.preprocessing, model.labels, model.origin = trained.preprocessing, trained.labels, trained.origin
+    model.preprocessing, model.labels = trained.preprocessing, trained.labels
+    if trained.origin is not None and trained.origin.format != "native":
+        # Where the numbers began, and under what licence, stays true of what was made of them.
+        notes = (*trained.origin.notes, "trained further since")
+        model.origin = trained.origin.model_copy(update={"notes": notes})
     return model.eval()
 
 
@@ -133,28 +138,35 @@ def _introduce(run: Run, resumed: Path | None) -> None:
         f"training: {run.steps:,} steps of {config.data.batch_size} images on {run.ranks.size} × "
         f"{device_name(run.ranks.device)}, {str(run.precision).removeprefix('torch.')}, in {config.run.folder}"
     )
-    if resumed is not None:
+    if run.progress.step == run.steps:
+        line("it is finished already: there is nothing left to train")
+    elif resumed is not None:
         line(f"going on from step {run.progress.step:,}")
 
 
 def _validation(run: Run) -> str:
     if run.evaluation is None:
-        return "none to validate on (data.holdout=0.1 would set some aside)"
+        hint = "" if run.config.data.validate_on == "none" else " (data.holdout=0.1 would set some aside)"
+        return f"none to validate on{hint}"
     return f"{len(run.evaluation.source):,} to validate on"
 
 
 @contextlib.contextmanager
 def _settings(config: RunConfig) -> Iterator[None]:
     """Torch's own settings, as they were again afterwards."""
-    before = torch.are_deterministic_algorithms_enabled()
+    before, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    if config.run.threads is not None:
+        torch.set_num_threads(config.run.threads)
     if config.run.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
             yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        if config.run.deterministic:
+            torch.use_deterministic_algorithms(before)
+        torch.set_num_threads(threads)
 
 
 @contextlib.contextmanager
@@ -238,11 +250,3 @@ def _in_one_line(folder: Path, ranks: Ranks) -> Iterator[None]:
         if error.filename is None and not error.strerror:
             raise
         raise TrainingError(f"{error.filename or folder}: {error.strerror}; the last whole checkpoint stays") from None
-
-
-def _flat(config: RunConfig) -> dict[str, Any]:
-    """For trackers: section.key → value."""
-    tree = config.model_dump(mode="json")
-    return {f"{section}.{key}": value for section, values in tree.items() for key, value in values.items()} | {
-        "vitrail": vitrail.__version__
-    }

@@ -18,14 +18,16 @@ import torch
 
 from vitrail.config import show_size
 from vitrail.data.decode import decoded_image
-from vitrail.data.open import open_data, splits_of
+from vitrail.data.open import DEFAULT_HOLDOUT, open_data, splits_of
 from vitrail.data.source import Source
-from vitrail.errors import DataError
+from vitrail.errors import ConfigError, DataError, Stopped, TrainingError
 from vitrail.model.architecture import VitArchitecture
 from vitrail.model.base import ImageModel
+from vitrail.model.cost import tokens
+from vitrail.train.assemble import open_parts, steps_of
 from vitrail.train.config import RunConfig
 from vitrail.train.resolve import resolve
-from vitrail.train.start import Result, start
+from vitrail.train.start import start
 from vitrail.weights.load import load
 from vitrail.workflows.training import told
 
@@ -47,11 +49,15 @@ class Look:
     classes: int
     short_side: int
     """Of a typical image, in pixels."""
-    in_parts: bool
+    has_validation: bool
+    """Whether the data comes with a part to validate on."""
 
 
 def finetune(data: str, model: str | None = None, sweep: bool = False, overrides: Sequence[str] = ()) -> Iterator[str]:
     """Lines to print, as they come."""
+    given = {override.partition("=")[0].strip().rpartition(".")[2] for override in overrides}
+    if sweep and "learning_rate" in given:
+        raise ConfigError("--sweep chooses the learning rate: leave optimizer.learning_rate out, or --sweep")
     look = look_at(data)
     if model is None:
         yield "no --from: training from scratch, which needs many images; `--from MODEL` starts from a trained model"
@@ -62,29 +68,53 @@ def finetune(data: str, model: str | None = None, sweep: bool = False, overrides
         rates = [rate_for(rate, tree["data"]["batch_size"]) for rate in LEARNING_RATES]
     tree["data"]["source"] = data
     tree["run"]["folder"] = f"runs/{folder_name(data, model)}"
-    config = resolve(tree, overrides)
+    config = paced(resolve(tree, overrides), given, look)
     yield chosen(config, look)
     if sweep:
         config = yield from swept(config, rates, look)
     yield from told(start(config))
 
 
+def paced(config: RunConfig, given: set[str], look: Look) -> RunConfig:
+    """With a warm-up and intervals that suit the length, whoever chose that; what was `given` stays."""
+    steps = steps_of(config, look.images)
+    fitting = {
+        "schedule": {"warmup_steps": steps // 10},
+        "run": {"evaluate_every": max(steps // 4, 1), "checkpoint_every": max(steps // 4, 1)},
+    }
+    tree = config.model_dump()
+    for section, values in fitting.items():
+        tree[section] |= {key: value for key, value in values.items() if key not in given}
+    return RunConfig(**tree)
+
+
 def swept(config: RunConfig, rates: Sequence[float], look: Look) -> Generator[str, None, RunConfig]:
     """Train with each learning rate, choose by the held-out part, and give the configuration of the final training."""
-    results: dict[float, Result] = {}
+    if open_parts(config.data).evaluation is None:
+        raise ConfigError("--sweep chooses by a part that is held out: leave data.holdout and data.validate_on alone")
+    results: dict[float, tuple[float, float]] = {}
     for rate in rates:
         trial = _with(config, {"optimizer": {"learning_rate": rate}}, f"sweep-{rate:.3g}")
-        results[rate] = start(trial)
-        measured = results[rate].evaluation
-        if measured is None:
-            raise DataError(f"{config.data.source} has nothing to choose a learning rate on: leave data.holdout alone")
+        try:
+            measured = start(trial).evaluation
+        except Stopped:
+            raise
+        except TrainingError as error:
+            yield f"learning rate {rate:.3g}: {error}"
+            continue
+        assert measured is not None  # there is a part to measure on
+        # Of equal accuracies the lower loss: with few images to choose on, many are equal.
+        results[rate] = (measured["accuracy"], -measured["loss"])
         yield f"learning rate {rate:.3g}: accuracy {measured['accuracy']:.1%}, loss {measured['loss']:.4f}"
-    # Of equal accuracies the lower loss: with few images to choose on, many are equal.
-    best = max(rates, key=lambda rate: (results[rate].evaluation["accuracy"], -results[rate].evaluation["loss"]))  # type: ignore[index]
+    if not results:
+        raise TrainingError(
+            "no learning rate led anywhere: give a lower one as optimizer.learning_rate, without --sweep"
+        )
+    best = max(results, key=lambda rate: results[rate])
     update: dict[str, dict[str, Any]] = {"optimizer": {"learning_rate": best}}
-    if not look.in_parts:
+    if not look.has_validation:
         update["data"] = {"holdout": 0.0}
-    yield f"chosen: {best:.3g}; now trained again" + ("" if look.in_parts else " on all images")
+    yield f"chosen: {best:.3g}; now trained again" + ("" if look.has_validation else " on all images")
     return _with(config, update, "final")
 
 
@@ -97,11 +127,11 @@ def _with(config: RunConfig, update: dict[str, dict[str, Any]], name: str) -> Ru
 
 def look_at(data: str) -> Look:
     """How many images, how many classes, how large."""
-    in_parts = bool(splits_of(data))
-    source = open_data(data, "train") if in_parts else open_data(data)
+    splits = splits_of(data)
+    source = open_data(data, "train") if splits else open_data(data)
     if source.num_classes < 2:
         raise DataError(f"{data} has {source.num_classes} class: a classifier needs a folder for each of two or more")
-    return Look(len(source), source.num_classes, _short_side(source), in_parts)
+    return Look(len(source), source.num_classes, _short_side(source), "val" in splits)
 
 
 def _short_side(source: Source) -> int:
@@ -125,7 +155,24 @@ def from_model(look: Look, model: ImageModel, name: str) -> dict[str, Any]:
     tree["model"] = {"weights": name, "image_size": size}
     rate = rate_for(LEARNING_RATES[2], tree["data"]["batch_size"])
     tree["optimizer"] = {"kind": "sgd", "momentum": 0.9, "learning_rate": rate, "clip_norm": 1.0}
+    tree["optimizer"]["accumulate"] = parts_for(model, size, tree["data"]["batch_size"])
     return tree
+
+
+def parts_for(model: ImageModel, size: tuple[int, int], batch: int) -> int:
+    """In how many parts a GPU's memory holds a batch. A layer keeps about 34 bytes of a token's channel in bf16."""
+    if not torch.cuda.is_available():
+        return 1
+    a = model.architecture
+    if isinstance(a, VitArchitecture):
+        image = 34 * tokens(a, size) * a.width * a.depth
+    else:
+        image = 60_000_000 * a.backbone.width_factor * size[0] * size[1] // 224**2  # of a ResNet-50, and more of others
+    free, _ = torch.cuda.mem_get_info()
+    parts = 1
+    while parts < batch and batch // parts * image > 0.6 * free:
+        parts *= 2
+    return parts
 
 
 def from_scratch(look: Look) -> dict[str, Any]:
@@ -145,10 +192,11 @@ def _shared(look: Look) -> dict[str, Any]:
     most = PAPER_BATCH if torch.cuda.is_available() else 32
     batch = max(2, min(most, 2 ** int(math.log2(max(look.images * 0.9 / 4, 2)))))
     steps = min(max(math.ceil(30 * look.images / batch), 200), 10_000)
+    held_out = {} if look.has_validation else {"holdout": DEFAULT_HOLDOUT}
     return {
-        "data": {"batch_size": batch, "workers": 0 if look.images < 1000 else 2},
-        "schedule": {"steps": steps, "warmup_steps": steps // 10, "decay": "cosine"},
-        "run": {"log_every": 10, "evaluate_every": max(steps // 4, 1), "checkpoint_every": max(steps // 4, 1)},
+        "data": {"batch_size": batch, "workers": 0 if look.images < 1000 else 2, **held_out},
+        "schedule": {"steps": steps, "decay": "cosine"},
+        "run": {"log_every": 10},
     }
 
 

@@ -1,0 +1,131 @@
+"""train and finetune as a person types them. Whatever is wrong is one sentence, before any training starts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitrail import cli
+from vitrail.train import start as starting
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, images in (("cat", 6), ("dog", 6)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(images):
+            pixels = np.full((20, 24, 3), 20 * number, np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.png")
+    (tmp_path / "empty").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["vitrail", *arguments])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["quickstart", "optimizer.learnin_rate=1"],
+            "unknown option 'optimizer.learnin_rate', did you mean 'learning_rate'?",
+        ),
+        (["quickstart", "warmup=1"], "unknown option 'warmup', did you mean 'warmup_steps'?"),
+        (["quickstart", "optimiser.kind=sgd"], "unknown section 'optimiser', did you mean 'optimizer'?"),
+        (["quickstart", "schedule.steps=many"], "schedule.steps = 'many': input should be a valid integer"),
+        (["quickstart", "optimizer.kind=lion"], "optimizer.kind = 'lion': input should be 'adamw', 'adam' or 'sgd'"),
+        (["quickstart", "model.pol=average"], "unknown option 'model.pol', did you mean 'pool'?"),
+        (["quickstart", "model.pool=avrage"], "pool = 'avrage'"),
+        (["quickstart", "steps"], "'steps' is not key=value"),
+        (["quickstrat"], "unknown recipe 'quickstrat', did you mean 'quickstart'?"),
+        (["nowhere.toml"], "nowhere.toml cannot be read: No such file or directory"),
+        (["cifar10-scratch"], "cifar10-scratch needs data.source: vitrail train cifar10-scratch data.source=DATA"),
+        (["quickstart", "data.batch_size=5000"], "data.batch_size = 5000 is more than the 1438 images to train on"),
+        (["quickstart", "model.image_size=18"], "image size 18 does not divide into patches of 4"),
+        (["quickstart", "schedule.warmup_steps=900"], "warmup_steps = 900 leaves nothing of 400 steps"),
+        (["quickstart", "run.device=tpu"], "device = 'tpu'"),
+        (["quickstart", "run.precision=fp16", "run.device=cpu"], "run.precision = 'fp16' needs a GPU"),
+        (["quickstart", "data.batch_size=65", "optimizer.accumulate=2"], "data.batch_size = 65 cannot be shared"),
+        (["quickstart", "objective.corrupted=0.15"], "corrupted means nothing to objective.kind"),
+        ([], "name a recipe (`vitrail train --list` shows them) or a .toml file"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_configuration_is_one_sentence_and_exit_code_2(here, run, monkeypatch, arguments, sentence):
+    monkeypatch.setattr(starting, "train", lambda run: pytest.fail("training started"))
+    code, out, err = run("train", *arguments)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("nowhere", "there is no data set 'nowhere'"),
+        ("empty", "expected a folder for each class"),
+        ("photos/cat", "expected a folder for each class"),
+    ],
+)
+def test_missing_data_is_one_sentence_and_exit_code_1(here, run, source, sentence):
+    for arguments in (["train", "quickstart", f"data.source={source}"], ["finetune", "--data", source]):
+        code, _, err = run(*arguments)
+        assert code == 1
+        assert sentence in err
+        assert err.count("\n") == 1
+        assert not (here / "runs").exists()
+
+
+def test_one_class_is_none(here, run):
+    (here / "photos/dog").rename(here / "dog")
+    code, _, err = run("train", "quickstart", "data.source=photos", "data.batch_size=2", "model.in_channels=3")
+    assert code == 1
+    assert err == "error: photos has one class, 'cat': a classifier needs two or more\n"
+
+
+def test_the_recipes_are_listed_without_torch(run):
+    code, out, _ = run("train", "--list")
+    assert code == 0
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert rows[0] == ["name", "what", "cost", "expected", "command"]
+    assert all(len(row) == 5 and all(row) for row in rows)
+    assert [
+        name for name in ("jft-h14", "finetune-cifar10", "mpp-b16", "quickstart") if name in {row[0] for row in rows}
+    ] == ["jft-h14", "finetune-cifar10", "mpp-b16", "quickstart"]
+
+
+def test_the_whole_configuration_can_be_seen_and_used(here, run):
+    code, out, _ = run("train", "quickstart", "steps=7", "warmup_steps=2", "--show")
+    assert code == 0
+    assert "steps = 7" in out
+    (here / "mine.toml").write_text(out)
+    again = run("train", "mine.toml", "--show")[1]
+    assert again == out
+
+
+def test_a_run_goes_on_only_as_it_was_begun(here, run):
+    small = ["schedule.steps=4", "schedule.warmup_steps=1", "model.depth=1", "run.trackers=[]"]
+    code, out, _ = run("train", "quickstart", *small)
+    assert code == 0
+    assert "model: runs/quickstart/model" in out
+    code, _, err = run("train", "quickstart", *small, "optimizer.learning_rate=0.5")
+    assert code == 2
+    assert "was begun with optimizer.learning_rate = 0.002, not 0.5: give another run.folder" in err
+    code, _, _ = run("train", "quickstart", *small, "data.workers=1", "run.keep=3")
+    assert code == 0

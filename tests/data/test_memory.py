@@ -1,0 +1,191 @@
+"""Pixels kept in memory are the source they came from, sample by sample and batch by batch."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import logging
+from multiprocessing.reduction import ForkingPickler
+
+import numpy as np
+import pytest
+import torch
+from pictures import make_folder, make_tar, picture
+from PIL import Image
+
+from vitrail.config import Preprocessing
+from vitrail.data import memory
+from vitrail.data.augment import Augmentation
+from vitrail.data.decode import decode
+from vitrail.data.loader import EvaluationLoader, TrainingLoader
+from vitrail.data.memory import in_memory
+from vitrail.data.open import open_data
+from vitrail.data.source import Listed, Source
+from vitrail.errors import DataError
+
+EVERYTHING = Augmentation(rand_augment=(2, 10.0), color_jitter=0.4, erasing=0.25)
+
+
+def drawn(mode: str, size: tuple[int, int], number: int) -> bytes:
+    """A PNG, whose pixels are the same whichever way it is decoded."""
+    channels = {"L": (), "LA": (2,), "RGB": (3,), "RGBA": (4,)}[mode]
+    pixels = np.random.default_rng(number).integers(0, 256, (*size[::-1], *channels), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+WHOLE = [
+    drawn("RGB", (24, 20), 0),
+    drawn("L", (7, 31), 1),
+    drawn("RGBA", (16, 16), 2),
+    drawn("LA", (1, 1), 3),
+    torch.arange(64, dtype=torch.uint8).view(1, 8, 8),
+    torch.arange(60, dtype=torch.uint8).view(4, 5, 3).permute(2, 0, 1),  # of other strides
+    torch.arange(240, dtype=torch.uint8).view(3, 8, 10)[:, ::2, 1::3],
+]
+BROKEN = {b"": "empty", b"no image": "not an image of a known kind", WHOLE[0][:-40]: "damaged: "}
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Listed:
+    """Whole and broken ones in turn."""
+    contents = [*WHOLE[:3], *BROKEN, *WHOLE[3:], "/no/such/file.png"]
+    return Listed([(content, number % 3) for number, content in enumerate(contents)], ["a", "b", "c"])
+
+
+def test_every_sample_is_that_of_the_source(mixed):
+    kept = in_memory(mixed)
+    assert (len(kept), kept.classes, kept.num_classes) == (len(mixed), mixed.classes, 3)
+    assert kept.labels(0, len(kept)).tolist() == mixed.labels(0, len(mixed)).tolist()
+    assert kept.labels(2, 5).tolist() == [2, 0, 1]
+    broken = [index for index in range(len(mixed)) if reason(mixed, index)]
+    assert broken == [3, 4, 5, 10]
+    for index in range(len(mixed)):
+        assert kept.name(index) == mixed.name(index)
+        assert kept.identity(index) == mixed.identity(index)
+        for _ in range(2):
+            assert reason(kept, index) == reason(mixed, index)
+        if index not in broken:
+            pixels, label = kept.read(index)
+            assert label == mixed.read(index).label == kept.sample(index).label
+            assert pixels.dtype == torch.uint8
+            assert torch.equal(pixels, decoded(mixed, index))
+            assert pixels.permute(1, 2, 0).is_contiguous()  # the order of a decoded image
+
+
+def decoded(source: Source, index: int) -> torch.Tensor:
+    content = source.read(index).content
+    return content if isinstance(content, torch.Tensor) else decode(content)
+
+
+def reason(source: Source, index: int) -> str | None:
+    """Why a sample is broken, if it is."""
+    try:
+        decoded(source, index)
+    except DataError as error:
+        return str(error)
+    return None
+
+
+def test_reasons_are_kept(mixed):
+    kept = in_memory(mixed)
+    for index, start in zip(range(3, 6), BROKEN.values(), strict=True):
+        assert reason(kept, index).startswith(start)
+
+
+def test_the_source_is_read_once(mixed, monkeypatch):
+    kept = in_memory(mixed)
+    monkeypatch.setattr(mixed, "read", None)
+    monkeypatch.setattr(memory, "decode", None)
+    assert kept.read(0).content.shape == (3, 20, 24)
+
+
+def test_a_label_without_meaning_is_broken_as_in_the_source():
+    source = Listed([(WHOLE[0], 0), (WHOLE[1], -1), (WHOLE[2], 7)], ["a", "b"])
+    kept = in_memory(source)
+    for index in (1, 2):
+        with pytest.raises(DataError) as plain:
+            source.sample(index)
+        with pytest.raises(DataError) as found:
+            kept.sample(index)
+        assert str(found.value) == str(plain.value)
+
+
+def test_nothing_and_only_broken_ones():
+    assert len(in_memory(Listed([]))) == 0
+    with pytest.raises(DataError, match="the data set is empty"):
+        TrainingLoader(in_memory(Listed([])), 4, 16)
+    kept = in_memory(Listed([(b"", 0)], ["a"]))
+    with pytest.raises(DataError, match="empty"):
+        kept.read(0)
+
+
+def digest(batch) -> tuple:
+    tensors = (batch.images, batch.labels, batch.indices, batch.mask)
+    return *(tensor.numpy().tobytes() for tensor in tensors), batch.broken
+
+
+def training(source, **options) -> list[tuple]:
+    loader = TrainingLoader(source, 6, (16, 12), seed=3, augmentation=EVERYTHING, **options)
+    return [digest(batch) for batch in itertools.islice(loader, 8)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_those_of_the_source(mixed, workers, caplog):
+    caplog.set_level(logging.ERROR)
+    expected = training(mixed)
+    assert any(step[-1] for step in expected)  # with the broken ones, by name and reason
+    assert training(in_memory(mixed), workers=workers) == expected
+    preprocessing = Preprocessing(image_size=(16, 12))
+    plain, kept = (
+        [digest(batch) for batch in EvaluationLoader(source, preprocessing, 4, workers=count)]
+        for source, count in ((mixed, 0), (in_memory(mixed), workers))
+    )
+    assert kept == plain
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("data") / "classes", {"a": 20, "b": 20})
+
+
+def test_workers_that_are_spawned_see_the_same(folder):
+    source = open_data(folder)
+    options = {"workers": 1, "start_method": "spawn"}
+    spawned = TrainingLoader(in_memory(source), 10, 16, seed=1, **options)
+    assert digest(next(spawned)) == digest(next(TrainingLoader(source, 10, 16, seed=1)))
+
+
+def test_to_send_it_to_a_worker_sends_no_pixels(folder):
+    source = open_data(folder)
+    kept = in_memory(source)
+    assert kept.pixels.is_shared()
+    assert kept.pixels.numel() == 40 * 24 * 20 * 3
+    sent = len(ForkingPickler.dumps(kept))
+    assert sent - len(ForkingPickler.dumps(source)) < 4000 < kept.pixels.numel() / 10
+
+
+def test_the_order_of_shards_stays(tmp_path):
+    """It depends on how a source is best read; a run that goes on with data.in_memory changed must not see others."""
+    make_tar(tmp_path / "a.tar", [n % 2 for n in range(40)])
+    source = open_data(tmp_path)
+    source.block, source.window = 8, 16
+    assert training(in_memory(source)) == training(source)
+
+
+def test_too_much_is_refused(monkeypatch):
+    monkeypatch.setattr(memory, "MOST_BYTES", 3000)
+    source = Listed([(picture(n), 0) for n in range(3)], ["a"])  # of 1,440 bytes each
+    with pytest.raises(DataError, match=r"data\.in_memory is for small images; pack them instead"):
+        in_memory(source)
+    assert len(in_memory(Listed(source.samples[:2], ["a"]))) == 2
+
+
+def test_too_little_shared_memory_is_told(mixed, monkeypatch):
+    def refuse(tensor):
+        raise RuntimeError("unable to allocate shared memory(shm): No space left on device (28)")
+
+    monkeypatch.setattr(torch.Tensor, "share_memory_", refuse)
+    with pytest.raises(DataError, match=r"^[\d,]+ bytes of pixels find no room in shared memory: .*in_memory=false$"):
+        in_memory(mixed)

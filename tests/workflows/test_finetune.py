@@ -1,0 +1,151 @@
+"""A classifier for a folder of images, from a model and from nothing."""
+
+from __future__ import annotations
+
+import pytest
+import runs
+from striped import stripes
+
+import vitrail
+from vitrail.errors import ConfigError, DataError
+from vitrail.train.start import start
+from vitrail.workflows.finetune import finetune, folder_name, look_at, raised
+
+SMALL = ["model.width=32", "model.num_heads=2", "model.mlp_dim=64", "model.depth=1", "run.trackers=[]"]
+SHORT = ["schedule.steps=40", "schedule.warmup_steps=5", *SMALL]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return stripes(tmp_path_factory.mktemp("data") / "stripes", classes=3, images=20)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_from_nothing(folder, here):
+    lines = list(finetune(str(folder), overrides=["schedule.steps=80", "model.depth=2", "run.trackers=[]"]))
+    assert "from scratch" in lines[0]
+    model = vitrail.load(here / "runs/finetune-stripes")
+    assert model.labels == ("colour-0", "colour-1", "colour-2")
+    accuracy = next(entry for entry in reversed(runs.records(here / "runs/finetune-stripes")))["accuracy"]
+    assert accuracy >= 0.8
+    assert any(line.startswith("model: runs/finetune-stripes/model") for line in lines)
+    assert lines[-1].startswith("next: ")
+
+
+def test_from_a_model_of_the_quickstarts_kind(folder, here):
+    start(runs.config(here / "pretrained", schedule={"steps": 60, "warmup_steps": 4}))
+    lines = list(finetune(str(folder), str(here / "pretrained"), overrides=["run.trackers=[]"]))
+    found = here / "runs/finetune-stripes-from-pretrained"
+    model = vitrail.load(found)
+    assert model.image_size == (24, 24), "the resolution is raised"
+    assert model.num_classes == 3
+    assert "training at 24" in lines[0]
+    first, *_, last = runs.losses(found)
+    assert last < first - 0.3
+
+
+def test_two_classes_of_five_images(here):
+    folder = stripes(here / "few", classes=2, images=5)
+    list(finetune(str(folder), overrides=SHORT))
+    assert vitrail.load(here / "runs/finetune-few").num_classes == 2
+
+
+def test_a_sweep_chooses_on_what_was_held_out_and_trains_again_on_everything(folder, here):
+    lines = list(finetune(str(folder), sweep=True, overrides=SHORT))
+    tried = [line for line in lines if line.startswith("learning rate ")]
+    assert len(tried) == 3
+    best = max(tried, key=lambda line: float(line.split("accuracy ")[1].split("%")[0]))
+    assert any(line.startswith("chosen: ") for line in lines)
+    final = here / "runs/finetune-stripes/final"
+    config = (final / "config.toml").read_text()
+    assert "holdout = 0.0" in config
+    assert not [entry for entry in runs.records(final) if entry["kind"] == "evaluation"]
+    chosen = next(line for line in lines if line.startswith("chosen: ")).split()[1].rstrip(";")
+    accuracies = {line.split()[2].rstrip(":"): float(line.split("accuracy ")[1].split("%")[0]) for line in tried}
+    assert accuracies[chosen] == float(best.split("accuracy ")[1].split("%")[0])
+
+
+def test_what_was_picked_can_be_given(folder, here):
+    list(finetune(str(folder), overrides=[*SHORT, "model.image_size=16", "model.name=Ti/4", "run.folder=mine"]))
+    assert vitrail.load(here / "mine").image_size == (16, 16)
+
+
+def test_a_folder_without_classes_is_told_in_one_sentence(here):
+    (here / "empty").mkdir()
+    with pytest.raises(DataError, match="expected a folder for each class"):
+        list(finetune("empty"))
+    stripes(here / "one", classes=1, images=3)
+    with pytest.raises(DataError, match="has 1 class: a classifier needs a folder for each of two or more"):
+        list(finetune("one"))
+    with pytest.raises(DataError, match="there is no data set 'nowhere'"):
+        list(finetune("nowhere"))
+
+
+def test_a_model_that_is_not_there(folder, here):
+    with pytest.raises(vitrail.WeightsError, match="nowhere"):
+        list(finetune(str(folder), "nowhere"))
+
+
+def test_a_wrong_override(folder):
+    with pytest.raises(ConfigError, match="did you mean 'learning_rate'"):
+        list(finetune(str(folder), overrides=["optimizer.learningrate=1"]))
+
+
+@pytest.mark.parametrize(
+    ("size", "short_side", "found"),
+    [
+        (224, 1000, (336, 336)),
+        (224, 256, (256, 256)),
+        (224, 100, (224, 224)),
+        (16, 20, (20, 20)),
+        (224, 230, (224, 224)),
+    ],
+)
+def test_the_resolution_is_raised_as_far_as_the_images_go(size, short_side, found):
+    patch = 16 if size == 224 else 4
+    model = vitrail.create_model(f"Ti/{patch}", image_size=size, device="meta")
+    assert raised(model, short_side) == found
+
+
+def test_what_is_looked_at(folder):
+    look = look_at(str(folder))
+    assert (look.images, look.classes, look.short_side, look.has_validation) == (60, 3, 32, False)
+
+
+def test_the_same_command_has_the_same_folder():
+    assert folder_name("/a/my photos/", "hf:google/vit-base") == "finetune-my-photos-from-vit-base"
+    assert folder_name("photos/labels.csv", None) == "finetune-labels.csv"
+
+
+def test_a_length_that_was_given_is_warmed_up_to_in_its_own_time(folder, here):
+    for number, override in enumerate(["schedule.steps=20", "schedule.epochs=2"]):
+        list(finetune(str(folder), overrides=[override, *SMALL, f"run.folder=mine-{number}"]))
+        assert vitrail.load(here / f"mine-{number}").num_classes == 3
+
+
+def test_data_with_a_test_part_alone_holds_some_out(here):
+    stripes(here / "data/train", classes=2, images=20)
+    stripes(here / "data/test", classes=2, images=5)
+    lines = list(finetune("data", sweep=True, overrides=SHORT))
+    assert len([line for line in lines if line.startswith("learning rate ")]) == 3
+    assert "holdout = 0.1" in (here / "runs/finetune-data/sweep-0.001/config.toml").read_text()
+    assert "holdout = 0.0" in (here / "runs/finetune-data/final/config.toml").read_text()
+
+
+def test_a_learning_rate_and_a_sweep_for_it_are_one_too_many(folder, here):
+    with pytest.raises(ConfigError, match="--sweep chooses the learning rate"):
+        list(finetune(str(folder), sweep=True, overrides=["learning_rate=0.1"]))
+
+
+def test_a_learning_rate_that_leads_nowhere_does_not_end_the_sweep(folder, here, monkeypatch):
+    monkeypatch.setattr("vitrail.workflows.finetune.SCRATCH_LEARNING_RATES", (0.001, 1e30))
+    lines = list(
+        finetune(str(folder), sweep=True, overrides=[*SHORT, "run.most_skipped=2", "optimizer.clip_norm=none"])
+    )
+    assert any(line.startswith("learning rate 1e+30: no finite gradient") for line in lines)
+    assert any(line.startswith("chosen: 0.001;") for line in lines)
