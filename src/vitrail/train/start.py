@@ -155,6 +155,10 @@ def _validation(run: Run) -> str:
 def _settings(config: RunConfig) -> Iterator[None]:
     """Torch's own settings, as they were again afterwards."""
     before, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    cudnn = torch.backends.cuda.cudnn_sdp_enabled()
+    # Its backward pass gave gradients that are no numbers (H200, torch 2.11, bf16, 64 tokens, head width 64) where the
+    # flash kernel's were finite.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
     if config.run.deterministic:
@@ -167,6 +171,7 @@ def _settings(config: RunConfig) -> Iterator[None]:
         if config.run.deterministic:
             torch.use_deterministic_algorithms(before)
         torch.set_num_threads(threads)
+        torch.backends.cuda.enable_cudnn_sdp(cudnn)
 
 
 @contextlib.contextmanager

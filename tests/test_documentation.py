@@ -1,0 +1,68 @@
+"""What the documentation shows is what there is."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+SCALE = (ROOT / "docs/scale.md").read_text()
+
+
+def blocks(text: str, kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_scale_tables_are_worked_out_from_the_measurements():
+    command = [sys.executable, "benchmarks/scale_plan.py", "benchmarks/results/scale_h200.json"]
+    page = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert SCALE.endswith(page), "docs/scale.md: put what benchmarks/scale_plan.py prints at its end"
+
+
+def test_the_slurm_script_is_a_script():
+    (script,) = blocks(SCALE, "bash slurm")
+    assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False).returncode == 0
+    assert "-eq 3" in script
+
+
+def test_the_kubernetes_example_is_yaml():
+    (text,) = blocks(SCALE, "yaml kubernetes")
+    job = yaml.safe_load(text)
+    pod = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    (container,) = pod["containers"]
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
+
+
+@pytest.mark.parametrize("page", ["training.md", "recipes.md", "scale.md"])
+def test_every_command_has_a_configuration(page):
+    """`vitrail train …` as it stands there, with stand-ins for data and weights that are elsewhere."""
+    from vitrail.recipes import RECIPES
+    from vitrail.workflows.training import configured
+
+    text = (ROOT / "docs" / page).read_text().replace("\\\n", " ")
+    found = re.findall(r"(?:vitrail|-m vitrail) train ([\w.+][\w.+-]*)((?: +[\w.]+=\S+)*)", text)
+    assert found
+    for recipe, overrides in found:
+        if recipe in RECIPES:
+            given = [o.rstrip("'") for o in overrides.split() if o.split("=", 1)[1] not in ("DATA", "MODEL")]
+            names = {o.split("=")[0] for o in given}
+            stand_ins = [f"{need}=somewhere" for need in RECIPES[recipe].needs if need not in names]
+            configured(recipe, [*given, *stand_ins])
+        else:
+            assert recipe.endswith(".toml") or recipe == "RECIPE", recipe
+
+
+def test_the_python_of_the_training_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks((ROOT / "docs/training.md").read_text(), "python")
+    space: dict = {}
+    exec(code.replace('"epochs": 2', '"steps": 4').replace('"in_channels": 1', '"in_channels": 1, "depth": 1'), space)
+    assert 0 <= space["result"].evaluation["accuracy"] <= 1
+    assert json.loads((tmp_path / "runs/mine/model/config.json").read_text())["format"] == "vitrail"
