@@ -62,7 +62,8 @@ def test_is_a_run_that_can_be(name):
     assert str(config.run.folder) == f"runs/{name}"
     assert config.schedule.warmup_steps < recipe.steps
     assert config.run.checkpoint_every <= recipe.steps
-    assert config.run.evaluate_every <= recipe.steps
+    assert (config.run.evaluate_every or 1) <= recipe.steps
+    assert config.run.evaluate_every or config.data.validate_on == "none"
     assert config.data.batch_size <= recipe.data_set.images * (1 - (recipe.holdout or 0))
     assert re.fullmatch(r"[a-z0-9+-]+", name)
     assert recipe.summary

@@ -294,6 +294,27 @@ def test_an_evaluation_that_is_no_number_is_never_the_best(tmp_path, monkeypatch
     assert runs.state(runs.checkpoints(tmp_path)[-1])["best"][0] in (16, 20)
 
 
+@pytest.mark.parametrize(("size", "allowed"), [(32, False), (16, True)])
+def test_attention_by_cudnn_is_left_where_it_is_not_sound(tmp_path, monkeypatch, size, allowed):
+    """64 tokens without a class token; 16."""
+    found = []
+    ordinary = loop.step
+    monkeypatch.setattr(
+        loop, "step", lambda run: (found.append(torch.backends.cuda.cudnn_sdp_enabled()), ordinary(run))
+    )
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    start(
+        runs.config(
+            tmp_path,
+            model={"image_size": size, "pool": "average"},
+            schedule={"steps": 1, "warmup_steps": 0},
+            run={"evaluate_every": None},
+        )
+    )
+    assert found == [allowed and before]
+    assert torch.backends.cuda.cudnn_sdp_enabled() is before
+
+
 if __name__ == "__main__":
     import tempfile
     from pathlib import Path

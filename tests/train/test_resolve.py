@@ -119,11 +119,11 @@ def test_an_option_of_a_recipe_can_be_taken_back():
         "data.augmentation.rand_augment=none",
         "averaging=none",
         "schedule.epochs=none",
-        "steps=900",
+        "steps=9000",
     ]
     config = resolve(recipe.config, off)
     assert config.data.augmentation.rand_augment is None
-    assert (config.optimizer.averaging, config.schedule.epochs, config.schedule.steps) == (None, None, 900)
+    assert (config.optimizer.averaging, config.schedule.epochs, config.schedule.steps) == (None, None, 9000)
 
 
 # ---- What a person is told -------------------------------------------------------------------------------------------

@@ -36,9 +36,9 @@ QUICKSTART = Recipe(
         "run": {"log_every": 20, "checkpoint_every": 100, "threads": 1},
     },
     data_set=DIGITS,
-    expected="to be measured",
+    expected="98.9 on the part set aside (seed 0)",
     source="ours",
-    time="time to be measured",
+    time="22 s on two CPU cores",
 )
 
 QUICKSTART_FINETUNE = Recipe(
@@ -53,11 +53,11 @@ QUICKSTART_FINETUNE = Recipe(
         "run": {"log_every": 20, "checkpoint_every": 100, "threads": 1},
     },
     data_set=DIGITS,
-    expected="to be measured",
+    expected="99.4 on the part set aside (seed 0)",
     source="ours",
     typical_model="Ti/4",
     typical_options=SMALLER_THAN_TINY,
-    time="time to be measured",
+    time="45 s on two CPU cores",
 )
 
 CIFAR10_SCRATCH = Recipe(
@@ -68,27 +68,27 @@ CIFAR10_SCRATCH = Recipe(
         "data": {
             # There is no other part; nothing is chosen by it, the last weights count.
             "validate_on": "test",
-            "batch_size": 1024,
-            "workers": 8,
+            "batch_size": 512,
+            "workers": 14,
             "in_memory": True,
             "augmentation": {"crop_area": (0.5, 1.0), "flip": 0.5, "rand_augment": (2, 9.0)},
-            "mixing": {"mixup": 0.8, "cutmix": 1.0, "switch": 0.5},
+            "mixing": {"mixup": 0.8, "cutmix": 1.0, "switch": 0.5, "rate": 0.5},
         },
         "objective": {"kind": "classification", "loss": "softmax", "label_smoothing": 0.1},
         "optimizer": {
             "kind": "adamw",
-            "learning_rate": 1e-3,
+            "learning_rate": 5e-4,
             "weight_decay": 0.1,
             "clip_norm": 1.0,
             "averaging": 0.999,
         },
-        "schedule": {"epochs": 200, "warmup_steps": 500, "decay": "cosine"},
-        "run": {"evaluate_every": 980, "checkpoint_every": 980},
+        "schedule": {"epochs": 130, "warmup_steps": 1_000, "decay": "cosine"},
+        "run": {"evaluate_every": 1_270, "checkpoint_every": 1_270},
     },
     data_set=CIFAR10,
-    expected="to be measured",
+    expected="84.55 on the test set (seed 0, one run on an H200); it underfits, better ones are to come",
     source="ours",
-    time="time on one GPU to be measured",
+    time="7 minutes on one H200 with 14 workers, one stop and new start among them",
 )
 
 TINY_IMAGENET_SCRATCH = Recipe(
@@ -116,9 +116,9 @@ TINY_IMAGENET_SCRATCH = Recipe(
         "run": {"evaluate_every": 1_000, "checkpoint_every": 1_000},
     },
     data_set=TINY_IMAGENET,
-    expected="to be measured",
+    expected="not measured yet",
     source="ours",
-    time="time on one GPU to be measured",
+    time="time not measured yet",
 )
 
 SMALL = (QUICKSTART, QUICKSTART_FINETUNE, CIFAR10_SCRATCH, TINY_IMAGENET_SCRATCH)

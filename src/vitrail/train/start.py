@@ -24,7 +24,9 @@ import torch
 from vitrail.config import show_size
 from vitrail.data.writers import write_whole
 from vitrail.errors import ConfigError, TrainingError
+from vitrail.model.architecture import Architecture, VitArchitecture
 from vitrail.model.base import ImageModel
+from vitrail.model.cost import tokens
 from vitrail.model.create import build
 from vitrail.train import records
 from vitrail.train.assemble import assemble
@@ -56,7 +58,7 @@ def start(config: RunConfig) -> Result:
     folder = config.run.folder
     with joined(config.run.device, config.run.timeout) as ranks, _settings(config), _in_one_line(folder, ranks):
         run = assemble(config, ranks)
-        with _claimed(config, ranks):
+        with _claimed(config, ranks), _sound_attention(run.objective.model.architecture):
             resumed = resume(run)
             run.display.start_step = run.progress.step
             if ranks.first:
@@ -155,10 +157,6 @@ def _validation(run: Run) -> str:
 def _settings(config: RunConfig) -> Iterator[None]:
     """Torch's own settings, as they were again afterwards."""
     before, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
-    cudnn = torch.backends.cuda.cudnn_sdp_enabled()
-    # Its backward pass gave gradients that are no numbers (H200, torch 2.11, bf16, 64 tokens, head width 64) where the
-    # flash kernel's were finite.
-    torch.backends.cuda.enable_cudnn_sdp(False)
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
     if config.run.deterministic:
@@ -171,7 +169,22 @@ def _settings(config: RunConfig) -> Iterator[None]:
         if config.run.deterministic:
             torch.use_deterministic_algorithms(before)
         torch.set_num_threads(threads)
-        torch.backends.cuda.enable_cudnn_sdp(cudnn)
+
+
+@contextlib.contextmanager
+def _sound_attention(architecture: Architecture) -> Iterator[None]:
+    """Without cuDNN's kernel for sequences of an odd multiple of 64: there its backward pass gives gradients that are
+    no numbers once a row's logsumexp is below −88 (cuDNN 9.19, torch 2.11 on an H200; pytorch issue 196678). Elsewhere
+    it is sound, and the fastest."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    if isinstance(architecture, VitArchitecture):
+        axial = architecture.block == "axial"
+        lengths = architecture.grid(architecture.image_size) if axial else (tokens(architecture),)
+        torch.backends.cuda.enable_cudnn_sdp(before and all(length % 128 != 64 for length in lengths))
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 @contextlib.contextmanager
