@@ -216,6 +216,11 @@ def test_an_evaluation_that_a_signal_interrupts_is_made_up_for(tmp_path, monkeyp
     with pytest.raises(Stopped, match="stopped after step 16 of 20"):
         start(runs.config(stopped))
     assert [entry["step"] for entry in runs.records(stopped) if entry["kind"] == "evaluation"] == [8]
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "step", lambda run: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            start(runs.config(stopped))  # it is made up for, and the process dies before it is in a checkpoint
+    assert [entry["step"] for entry in runs.records(stopped) if entry["kind"] == "evaluation"] == [8, 16]
     start(runs.config(stopped))
     runs.assert_same_run(whole, stopped)
 

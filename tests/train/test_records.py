@@ -182,3 +182,11 @@ def test_a_disk_that_fills_in_the_middle_of_a_line_leaves_the_file_as_it_was(tmp
     assert path.read_bytes() == content
     Records(path).append(train(40))
     assert read(path) == [*SEVERAL, train(40)]
+
+
+def test_an_evaluation_that_is_owed_is_not_there_twice(tmp_path):
+    records = Records(tmp_path / "metrics.jsonl")
+    for kind, step in (("train", 1), ("evaluation", 1), ("train", 2), ("evaluation", 2), ("train", 3)):
+        records.append({"kind": kind, "step": step})
+    records.keep_until(2, owes_evaluation=True)
+    assert [(r["kind"], r["step"]) for r in read(records.path)] == [("train", 1), ("evaluation", 1), ("train", 2)]

@@ -328,7 +328,7 @@ def resume(run: Run) -> Path | None:
         total = torch.tensor(pair, dtype=torch.float64, device=run.ranks.device)
         run.window[name] = total if run.ranks.first else torch.zeros_like(total)
     if run.ranks.first:
-        run.records.keep_until(run.progress.step)
+        run.records.keep_until(run.progress.step, run.progress.owes_evaluation)
     return path
 
 

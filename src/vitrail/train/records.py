@@ -47,8 +47,10 @@ class Records:
                 os.ftruncate(file.fileno(), before)  # the next record must not be glued to half of this one
                 raise
 
-    def keep_until(self, step: int) -> None:
+    def keep_until(self, step: int, owes_evaluation: bool = False) -> None:
         """Drop every record after `step`, and half a line that a killed run left: what a resumed run starts from.
+
+        `owes_evaluation`: that of `step` itself is still to come, and goes too.
 
         The other lines stay byte for byte. The file is the new one or the old one whenever the machine stops.
         """
@@ -56,11 +58,14 @@ class Records:
             return
         content = self.path.read_bytes()
         lines = _whole_lines(content)
-        kept = b"".join(
-            line for number, line in enumerate(lines, start=1) if _parsed(self.path, number, line)["step"] <= step
-        )
-        if kept != content:
-            write_whole(self.path, kept)
+        kept = []
+        for number, line in enumerate(lines, start=1):
+            record = _parsed(self.path, number, line)
+            owed = owes_evaluation and record["kind"] == "evaluation" and record["step"] == step
+            if record["step"] <= step and not owed:
+                kept.append(line)
+        if b"".join(kept) != content:
+            write_whole(self.path, b"".join(kept))
 
     def bring_to_disk(self) -> None:
         """Out of the system's memory: before a checkpoint is whole, so that no record is older than it and lost."""
