@@ -109,7 +109,15 @@ def test_a_wrong_override(folder):
 def test_the_resolution_is_raised_as_far_as_the_images_go(size, short_side, found):
     patch = 16 if size == 224 else 4
     model = vitrail.create_model(f"Ti/{patch}", image_size=size, device="meta")
-    assert raised(model, short_side) == found
+    assert raised(model, short_side, gpu=True) == found
+
+
+def test_a_cpu_is_not_asked_for_what_takes_hours():
+    base = vitrail.create_model("B/16", device="meta")
+    assert raised(base, 1000, gpu=False) == (224, 224)
+    assert raised(base, 1000, gpu=True) == (336, 336)
+    tiny = vitrail.create_model("Ti/16", device="meta")
+    assert raised(tiny, 1000, gpu=False) == (336, 336)
 
 
 def test_what_is_looked_at(folder):

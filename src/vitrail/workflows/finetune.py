@@ -23,7 +23,7 @@ from vitrail.data.source import Source
 from vitrail.errors import ConfigError, DataError, Stopped, TrainingError
 from vitrail.model.architecture import VitArchitecture
 from vitrail.model.base import ImageModel
-from vitrail.model.cost import tokens
+from vitrail.model.cost import cost, tokens
 from vitrail.train.assemble import open_parts, steps_of
 from vitrail.train.config import RunConfig
 from vitrail.train.resolve import resolve
@@ -36,6 +36,8 @@ LEARNING_RATES = (0.001, 0.003, 0.01, 0.03)
 PAPER_BATCH = 512
 GROWTH = 1.5
 """By how much the resolution is raised: the paper goes from 224 to 384."""
+MOST_ON_A_CPU = 10e9
+"""Operations for an image beyond which a CPU is not asked for a higher resolution: a B/16 would take hours."""
 LOOKED_AT = 32
 """Images whose size is looked at, to know what resolution the data has."""
 SCRATCH_LEARNING_RATES = (0.0003, 0.001, 0.003)
@@ -150,7 +152,7 @@ def _short_side(source: Source) -> int:
 
 def from_model(look: Look, model: ImageModel, name: str) -> dict[str, Any]:
     """The paper's way, on less data."""
-    size = raised(model, look.short_side)
+    size = raised(model, look.short_side, torch.cuda.is_available())
     tree = _shared(look)
     tree["model"] = {"weights": name, "image_size": size}
     rate = rate_for(LEARNING_RATES[2], tree["data"]["batch_size"])
@@ -205,8 +207,8 @@ def rate_for(rate: float, batch: int) -> float:
     return float(f"{rate * math.sqrt(batch / PAPER_BATCH):.2g}")
 
 
-def raised(model: ImageModel, short_side: int) -> tuple[int, int]:
-    """A resolution half as high again, in whole patches, unless the images have no more to show."""
+def raised(model: ImageModel, short_side: int, gpu: bool) -> tuple[int, int]:
+    """A resolution half as high again, in whole patches, unless the images have no more to show, or it takes a GPU."""
     if not isinstance(model.architecture, VitArchitecture):
         stride = model.architecture.backbone.stride
     else:
@@ -217,7 +219,10 @@ def raised(model: ImageModel, short_side: int) -> tuple[int, int]:
     if short_side <= min(height, width):
         return height, width
     factor = min(GROWTH, short_side / min(height, width))
-    return tuple(max(round(side * factor / stride) * stride, side) for side in (height, width))  # type: ignore[return-value]
+    higher, wider = (max(round(side * factor / stride) * stride, side) for side in (height, width))
+    if not gpu and cost(model.architecture, (higher, wider)).flops > MOST_ON_A_CPU:
+        return height, width
+    return higher, wider
 
 
 def chosen(config: RunConfig, look: Look) -> str:
