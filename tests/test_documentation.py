@@ -47,11 +47,11 @@ def test_every_command_has_a_configuration(page):
     from vitrail.workflows.training import configured
 
     text = (ROOT / "docs" / page).read_text().replace("\\\n", " ")
-    found = re.findall(r"(?:vitrail|-m vitrail) train ([\w.+][\w.+-]*)((?: +[\w.]+=\S+)*)", text)
+    found = re.findall(r"(?:vitrail|-m vitrail) train ([\w.+][\w.+-]*)((?: +'?[\w.]+=\S+)*)", text)
     assert found
     for recipe, overrides in found:
         if recipe in RECIPES:
-            given = [o.rstrip("'") for o in overrides.split() if o.split("=", 1)[1] not in ("DATA", "MODEL")]
+            given = [o.strip("'") for o in overrides.split() if o.split("=", 1)[1] not in ("DATA", "MODEL")]
             names = {o.split("=")[0] for o in given}
             stand_ins = [f"{need}=somewhere" for need in RECIPES[recipe].needs if need not in names]
             configured(recipe, [*given, *stand_ins])
@@ -65,4 +65,4 @@ def test_the_python_of_the_training_page_runs(tmp_path, monkeypatch):
     space: dict = {}
     exec(code.replace('"epochs": 2', '"steps": 4').replace('"in_channels": 1', '"in_channels": 1, "depth": 1'), space)
     assert 0 <= space["result"].evaluation["accuracy"] <= 1
-    assert json.loads((tmp_path / "runs/mine/model/config.json").read_text())["format"] == "vitrail"
+    assert json.loads((tmp_path / "runs/in-python/model/config.json").read_text())["format"] == "vitrail"

@@ -376,7 +376,7 @@ def test_commands_of_the_introduction_can_be():
     commands = commands_in_the_introduction()
     assert len(commands) >= 6
     for name, *overrides in commands:
-        given = {key: value_of(value) for key, value in (override.split("=", 1) for override in overrides)}
+        given = {key: value_of(value) for key, value in (override.strip("'").split("=", 1) for override in overrides)}
         assert set(find(name).needs) <= set(given)
         run_config(name, **given)
 

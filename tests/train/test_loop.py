@@ -174,7 +174,7 @@ def test_a_finished_run_started_again_is_finished_at_once(tmp_path):
 
 def test_what_is_in_the_run_folder(tmp_path):
     result = start(runs.config(tmp_path, run={"trackers": ("tensorboard",)}))
-    names = {path.name for path in tmp_path.iterdir()} - {".lock"}
+    names = {path.name for path in tmp_path.iterdir()} - {".lock", ".data"}
     assert names == {"config.toml", "metrics.jsonl", "tensorboard", "checkpoints", "model", "curves.png", "curves.svg"}
     last = runs.records(tmp_path)[-1]
     assert result.evaluation == {name: last[name] for name in ("loss", "accuracy", "top5")}

@@ -164,7 +164,7 @@ def test_a_wrong_key_is_one_sentence(override, sentence):
         ("optimizer.eps.x=1", "eps = {'x': 1}: input should be a valid number"),
         ("schedule.decay=cosin", "decay = 'cosin': input should be 'cosine', 'linear' or 'none'"),
         ("objective.kind=mask", "kind = 'mask': input should be 'classification' or 'masked-patches'"),
-        ("warmup_steps=10", "warmup_steps = 10 leaves nothing of 10 steps"),
+        ("warmup_steps=10", "warmup_steps = 10 leaves nothing of 10 steps: give schedule.warmup_steps=1 too"),
     ],
 )
 def test_a_wrong_value_is_one_sentence(override, sentence):

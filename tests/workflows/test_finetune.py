@@ -61,10 +61,11 @@ def test_a_sweep_chooses_on_what_was_held_out_and_trains_again_on_everything(fol
     assert len(tried) == 3
     best = max(tried, key=lambda line: float(line.split("accuracy ")[1].split("%")[0]))
     assert any(line.startswith("chosen: ") for line in lines)
-    final = here / "runs/finetune-stripes/final"
+    final = here / "runs/finetune-stripes"
     config = (final / "config.toml").read_text()
     assert "holdout = 0.0" in config
     assert not [entry for entry in runs.records(final) if entry["kind"] == "evaluation"]
+    assert vitrail.load(final).num_classes == 3
     chosen = next(line for line in lines if line.startswith("chosen: ")).split()[1].rstrip(";")
     accuracies = {line.split()[2].rstrip(":"): float(line.split("accuracy ")[1].split("%")[0]) for line in tried}
     assert accuracies[chosen] == float(best.split("accuracy ")[1].split("%")[0])
@@ -142,7 +143,7 @@ def test_data_with_a_test_part_alone_holds_some_out(here):
     lines = list(finetune("data", sweep=True, overrides=SHORT))
     assert len([line for line in lines if line.startswith("learning rate ")]) == 3
     assert "holdout = 0.1" in (here / "runs/finetune-data/sweep-0.001/config.toml").read_text()
-    assert "holdout = 0.0" in (here / "runs/finetune-data/final/config.toml").read_text()
+    assert "holdout = 0.0" in (here / "runs/finetune-data/config.toml").read_text()
 
 
 def test_a_learning_rate_and_a_sweep_for_it_are_one_too_many(folder, here):
@@ -157,3 +158,24 @@ def test_a_learning_rate_that_leads_nowhere_does_not_end_the_sweep(folder, here,
     )
     assert any(line.startswith("learning rate 1e+30: no finite gradient") for line in lines)
     assert any(line.startswith("chosen: 0.001;") for line in lines)
+
+
+def test_a_class_of_which_nothing_can_be_read_is_told(here):
+    stripes(here / "data", classes=2, images=5)
+    (here / "data/phone").mkdir()
+    (here / "data/phone/photo.heic").write_bytes(b"not for us")
+    with pytest.raises(DataError, match="no image of 'phone' that can be read"):
+        list(finetune("data"))
+
+
+def test_nothing_is_written_among_other_files(folder, here):
+    stripes(here / "mine", classes=2, images=3)
+    with pytest.raises(ConfigError, match=r"mine holds colour-0 and is no run: give a new run\.folder"):
+        list(finetune(str(folder), overrides=[*SHORT, "run.folder=mine"]))
+    assert sorted(path.name for path in (here / "mine").iterdir()) == ["colour-0", "colour-1"]
+
+
+def test_a_run_that_is_not_finished_is_no_model_yet(here):
+    (here / "runs/half/checkpoints").mkdir(parents=True)
+    with pytest.raises(vitrail.WeightsError, match="is a run that is not finished: give its command again"):
+        vitrail.load(here / "runs/half")

@@ -23,7 +23,9 @@ def finetune(
 ) -> None:
     """Train a classifier for your own images, from a model that has seen others.
 
-    Resolution, steps, batch size and learning rate are chosen for the data; any of them can be given.
+    Resolution, steps, batch size and learning rate are chosen for the data; any of them can be given:
+    steps=500 batch_size=32 learning_rate=0.003 image_size=224 folder=runs/mine. The model goes to runs/finetune-…, and
+    the same command goes on where it was stopped.
     """
     from vitrail.workflows.finetune import finetune as run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -28,7 +29,9 @@ def train(
 
     if list_them:
         rows = [(r.name, r.summary, r.cost, r.expected, r.command) for r in RECIPES.values()]
-        print_table("Recipes", ("name", "what", "cost", "expected", "command"), rows, left=5)
+        columns = ("name", "what", "cost", "expected", "command")
+        width = 5 if not sys.stdout.isatty() else 2  # the others do not fit; docs/recipes.md has them too
+        print_table("Recipes", columns[:width], [row[:width] for row in rows], left=width)
         return
     if recipe is None:
         raise ConfigError("name a recipe (`vitrail train --list` shows them) or a .toml file")

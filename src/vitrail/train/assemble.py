@@ -116,7 +116,8 @@ def steps_of(config: RunConfig, samples: int) -> int:
     if schedule.warmup_steps >= steps:
         raise ConfigError(
             f"schedule.warmup_steps = {schedule.warmup_steps} leaves nothing of the {steps} steps that "
-            f"{schedule.epochs:g} epochs of {samples} images in batches of {config.data.batch_size} are"
+            f"{schedule.epochs:g} epochs of {samples} images in batches of {config.data.batch_size} are: "
+            f"give schedule.warmup_steps={steps // 10} too"
         )
     return steps
 

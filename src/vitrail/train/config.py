@@ -168,7 +168,10 @@ class ScheduleConfig(Section):
         if (self.steps is None) == (self.epochs is None):
             raise ValueError("give either schedule.steps or schedule.epochs")
         if self.steps is not None and self.warmup_steps >= self.steps:
-            raise ValueError(f"warmup_steps = {self.warmup_steps} leaves nothing of {self.steps} steps")
+            raise ValueError(
+                f"warmup_steps = {self.warmup_steps} leaves nothing of {self.steps} steps: give schedule.warmup_steps="
+                f"{self.steps // 10} too"
+            )
         return self
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitrail.data.loader import Batch, EvaluationLoader, TrainingLoader
 from vitrail.data.order import mixed
-from vitrail.errors import ConfigError, DataError, Stopped, TrainingError
+from vitrail.errors import DataError, Stopped, TrainingError
 from vitrail.metrics import Sums, add, means
 from vitrail.model.cost import FORWARD_AND_BACKWARD, cost
 from vitrail.objectives.base import Objective
@@ -298,7 +298,7 @@ def save(run: Run) -> None:
     progress.window_total = {name: pair.tolist() for name, pair in run.ranks.total(run.window).items()}
     if run.ranks.first:
         run.records.bring_to_disk()
-    kept = {**vars(progress), "scaler": run.scaler.state_dict(), "data": run.data}
+    kept = {**vars(progress), "scaler": run.scaler.state_dict()}
     tensors = named_tensors(run.objective, run.optimizer, run.average)
     run.checkpoints.save(progress.step, tensors, kept, best=progress.best[0] if progress.best else None)
 
@@ -312,11 +312,6 @@ def resume(run: Run) -> Path | None:
             run.records.keep_until(0)
         return None
     kept = run.checkpoints.load(path, named_tensors(run.objective, run.optimizer, run.average))
-    if kept["data"] != run.data:
-        raise ConfigError(
-            f"the run in {run.config.run.folder} was begun with other images than {run.config.data.source} has now: "
-            "give another run.folder"
-        )
     if kept["scaler"]:
         run.scaler.load_state_dict(kept["scaler"])
     names = vars(run.progress).keys()

@@ -138,7 +138,9 @@ def _value(text: str, path: list[str]) -> Any:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text
+        # A shell takes quotes away: [tensorboard,wandb] is a list of words.
+        listed = text.startswith("[") and text.endswith("]")
+        value = [word.strip() for word in text[1:-1].split(",")] if listed else text
     if value == "none" and len(path) > 2:
         return None  # sections know this word, their parts do not
     return text if _is_word(path) and not isinstance(value, str) else value

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,11 @@ ADJUSTABLE = {"data": {"source", "workers", "in_memory"}, "optimizer": {"accumul
 """What may differ when a run is gone on with, besides all of the section run but the seed."""
 
 
+CONFIG, LOCK, DATA = "config.toml", ".lock", ".data"
+TRIALS = "sweep-"
+"""Runs inside a run's folder that a sweep makes first."""
+
+
 @dataclass(frozen=True)
 class Result:
     """Of a finished run."""
@@ -51,6 +56,8 @@ class Result:
     steps: int
     evaluation: dict[str, float] | None
     """What the last evaluation measured, if there was one."""
+    evaluated: int
+    """On so many images."""
 
 
 def start(config: RunConfig) -> Result:
@@ -58,7 +65,7 @@ def start(config: RunConfig) -> Result:
     folder = config.run.folder
     with joined(config.run.device, config.run.timeout) as ranks, _settings(config), _in_one_line(folder, ranks):
         run = assemble(config, ranks)
-        with _claimed(config, ranks), _sound_attention(run.objective.model.architecture):
+        with _claimed(run), _sound_attention(run.objective.model.architecture):
             resumed = resume(run)
             run.display.start_step = run.progress.step
             if ranks.first:
@@ -86,7 +93,8 @@ def finish(run: Run) -> Result:
         draw_curves(kept, folder / "curves.png", str(folder))
     evaluations = [entry for entry in kept if entry["kind"] == "evaluation" and entry["step"] == run.steps]
     measured = {n: v for n, v in evaluations[-1].items() if isinstance(v, float)} if evaluations else None
-    return Result(folder, folder / "model", run.steps, run.ranks.told_by_first(measured))
+    images = len(run.evaluation.source) if run.evaluation is not None else 0
+    return Result(folder, folder / "model", run.steps, run.ranks.told_by_first(measured), images)
 
 
 def exported(trained: ImageModel, state: dict[str, torch.Tensor]) -> ImageModel:
@@ -115,7 +123,8 @@ def story(run: Run, kept: list[dict[str, Any]]) -> str:
     for entry in kept[-1:]:
         if entry["kind"] == "evaluation":
             told = ", ".join(f"{name} {value:.4g}" for name, value in entry.items() if isinstance(value, float))
-            lines.append(f"At the end on {entry['part']}: {told}.")
+            images = len(run.evaluation.source) if run.evaluation is not None else 0
+            lines.append(f"At the end on the {images:,} images of {entry['part']}: {told}.")
     lines.append(f"```toml\n{to_toml(config)}```")
     return "\n\n".join(lines)
 
@@ -132,8 +141,9 @@ def _introduce(run: Run, resumed: Path | None) -> None:
     model, data, config = run.objective.model, run.training.source, run.config
     parameters = sum(parameter.numel() for parameter in run.objective.parameters())
     line = run.display.line
-    classes = f", {data.num_classes} classes" if config.objective.kind == "classification" else ""
-    line(f"data: {len(data):,} images to train on{classes}, " + _validation(run))
+    line(f"data: {len(data):,} images to train on, " + _validation(run))
+    if config.objective.kind == "classification":
+        line(f"classes: {data.num_classes}" + (f", {some(data.classes)}" if data.classes else ""))
     name = config.model.name or config.model.weights
     line(f"model: {name}, {parameters:,} parameters, images of {show_size(model.image_size)} pixels")
     line(
@@ -144,6 +154,11 @@ def _introduce(run: Run, resumed: Path | None) -> None:
         line("it is finished already: there is nothing left to train")
     elif resumed is not None:
         line(f"going on from step {run.progress.step:,}")
+
+
+def some(names: Sequence[str], most: int = 10) -> str:
+    """The first of them."""
+    return ", ".join(names[:most]) + (" …" if len(names) > most else "")
 
 
 def _validation(run: Run) -> str:
@@ -188,14 +203,16 @@ def _sound_attention(architecture: Architecture) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _claimed(config: RunConfig, ranks: Ranks) -> Iterator[None]:
+def _claimed(run: Run) -> Iterator[None]:
     """The run folder is ours while the block runs, and holds this configuration."""
+    config, ranks = run.config, run.ranks
     wrong, lock = None, None
     if ranks.first:
         try:
             config.run.folder.mkdir(parents=True, exist_ok=True)
+            _check_folder(config.run.folder)
             lock = _lock(config.run.folder)
-            _agree(config)
+            _agree(config, run.data)
         except (ConfigError, TrainingError) as error:
             wrong = error
         except OSError as error:
@@ -210,13 +227,20 @@ def _claimed(config: RunConfig, ranks: Ranks) -> Iterator[None]:
             os.close(lock)
 
 
+def _check_folder(folder: Path) -> None:
+    """Nothing is written among other files."""
+    others = [path.name for path in folder.iterdir() if path.name != LOCK and not path.name.startswith(TRIALS)]
+    if others and not (folder / CONFIG).exists():
+        raise ConfigError(f"{folder} holds {min(others)} and is no run: give a new run.folder")
+
+
 def _lock(folder: Path) -> int | None:
     """Held by one process at a time, and let go by the system when that ends, however it ends."""
     if sys.platform == "win32":
         return None
     import fcntl
 
-    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         # Not flock: workers would inherit it, and outlive a killed run by some seconds.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -228,15 +252,21 @@ def _lock(folder: Path) -> int | None:
     return descriptor
 
 
-def _agree(config: RunConfig) -> None:
-    """With the configuration that the run was begun with; the first start writes it down."""
-    path = config.run.folder / "config.toml"
+def _agree(config: RunConfig, data: str) -> None:
+    """With the images and the configuration that the run was begun with; the first start writes them down."""
+    path, told = config.run.folder / CONFIG, config.run.folder / DATA
+    if told.exists() and told.read_text(encoding="utf-8") != data:
+        raise ConfigError(
+            f"the run in {config.run.folder} was begun with other images than {config.data.source} has now: give "
+            "another run.folder"
+        )
     if path.exists():
         for key, then, now in differences(checked(read_file(path)), config):
             raise ConfigError(
                 f"the run in {config.run.folder} was begun with {key} = {then!r}, not {now!r}: give another "
                 "run.folder, or the same value to go on with it"
             )
+    write_whole(told, data.encode())
     write_whole(path, to_toml(config).encode())
 
 

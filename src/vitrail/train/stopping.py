@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ def stop_requests() -> Iterator[Request]:
     before = {number: signal.getsignal(number) for number in ASKED}
 
     def take(number: int, frame: FrameType | None) -> None:
+        os.write(2, b"stopping: this step is finished and saved first; Ctrl-C again ends at once, without saving\n")
         request.signal = signal.Signals(number)
         signal.signal(number, before[signal.Signals(number)])
 

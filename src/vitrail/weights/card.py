@@ -115,11 +115,15 @@ def _facts(model: ImageModel) -> str:
     shape = "squashed" if p.resize == "squash" else "shape kept"
     rows += [
         ("image size", show_size(a.image_size)),
-        ("classes", str(model.num_classes) + ("" if model.labels is None else ", with names")),
+        ("classes", str(model.num_classes) + ("" if model.labels is None else f": {_some(model.labels)}")),
         ("resize", f"to {show_size(p.image_size)}, {shape}{crop}, {p.interpolation}"),
         ("mean, deviation", f"{p.mean}, {p.std}"),
     ]
     return _table(rows)
+
+
+def _some(labels: tuple[str, ...], most: int = 10) -> str:
+    return ", ".join(label.replace("|", "\\|") for label in labels[:most]) + (" …" if len(labels) > most else "")
 
 
 def _certificate(certificate: Certificate) -> str:

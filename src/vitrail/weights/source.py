@@ -46,6 +46,8 @@ def locate(source: str | Path) -> Located:
     if text and path.is_dir():
         # A run keeps its model in a folder of its own.
         inner = path / "model"
+        if (path / "checkpoints").is_dir() and not inner.is_dir():
+            raise WeightsError(f"{path} is a run that is not finished: give its command again to go on with it")
         return _in_folder(path.resolve().name, inner if (inner / "config.json").is_file() else path)
     if path.is_file():
         return _one_file(path)

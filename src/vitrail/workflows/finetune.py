@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from vitrail.config import show_size
@@ -27,7 +28,7 @@ from vitrail.model.cost import cost, tokens
 from vitrail.train.assemble import open_parts, steps_of
 from vitrail.train.config import RunConfig
 from vitrail.train.resolve import resolve
-from vitrail.train.start import start
+from vitrail.train.start import TRIALS, start
 from vitrail.weights.load import load
 from vitrail.workflows.training import told
 
@@ -38,6 +39,8 @@ GROWTH = 1.5
 """By how much the resolution is raised: the paper goes from 224 to 384."""
 MOST_ON_A_CPU = 10e9
 """Operations for an image beyond which a CPU is not asked for a higher resolution: a B/16 would take hours."""
+FEW = 10_000
+"""Images below which crops are gentler than the paper's."""
 LOOKED_AT = 32
 """Images whose size is looked at, to know what resolution the data has."""
 SCRATCH_LEARNING_RATES = (0.0003, 0.001, 0.003)
@@ -96,7 +99,7 @@ def swept(config: RunConfig, rates: Sequence[float], look: Look) -> Generator[st
         raise ConfigError("--sweep chooses by a part that is held out: leave data.holdout and data.validate_on alone")
     results: dict[float, tuple[float, float]] = {}
     for rate in rates:
-        trial = _with(config, {"optimizer": {"learning_rate": rate}}, f"sweep-{rate:.3g}")
+        trial = _with(config, {"optimizer": {"learning_rate": rate}}, f"{TRIALS}{rate:.3g}")
         try:
             measured = start(trial).evaluation
         except Stopped:
@@ -116,12 +119,13 @@ def swept(config: RunConfig, rates: Sequence[float], look: Look) -> Generator[st
     update: dict[str, dict[str, Any]] = {"optimizer": {"learning_rate": best}}
     if not look.has_validation:
         update["data"] = {"holdout": 0.0}
-    yield f"chosen: {best:.3g}; now trained again" + ("" if look.has_validation else " on all images")
-    return _with(config, update, "final")
+    seen = "" if look.has_validation else f" on all images; those of the {results[best][0]:.1%} are then among them"
+    yield f"chosen: {best:.3g}; now trained again{seen}"
+    return _with(config, update)
 
 
-def _with(config: RunConfig, update: dict[str, dict[str, Any]], name: str) -> RunConfig:
-    """The configuration with some values changed, in a folder of its own inside the run's."""
+def _with(config: RunConfig, update: dict[str, dict[str, Any]], name: str = "") -> RunConfig:
+    """The configuration with some values changed; with a name, in a folder of its own inside the run's."""
     tree = config.model_dump()
     update = {**update, "run": {"folder": config.run.folder / name}}
     return RunConfig(**{section: {**values, **update.get(section, {})} for section, values in tree.items()})
@@ -133,6 +137,13 @@ def look_at(data: str) -> Look:
     source = open_data(data, "train") if splits else open_data(data)
     if source.num_classes < 2:
         raise DataError(f"{data} has {source.num_classes} class: a classifier needs a folder for each of two or more")
+    counts = np.bincount(source.labels(0, len(source)), minlength=source.num_classes)
+    if not counts.all():
+        empty = source.classes[int(counts.argmin())] if source.classes else int(counts.argmin())
+        raise DataError(
+            f"{data} has no image of {empty!r} that can be read: `vitrail data check` tells what was left out; export "
+            "those as JPEG, or take the folder away"
+        )
     return Look(len(source), source.num_classes, _short_side(source), "val" in splits)
 
 
@@ -185,7 +196,6 @@ def from_scratch(look: Look) -> dict[str, Any]:
     tree = _shared(look)
     tree["model"] = {"name": f"Ti/{patch}", "image_size": size, "depth": 6, "pool": "average", "stochastic_depth": 0.1}
     tree["optimizer"] = {"kind": "adamw", "learning_rate": SCRATCH_LEARNING_RATES[1], "weight_decay": 0.05}
-    tree["data"]["augmentation"] = {"crop_area": (0.35, 1.0)}
     return tree
 
 
@@ -194,9 +204,11 @@ def _shared(look: Look) -> dict[str, Any]:
     most = PAPER_BATCH if torch.cuda.is_available() else 32
     batch = max(2, min(most, 2 ** int(math.log2(max(look.images * 0.9 / 4, 2)))))
     steps = min(max(math.ceil(30 * look.images / batch), 200), 10_000)
+    # The paper crops from 5% of the area on; with few images that leaves little to learn from.
+    gentle = {"crop_area": (0.35, 1.0)} if look.images < FEW else {}
     held_out = {} if look.has_validation else {"holdout": DEFAULT_HOLDOUT}
     return {
-        "data": {"batch_size": batch, "workers": 0 if look.images < 1000 else 2, **held_out},
+        "data": {"batch_size": batch, "workers": 0 if look.images < 1000 else 2, **held_out, "augmentation": gentle},
         "schedule": {"steps": steps, "decay": "cosine"},
         "run": {"log_every": 10},
     }
@@ -232,8 +244,14 @@ def chosen(config: RunConfig, look: Look) -> str:
     length = f"{steps} steps" if steps is not None else f"{config.schedule.epochs:g} epochs"
     return (
         f"{look.images:,} images of {look.classes} classes, about {look.short_side} pixels: training at {size} "
-        f"for {length} of {config.data.batch_size}, learning rate {config.optimizer.learning_rate:g}"
+        f"for {length} of {config.data.batch_size}, learning rate {config.optimizer.learning_rate:g}; crops from "
+        f"{config.data.augmentation.crop_area[0]:.0%} of the area on, {mirrored(config.data.augmentation.flip)}"
     )
+
+
+def mirrored(flip: float) -> str:
+    """Whether images are, in words."""
+    return "mirrored at random (data.augmentation.flip=0 where left and right matter)" if flip else "not mirrored"
 
 
 def folder_name(data: str, model: str | None) -> str:

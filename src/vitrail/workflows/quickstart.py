@@ -35,7 +35,7 @@ def quickstart(folder: str = "runs/quickstart") -> Iterator[str]:
     accuracy = tested(load(tuned.model))
     yield f"curves: {tuned.folder / 'curves.png'}"
     yield f"model: {tuned.model}"
-    yield f"next: vitrail finetune --data YOUR_FOLDER --from {tuned.folder}"
+    yield "next: vitrail finetune --data YOUR_FOLDER --from hf:google/vit-base-patch16-224-in21k"
     yield f"test accuracy: {accuracy:.1%}"
 
 

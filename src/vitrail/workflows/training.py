@@ -34,10 +34,11 @@ def run(config: RunConfig) -> Iterator[str]:
 def told(result: Result) -> Iterator[str]:
     """Where everything is, and what to type next."""
     if result.evaluation is not None:
-        yield "validation: " + ", ".join(shown(name, value) for name, value in result.evaluation.items())
+        told = ", ".join(shown(name, value) for name, value in result.evaluation.items())
+        yield f"validation, on {result.evaluated:,} images: {told}"
     yield f"curves: {result.folder / 'curves.png'}"
     yield f"model: {result.model}"
-    yield f'next: in Python, vitrail.load("{result.folder}"); or `vitrail finetune --data DATA --from {result.folder}`'
+    yield f'next: in Python, model = vitrail.load("{result.folder}"), and docs/training.md shows how to predict with it'
 
 
 def shown(name: str, value: float) -> str:
