@@ -246,6 +246,27 @@ def test_a_record_may_begin_before_a_stop_and_end_after_it(tmp_path, monkeypatch
     assert all(speed > 50 for speed in speeds if speed is not None)
 
 
+def test_the_scale_of_fp16_is_a_part_of_a_checkpoint(tmp_path, monkeypatch):
+    """People use it on GPUs alone; torch computes it on a CPU as well, so it can be shown here."""
+    monkeypatch.setattr("vitrail.train.assemble.precision_of", lambda name, ranks: torch.float16)
+    start(runs.config(tmp_path / "whole"))
+    scale = runs.state(runs.checkpoints(tmp_path / "whole")[-1])["scaler"]
+    assert scale["scale"] >= 1
+    assert runs.losses(tmp_path / "whole") == pytest.approx(json.loads(GOLDEN_FILE.read_text())["softmax"], abs=0.06)
+    ordinary = loop.step
+
+    def step(run):
+        if run.progress.step == 6:
+            signal.raise_signal(signal.SIGTERM)
+        ordinary(run)
+
+    monkeypatch.setattr(loop, "step", step)
+    with pytest.raises(Stopped):
+        start(runs.config(tmp_path / "stopped"))
+    start(runs.config(tmp_path / "stopped"))
+    runs.assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
 def test_other_images_are_another_run(tmp_path, monkeypatch):
     """Also where only their names differ, and the command is the same."""
     from pictures import make_folder
