@@ -131,10 +131,12 @@ def page(measured: dict[str, Any]) -> str:
         measurements(measured),
     ]
     if saved is not None:
+        during = saved["all_step_ms_while_writing"]
         parts.append(
             f"A checkpoint of {saved['model']} ({saved['bytes'] / 1e9:.1f} GB) held the loop up for "
             f"{saved['held_up_s']:.1f} s and was whole {saved['whole_after_s']:.0f} s after its start; steps took "
-            f"{saved['step_ms_before']:.0f} ms before, {saved['step_ms_while_writing'] or math.nan:.0f} ms meanwhile."
+            f"{saved['step_ms_before']:.0f} ms before, {saved['step_ms_while_writing'] or math.nan:.0f} ms meanwhile "
+            f"(medians; the longest of {len(during)} took {max(during, default=math.nan) / 1000:.1f} s)."
         )
     parts.append(
         "Worked out from these (`benchmarks/scale_plan.py` says how), assuming that a collective reaches "

@@ -179,3 +179,13 @@ def test_a_run_that_is_not_finished_is_no_model_yet(here):
     (here / "runs/half/checkpoints").mkdir(parents=True)
     with pytest.raises(vitrail.WeightsError, match="is a run that is not finished: give its command again"):
         vitrail.load(here / "runs/half")
+
+
+def test_a_sweep_from_a_model_tries_the_papers_four(folder, here):
+    start(runs.config(here / "pretrained", schedule={"steps": 4, "warmup_steps": 1}))
+    short = ["schedule.steps=20", "run.trackers=[]", "run.folder=mine"]
+    lines = list(finetune(str(folder), str(here / "pretrained"), sweep=True, overrides=short))
+    tried = [float(line.split()[2].rstrip(":")) for line in lines if line.startswith("learning rate ")]
+    # Of the paper's .001 .003 .01 .03 at a batch of 512, those for this batch of 8.
+    assert tried == pytest.approx([rate * (8 / 512) ** 0.5 for rate in (0.001, 0.003, 0.01, 0.03)], rel=0.05)
+    assert vitrail.load(here / "mine").num_classes == 3

@@ -121,9 +121,7 @@ def chosen_device(device: str) -> torch.device:
     return found
 
 
-def spread(
-    objective: Objective, ranks: Ranks, parallel: str, precision: torch.dtype, per_node: int | None = None
-) -> nn.Module:
+def spread(objective: Objective, ranks: Ranks, parallel: str, precision: torch.dtype) -> nn.Module:
     """The objective on its device, over all ranks: what to call in a training step. The objective keeps its names.
 
     `ddp`: whole on each, gradients averaged. `fsdp`: every layer's parameters sharded over all ranks and gathered when
@@ -140,7 +138,7 @@ def spread(
     if parallel == "ddp":
         objective.to(ranks.device)
         return DistributedDataParallel(objective, gradient_as_bucket_view=True)
-    mesh = _mesh(ranks, parallel, per_node)
+    mesh = _mesh(ranks, parallel)
     options: dict[str, Any] = {"mesh": mesh}
     if precision != torch.float32:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
@@ -152,11 +150,11 @@ def spread(
     return objective.to(ranks.device)
 
 
-def _mesh(ranks: Ranks, parallel: str, per_node: int | None) -> DeviceMesh:
+def _mesh(ranks: Ranks, parallel: str) -> DeviceMesh:
     kind = ranks.device.type
     if parallel == "fsdp":
         return init_device_mesh(kind, (ranks.size,), mesh_dim_names=("shard",))
-    local = per_node or int(os.environ.get("LOCAL_WORLD_SIZE", ranks.size))
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.size))
     if ranks.size % local:
         raise ConfigError(
             f"run.parallel = 'hybrid' needs nodes of equal size: {ranks.size} ranks are not {local} a node"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from vitrail.train.distributed import Ranks, joined, lost
 from vitrail.train.loop import Run, full_state, resume, train
 from vitrail.train.resolve import checked, read_file, to_toml
 from vitrail.train.trackers import open_trackers
+from vitrail.weights.card import some
 from vitrail.weights.save import save
 
 ADJUSTABLE = {"data": {"source", "workers", "in_memory"}, "optimizer": {"accumulate"}}
@@ -154,11 +155,6 @@ def _introduce(run: Run, resumed: Path | None) -> None:
         line("it is finished already: there is nothing left to train")
     elif resumed is not None:
         line(f"going on from step {run.progress.step:,}")
-
-
-def some(names: Sequence[str], most: int = 10) -> str:
-    """The first of them."""
-    return ", ".join(names[:most]) + (" …" if len(names) > most else "")
 
 
 def _validation(run: Run) -> str:

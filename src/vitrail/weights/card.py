@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import vitrail
@@ -115,14 +116,15 @@ def _facts(model: ImageModel) -> str:
     shape = "squashed" if p.resize == "squash" else "shape kept"
     rows += [
         ("image size", show_size(a.image_size)),
-        ("classes", str(model.num_classes) + ("" if model.labels is None else f": {_some(model.labels)}")),
+        ("classes", str(model.num_classes) + ("" if model.labels is None else f": {some(model.labels)}")),
         ("resize", f"to {show_size(p.image_size)}, {shape}{crop}, {p.interpolation}"),
         ("mean, deviation", f"{p.mean}, {p.std}"),
     ]
     return _table(rows)
 
 
-def _some(labels: tuple[str, ...], most: int = 10) -> str:
+def some(labels: Sequence[str], most: int = 10) -> str:
+    """The first of them, for a line of text or a cell of a table."""
     return ", ".join(label.replace("|", "\\|") for label in labels[:most]) + (" …" if len(labels) > most else "")
 
 
