@@ -7,7 +7,10 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -197,6 +200,45 @@ def test_workers_that_keep_dying_are_an_error(tmp_path):
     with pytest.raises(RuntimeError, match=r"exited unexpectedly|killed"):
         next(loader)
     assert len(list(tmp_path.iterdir())) == loader_module.WORKER_DEATHS + 1
+
+
+KILLED = """
+import gc, multiprocessing, os, signal, sys
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+from vitrail.data.loader import TrainingLoader
+
+if __name__ == "__main__":
+    loader = TrainingLoader("digits", 8, 16, workers=2, start_method=sys.argv[1])
+    next(loader)
+    (batches,) = (found for found in gc.get_objects() if type(found) is _MultiProcessingDataLoaderIter)
+    print(*(worker.pid for worker in multiprocessing.active_children()), flush=True)
+    batches._workers_done_event._cond.acquire()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+def test_no_worker_outlives_a_killed_program(tmp_path, start_method):
+    """Killed while it holds the lock that torch's workers ask for before they look whether it is still there."""
+    (tmp_path / "killed.py").write_text(KILLED)
+    command = [sys.executable, str(tmp_path / "killed.py"), start_method]
+    with open(tmp_path / "workers", "w+") as told:  # not a pipe: one that outlives would hold it open
+        assert subprocess.run(command, stdout=told, stderr=subprocess.DEVNULL, timeout=120).returncode == -9
+        told.seek(0)
+        workers = [int(word) for word in told.read().split()]
+    assert len(workers) == 2
+    until = time.monotonic() + 20
+    while alive := [pid for pid in workers if _alive(pid)]:
+        assert time.monotonic() < until, f"{alive} of {workers} are still there"
+        time.sleep(0.2)
+
+
+def _alive(pid: int) -> bool:
+    """A zombie, which nobody in a container may be there to bury, is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 # Broken samples

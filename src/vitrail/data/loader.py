@@ -30,6 +30,7 @@ from vitrail.data.decode import MOST_PIXELS_TRAINING, decode, decode_crop, to_ch
 from vitrail.data.evaluation import fitted
 from vitrail.data.open import Data, open_data
 from vitrail.data.order import Order, mixed
+from vitrail.data.parallel import end_with_parent
 from vitrail.data.source import Sample, Source
 from vitrail.errors import ConfigError, DataError
 
@@ -419,6 +420,7 @@ def _loader_options(workers: int, pin_memory: bool | None, start_method: str | N
     return {
         "num_workers": workers,
         "collate_fn": _as_it_is,
+        "worker_init_fn": end_with_parent,
         "generator": torch.Generator(),  # of its own: else it would draw from the program's
         "pin_memory": torch.cuda.is_available() if pin_memory is None else pin_memory,
         "multiprocessing_context": start_method if workers else None,

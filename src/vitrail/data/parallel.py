@@ -10,6 +10,8 @@ import logging
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -39,6 +41,22 @@ def worker_count(workers: int | None) -> int:
     if workers < 1:
         raise ConfigError(f"workers = {workers}: give at least 1")
     return workers
+
+
+def end_with_parent(_: int = 0) -> None:
+    """Called in a worker: it ends soon after its parent, however that one ended, whatever it is waiting for.
+
+    A parent killed in the middle of something takes a lock with it that torch's own workers ask for before they look
+    whether it is still there: they would stay for ever, with the memory and the open files that they have.
+    """
+    number, parent = os.getppid(), multiprocessing.parent_process()
+
+    def watch() -> None:
+        while os.getppid() == number and (parent is None or parent.is_alive()):
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def in_parallel(
@@ -156,6 +174,7 @@ def _serve(pipe: Connection, other_end: Connection, work: Callable[[Source, int]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is asked to stop, and ends us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which is how; a fork may have brought a handler along
     torch.set_num_threads(1)
+    end_with_parent()
     try:
         pipe.send(None)
         while True:

@@ -243,10 +243,6 @@ def evaluate(run: Run) -> bool:
     """
     if run.evaluation is None:
         return False
-    if run.config.data.workers:
-        # An evaluation forks workers of its own: one forked while the thread that writes a checkpoint holds a lock
-        # would wait for that lock for ever.
-        run.checkpoints.finish()
     started, progress = time.perf_counter(), run.progress
     measured = measure(run, run.evaluation)
     progress.owes_evaluation = measured is None
