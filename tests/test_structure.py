@@ -18,7 +18,7 @@ LAYERS = [
     ["errors"],
     ["config", "processor"],
     ["model", "data", "metrics"],
-    ["weights", "objectives", "fast"],
+    ["weights", "objectives", "fast", "drawing"],
     ["recipes", "train"],
     ["evaluate", "predict"],
     ["inspection"],

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vitrail.errors import ConfigError, DataError, InputError, MissingExtraError, VitrailError, WeightsError
     from vitrail.model.bit import BitResNet
     from vitrail.model.create import create_model
+    from vitrail.model.peer import TimmModel
     from vitrail.model.positions import resize_position_embedding
     from vitrail.model.recording import record_attention
     from vitrail.model.vit import VisionTransformer
@@ -38,6 +39,7 @@ _HOMES = {
     "InputError": "vitrail.errors",
     "MissingExtraError": "vitrail.errors",
     "Preprocessing": "vitrail.config",
+    "TimmModel": "vitrail.model.peer",
     "TrainingLoader": "vitrail.data.loader",
     "VisionTransformer": "vitrail.model.vit",
     "VitrailError": "vitrail.errors",
@@ -61,6 +63,7 @@ __all__ = [
     "InputError",
     "MissingExtraError",
     "Preprocessing",
+    "TimmModel",
     "TrainingLoader",
     "VisionTransformer",
     "VitrailError",

@@ -87,6 +87,40 @@ class Preprocessing(Config):
         return self
 
 
+class TrainingCost(Config):
+    """What it took to train weights, from fresh ones on, as far as is known. It travels with them."""
+
+    flops: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    """Multiplications and additions of forward and backward passes."""
+    device_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    """Seconds times devices."""
+    devices: tuple[str, ...]
+    """What they were."""
+    complete: bool = True
+    """Whether it counts from fresh weights on; those of another origin do not tell what they cost."""
+
+    @property
+    def exaflops(self) -> float:
+        """10¹⁸ operations."""
+        return self.flops / 1e18
+
+    @property
+    def device_hours(self) -> float:
+        """The unit that people pay for."""
+        return self.device_seconds / 3600
+
+    def after(self, earlier: TrainingCost | None) -> TrainingCost:
+        """With what came before; where that is unknown, this is not all."""
+        if earlier is None:
+            return self.model_copy(update={"complete": False})
+        return TrainingCost(
+            flops=earlier.flops + self.flops,
+            device_seconds=earlier.device_seconds + self.device_seconds,
+            devices=tuple(dict.fromkeys([*earlier.devices, *self.devices])),
+            complete=earlier.complete,
+        )
+
+
 class Origin(Config):
     """Where weights came from. It travels with them."""
 

@@ -6,7 +6,8 @@
     ├── DataError            images or data sets that cannot be read, or too many broken ones
     ├── WeightsError         a file or folder of weights that cannot be read, trusted, understood or written
     ├── TrainingError        a run that cannot go on: losses that are no numbers, a lost rank, a full disk
-    │   └── Stopped          a run that was asked to stop, and has saved where it was
+    │   ├── Diverged         one whose gradients are no numbers any more
+    │   └── Stopped          one that was asked to stop, and has saved where it was
     └── MissingExtraError    an optional dependency that is not installed      (also an ImportError)
 
 A message says what was wrong, what is allowed and what to do next, in one sentence where one is enough.
@@ -41,6 +42,10 @@ class WeightsError(VitrailError):
 
 class TrainingError(VitrailError):
     """A run that cannot go on."""
+
+
+class Diverged(TrainingError):
+    """A run whose gradients are no numbers any more: another learning rate may lead further."""
 
 
 class Stopped(TrainingError):

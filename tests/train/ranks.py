@@ -1,7 +1,8 @@
 """Runs on several ranks: python ranks.py JOBS.json
 
 A job is {"tree", "size"} and perhaps "stop_at" (rank 1 is sent SIGTERM in that step), "kill_at" (rank 1 is killed
-after it) and "per_node". Everything is imported once; each rank is a fork. Prints the exit codes and seconds of each.
+after it), "per_node" and "times" (one process starts it again and again). Everything is imported once; each rank is a
+fork. Prints the exit codes and seconds of each.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def forked(job: dict, rank: int, port: int) -> int:
         interrupt(job)
     code = 0
     try:
-        start(resolve(job["tree"]))
+        for _ in range(job.get("times", 1)):
+            start(resolve(job["tree"]))
     except VitrailError as error:
         print(f"rank {rank}: {error}", file=sys.stderr)
         code = 3 if isinstance(error, Stopped) else 1

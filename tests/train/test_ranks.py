@@ -41,6 +41,7 @@ def finished(tmp_path_factory) -> dict[str, Path]:
         "one": {"size": 1},
         "parts": {"size": 1, "optimizer": {"accumulate": 4}},
         "ddp": {"size": 2},
+        "ddp twice": {"size": 2, "times": 2},
         "ddp parts": {"size": 2, "optimizer": {"accumulate": 2}},
         "fsdp": {"size": 2, "run": {"parallel": "fsdp"}},
         "fsdp parts": {"size": 2, "run": {"parallel": "fsdp"}, "optimizer": {"accumulate": 2}},
@@ -55,7 +56,7 @@ def finished(tmp_path_factory) -> dict[str, Path]:
         plain = {**PLAIN, **sections, "model": {**PLAIN["model"], **sections.get("model", {})}}
         plain["run"] = {**SELDOM, **sections.get("run", {})}
         job = {"size": way["size"], "tree": runs.tree(root / name, **plain)}
-        jobs.append({**job, **({"per_node": way["per_node"]} if "per_node" in way else {})})
+        jobs.append({**job, **{key: way[key] for key in ("per_node", "times") if key in way}})
     results, stderr = run_jobs(root, jobs)
     for name, result in zip(ways, results, strict=True):
         assert set(result["codes"]) == {0}, (name, stderr)

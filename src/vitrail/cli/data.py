@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from vitrail.cli.printing import progress_bar
 
 if TYPE_CHECKING:
     from vitrail.data.report import Report
 
 EXAMPLES = 3
 """Of each kind of finding, at a terminal."""
-REDRAWN = 0.1
-"""Seconds between two states of a progress bar."""
 
 app = typer.Typer(
     help="Check a data set, or pack it into shards.",
@@ -50,7 +47,7 @@ def check(
 
     if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
         raise ConfigError(f"--out {out}: give the name of a file in a folder that is there")
-    with _progress("checking") as progress:
+    with progress_bar("checking") as progress:
         report = run(data, workers, progress)
     if as_json or out:
         text = json.dumps(report.as_dict(), indent=2)
@@ -84,7 +81,7 @@ def pack(
     from vitrail.data.check import WHOLE
     from vitrail.data.pack import pack as run
 
-    with _progress("packing") as progress:
+    with progress_bar("packing") as progress:
         manifest = run(
             data,
             out,
@@ -115,31 +112,6 @@ def pack(
                 f"{name}: {len(part['broken'])} of {manifest['samples'][name]['number']} samples left out",
                 file=sys.stderr,
             )
-
-
-@contextmanager
-def _progress(verb: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on stderr where that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn(verb), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    # It draws itself when it is told something: a thread of its own would be in the way of starting processes.
-    with Progress(*columns, console=console, auto_refresh=False, transient=True) as bar:
-        task, drawn = bar.add_task(verb, total=None), 0.0
-
-        def show(done: int, total: int) -> None:
-            nonlocal drawn
-            bar.update(task, completed=done, total=total)
-            if time.monotonic() - drawn > REDRAWN:
-                bar.refresh()
-                drawn = time.monotonic()
-
-        yield show
 
 
 def _print_report(report: Report) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vitrail.cli.printing import print_lines
+from vitrail.cli.printing import print_lines, progress_bar
 
 
 def finetune(
@@ -16,6 +16,9 @@ def finetune(
     ] = None,
     sweep: Annotated[
         bool, typer.Option(help="Choose the learning rate on a held-out part, as the paper does.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option(help="Only solve a head on the frozen model: seconds on a CPU; lists doubtful labels.")
     ] = False,
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="key=value …", help="Such as schedule.steps=500 run.folder=runs/mine.")
@@ -29,4 +32,19 @@ def finetune(
     """
     from vitrail.workflows.finetune import finetune as run
 
+    if quick:
+        _quick(data, start, sweep, overrides or [])
+        return
     print_lines(run(data, start, sweep, overrides or []))
+
+
+def _quick(data: str, start: str | None, sweep: bool, overrides: list[str]) -> None:
+    from vitrail.errors import ConfigError
+    from vitrail.workflows.quick import quick
+
+    if sweep:
+        raise ConfigError("--quick trains nothing that a --sweep could choose a learning rate for: give one of them")
+    if start is None:
+        raise ConfigError("--quick needs a model to take as it is: give --from MODEL")
+    with progress_bar("features") as progress:
+        print_lines(quick(data, start, overrides, progress=progress))

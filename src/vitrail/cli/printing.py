@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+REDRAWN = 0.1
+"""Seconds between two states of a progress bar."""
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
@@ -35,3 +40,27 @@ def print_lines(lines: Iterable[str]) -> None:
     for line in lines:
         if speaks:
             print(line, flush=True)
+
+
+@contextmanager
+def progress_bar(verb: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on stderr where that is a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn(verb), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    # It draws itself when it is told something: a thread of its own would be in the way of starting processes.
+    with Progress(*columns, console=console, auto_refresh=False, transient=True) as bar:
+        task, drawn = bar.add_task(verb, total=None), 0.0
+
+        def show(done: int, total: int) -> None:
+            nonlocal drawn
+            bar.update(task, completed=done, total=total)
+            if time.monotonic() - drawn > REDRAWN:
+                bar.refresh()
+                drawn = time.monotonic()
+
+        yield show

@@ -230,6 +230,25 @@ class ResNetArchitecture(Config):
 
 
 Architecture = VitArchitecture | ResNetArchitecture
+"""Of vitrail's own networks: their tensors have names in other libraries too."""
+
+
+class TimmArchitecture(Config):
+    """A network of timm's, by its name there: `model.peer` builds it. It may stand in a stranger's config.json."""
+
+    name: Annotated[str, Field(pattern=r"\A[a-z0-9_]+(\.[a-z0-9_]+)?\z", max_length=200)]
+    """As timm lists it, `resnet50` or `resnet50.a1_in1k`: no path, no address, nothing that timm would fetch."""
+    image_size: ImageSize
+    in_channels: Positive = 3
+    num_classes: Count
+    dropout: Rate | None = None
+    """Before the head; None leaves it to timm, which has none in nearly all."""
+    stochastic_depth: Rate | None = None
+    """Rate for the last block; None leaves it to timm."""
+
+    def at(self, image_size: int | tuple[int, int]) -> TimmArchitecture:
+        """The same for another image size."""
+        return TimmArchitecture(**{**dict(self), "image_size": image_size})
 
 
 def misfit(image_size: tuple[int, int], stride: int) -> str:

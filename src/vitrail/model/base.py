@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from vitrail.config import Origin, Preprocessing
+from vitrail.config import Origin, Preprocessing, TrainingCost
 from vitrail.errors import ConfigError, InputError
 from vitrail.model.architecture import Architecture
 from vitrail.model.initialise import initialise_head
@@ -26,6 +26,8 @@ class ImageModel(nn.Module, ABC):
     """Representation → logits."""
     origin: Origin | None
     """Where the weights came from; None for fresh ones."""
+    training_cost: TrainingCost | None
+    """What it took to train the weights, where known."""
     set_aside: dict[str, Tensor]
     """Tensors of the checkpoint that the model does not need, by their names there, kept for the way back."""
 
@@ -37,6 +39,7 @@ class ImageModel(nn.Module, ABC):
         self.preprocessing = Preprocessing(image_size=architecture.image_size, mean=half, std=half)
         self._labels: tuple[str, ...] | None = None
         self.origin = None
+        self.training_cost = None
         self.set_aside = {}
 
     @abstractmethod

@@ -1,7 +1,8 @@
 """What a model costs, counted from its architecture alone: parameters, operations for one image, tokens.
 
 An operation is a multiplication or an addition, so a multiply-accumulate counts twice, as in the paper's
-exaFLOPs; only matrix products and convolutions are counted. No torch here, so a table of models appears at once.
+exaFLOPs; only matrix products and convolutions are counted. No torch here, so a table of models appears at once; but a
+network of timm's has no formula, and is built and run without memory to be counted.
 """
 
 from __future__ import annotations
@@ -9,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from vitrail.model.architecture import Architecture, Backbone, ConvLayer, ResNetArchitecture, VitArchitecture
+from vitrail.model.architecture import (
+    Architecture,
+    Backbone,
+    ConvLayer,
+    ResNetArchitecture,
+    TimmArchitecture,
+    VitArchitecture,
+)
 
 FORWARD_AND_BACKWARD = 3
 """A training step costs so many forward passes: the backward pass is two products for each one of the forward's."""
@@ -22,8 +30,12 @@ class Cost(NamedTuple):
     flops: int
 
 
-def cost(architecture: Architecture, image_size: tuple[int, int] | None = None) -> Cost:
+def cost(architecture: Architecture | TimmArchitecture, image_size: tuple[int, int] | None = None) -> Cost:
     """The cost at an image size; at the architecture's own if None. Parameters are those of a model built for it."""
+    if isinstance(architecture, TimmArchitecture):
+        from vitrail.model.peer import measured
+
+        return Cost(*measured(architecture.at(image_size or architecture.image_size)))
     height, width = image_size or architecture.image_size
     parts = _resnet if isinstance(architecture, ResNetArchitecture) else _vit
     return _total(parts(architecture, height, width))  # type: ignore[arg-type]

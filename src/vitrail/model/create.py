@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import torch
 
 from vitrail.errors import ConfigError
-from vitrail.model.architecture import Architecture, ResNetArchitecture
+from vitrail.model.architecture import Architecture, ResNetArchitecture, TimmArchitecture
 from vitrail.model.bit import BitResNet
 from vitrail.model.initialise import initialise
+from vitrail.model.peer import TimmModel
 from vitrail.model.variants import architecture
 from vitrail.model.vit import VisionTransformer
 
@@ -46,8 +47,14 @@ def create_model(
     return model.to(device=target, dtype=dtype)
 
 
-def build(architecture: Architecture) -> VisionTransformer | BitResNet:
+@overload
+def build(architecture: Architecture) -> VisionTransformer | BitResNet: ...
+@overload
+def build(architecture: TimmArchitecture) -> TimmModel: ...
+def build(architecture: Architecture | TimmArchitecture) -> VisionTransformer | BitResNet | TimmModel:
     """The empty network of an architecture, on the meta device: no memory, no values."""
+    if isinstance(architecture, TimmArchitecture):
+        return TimmModel(architecture)
     with torch.device("meta"):
         if isinstance(architecture, ResNetArchitecture):
             return BitResNet(architecture)

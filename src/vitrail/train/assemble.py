@@ -13,11 +13,13 @@ from vitrail import processor
 from vitrail.data.loader import EvaluationLoader, TrainingLoader
 from vitrail.data.memory import in_memory
 from vitrail.data.open import DEFAULT_HOLDOUT, open_data, splits_of
-from vitrail.data.source import Source, fingerprint
+from vitrail.data.source import Source, fingerprint, held_out
 from vitrail.errors import ConfigError, DataError
 from vitrail.model.base import ImageModel
+from vitrail.model.cost import cost
 from vitrail.model.create import create_model
 from vitrail.model.initialise import initialise_head
+from vitrail.model.peer import TimmModel
 from vitrail.objectives.build import build_objective
 from vitrail.train.averaging import Average
 from vitrail.train.checkpoint import Checkpoints
@@ -55,6 +57,10 @@ def assemble(config: RunConfig, ranks: Ranks) -> Run:
         **config.objective.model_dump(exclude={"head_bias"}),
     )
     model.set_gradient_checkpointing(config.run.gradient_checkpointing)
+    if isinstance(model, TimmModel):
+        cost(model.architecture)  # where timm's network cannot be counted, that is told before it is trained
+        if ranks.size > 1:
+            model.share_batch_statistics(ranks.device)
     module = spread(objective, ranks, config.run.parallel, precision)
     if config.run.compile if config.run.compile is not None else ranks.device.type == "cuda":
         for part in objective.parts_to_compile():
@@ -88,6 +94,10 @@ def open_parts(config: DataConfig) -> Parts:
     """What to train and to validate on. What is held out is not trained on, validated on or not."""
     source, part, splits = config.source, config.validate_on, splits_of(config.source)
     share = config.holdout
+    if part == "holdout":
+        whole = open_data(source, "train") if splits else open_data(source)
+        rest, out = held_out(whole, share or DEFAULT_HOLDOUT, config.holdout_seed)
+        return Parts(_kept(config, rest), _kept(config, out))
     if share is None:
         share = DEFAULT_HOLDOUT if part == "val" and not splits else 0.0
     if "val" in splits:
@@ -163,7 +173,10 @@ def build_model(config: RunConfig, source: Source) -> ImageModel:
             )
         # In fp32 whatever the file holds: small steps would vanish in the rounding of bf16.
         model: ImageModel = load(wanted.weights, num_classes=classes, dtype=torch.float32, **size, **wanted.options)
-        initialise_head(model.head, config.objective.head_bias)
+        if isinstance(model, TimmModel):
+            model.initialise_head(config.objective.head_bias)
+        else:
+            initialise_head(model.head, config.objective.head_bias)
     else:
         assert wanted.name is not None
         if "num_classes" in wanted.options and wanted.options["num_classes"] != classes:

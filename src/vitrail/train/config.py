@@ -75,8 +75,9 @@ class DataConfig(Section):
 
     source: str
     """DATA: a folder, a .csv, .parquet or .tar file, a folder of shards, hf:owner/name, or digits."""
-    validate_on: Literal["val", "test", "none"] = "val"
-    """The part that evaluations during training look at."""
+    validate_on: Literal["val", "test", "holdout", "none"] = "val"
+    """The part that evaluations during training look at. holdout: a share of train, even where the data has a part
+    "val", which is then left for a test."""
     holdout: Share | None = None
     """Share of each class set aside where the data has no part "val": not trained on, and validated on unless
     `validate_on` says otherwise. 0: nothing, train on all of it. Left out: a tenth of data that comes in one part."""
@@ -90,6 +91,14 @@ class DataConfig(Section):
     """Decode everything once and keep the pixels: for small images that are seen many times."""
     augmentation: Augmentation = Augmentation()
     mixing: Mixing = Mixing()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.validate_on == "holdout" and self.holdout == 0:
+            raise ValueError(
+                'validate_on = "holdout" with holdout = 0 leaves nothing to look at: give a share such as 0.1'
+            )
+        return self
 
 
 class ObjectiveConfig(Section):

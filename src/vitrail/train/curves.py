@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.writers import write_whole
+from vitrail.drawing import BLUE, FAINT, GREEN, INK, PURPLE, VERMILION, drawn, set_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,38 +19,8 @@ if TYPE_CHECKING:
 Record = Mapping[str, Any]
 Array = NDArray[np.float64]
 
-WIDTH, HEIGHT, DOTS_PER_INCH = 12.0, 7.0, 100
-"""1200×700 pixels."""
-# Of the palette by Okabe and Ito, which is also told apart by people who see fewer colours.
-BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
-INK, FAINT, GRID = "#333333", "#666666", "#E6E6E6"
-STYLE = {
-    "figure.facecolor": "white",
-    "axes.facecolor": "white",
-    "axes.edgecolor": "#BBBBBB",
-    "axes.labelcolor": FAINT,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.titlesize": 11,
-    "axes.titlelocation": "left",
-    "axes.titlecolor": INK,
-    "grid.color": GRID,
-    "grid.linewidth": 0.7,
-    "xtick.color": FAINT,
-    "ytick.color": FAINT,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same picture everywhere
-    "font.size": 10,
-    "legend.frameon": False,
-    "legend.labelcolor": INK,
-    "svg.hashsalt": "vitrail",  # names inside the file would be drawn by lot
-}
-
-LETTERS = 110
-"""Of the title: more do not fit."""
+WIDTH, HEIGHT = 12.0, 7.0
+"""Inches: 1200×700 pixels."""
 SMOOTHED_FROM = 20
 """Records; fewer are shown as they are."""
 MOST_POINTS = 2000
@@ -69,21 +37,8 @@ def draw_curves(records: Sequence[Record], path: Path, title: str) -> bool:
     """
     if not any("loss" in record for record in records):
         return False
-    from matplotlib import style
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    with style.context(["default", STYLE]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a title may be in any script
-        layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)  # inches
-        figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DOTS_PER_INCH, layout=layout)
-        FigureCanvasAgg(figure)
+    with drawn(path, WIDTH, HEIGHT) as figure:
         _draw(figure, records, title)
-        for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None, "Creator": None})):
-            content = io.BytesIO()
-            figure.savefig(content, format=suffix[1:], metadata=metadata)
-            write_whole(path.with_suffix(suffix), content.getvalue())
     return True
 
 
@@ -98,8 +53,7 @@ def _draw(figure: Figure, records: Sequence[Record], title: str) -> None:
         _draw_metric(_axes(figure, grid[0, column], name, last), records, name)
     if len(rates[0]):
         _draw_rates(_axes(figure, grid[1, :], "learning rate", last), rates)
-    title = title if len(title) <= LETTERS else f"{title[: LETTERS - 1]}…"
-    figure.suptitle(title, x=0.012, ha="left", fontsize=13, fontweight="bold", color=INK, parse_math=False)
+    set_title(figure, title)
 
 
 def _axes(figure: Figure, place: SubplotSpec, name: str, last: int) -> Axes:

@@ -5,18 +5,21 @@ The engine is torch's own. `torchrun` starts the processes and says who is who; 
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from vitrail.errors import ConfigError, Stopped, TrainingError
@@ -24,6 +27,10 @@ from vitrail.metrics import Sums
 from vitrail.model.create import checked_device
 from vitrail.objectives.base import Objective
 from vitrail.train.optim import layers
+
+T = TypeVar("T")
+_JOINS = itertools.count()
+"""How often this process has joined: every rank joins as often, so that they agree on a name."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +71,17 @@ class Ranks:
         dist.broadcast_object_list(carrier, src=0, group=self.control)
         return carrier[0]
 
+    def gathered(self, value: T) -> list[T]:
+        """What each rank has, in their order, on all of them."""
+        if self.size == 1:
+            return [value]
+        everyone = [value] * self.size
+        dist.all_gather_object(everyone, value, group=self.control)
+        return everyone
+
     def united(self, found: set[int]) -> set[int]:
         """What any rank has found."""
-        if self.size == 1:
-            return found
-        everyone: list[set[int]] = [set()] * self.size
-        dist.all_gather_object(everyone, found, group=self.control)
-        return set().union(*everyone)
+        return set().union(*self.gathered(found))
 
     def total(self, sums: Sums) -> Sums:
         """Added up over all ranks; names and their order are the same on all."""
@@ -94,7 +105,10 @@ def joined(device: str, timeout: float) -> Iterator[Ranks]:
         torch.cuda.set_device(chosen)
     limit = timedelta(seconds=timeout)
     try:
-        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo", timeout=limit)
+        store = PrefixStore(f"join-{next(_JOINS)}", _meeting_point(limit))
+        dist.init_process_group(
+            "nccl" if chosen.type == "cuda" else "gloo", store=store, rank=rank, world_size=size, timeout=limit
+        )
         control, saving = (dist.new_group(backend="gloo", timeout=limit) for _ in range(2))
     except (RuntimeError, ValueError) as error:
         raise TrainingError(f"rank {rank} of {size} cannot reach the others: {_first_line(error)}") from None
@@ -109,6 +123,17 @@ def joined(device: str, timeout: float) -> Iterator[Ranks]:
         # After another error the others may be gone: taking leave of them would wait for an answer.
         if together:
             dist.destroy_process_group()
+
+
+_MEETING_POINTS: list[Store] = []
+
+
+def _meeting_point(limit: timedelta) -> Store:
+    """Where ranks find each other. One for a process: a sweep joins several times, and its address is taken then."""
+    if not _MEETING_POINTS:
+        _MEETING_POINTS.append(next(rendezvous("env://", timeout=limit))[0])
+    _MEETING_POINTS[0].set_timeout(limit)
+    return _MEETING_POINTS[0]
 
 
 def chosen_device(device: str) -> torch.device:

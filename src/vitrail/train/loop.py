@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitrail.data.loader import Batch, EvaluationLoader, TrainingLoader
 from vitrail.data.order import mixed
-from vitrail.errors import DataError, Stopped, TrainingError
+from vitrail.errors import DataError, Diverged, Stopped, TrainingError
 from vitrail.metrics import Sums, add, means
 from vitrail.model.cost import FORWARD_AND_BACKWARD, cost
 from vitrail.objectives.base import Objective
@@ -190,7 +190,7 @@ def guard(run: Run, finite: bool) -> None:
         run.checkpoints.finish()
         kept = run.checkpoints.steps()
         last = f"the checkpoint of step {max(kept)} is from before" if kept else "there is no checkpoint yet"
-        raise TrainingError(
+        raise Diverged(
             f"no finite gradient in the {most} steps up to step {progress.step}: {last}; run.precision=fp32 may help, "
             "or in another run.folder a lower optimizer.learning_rate or a longer schedule.warmup_steps"
         )

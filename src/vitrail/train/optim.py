@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from vitrail.model.encoder import AxialEncoderBlock, EncoderBlock
+from vitrail.model.peer import TimmModel
 from vitrail.model.resnet import BitUnit, HybridUnit
 from vitrail.objectives.base import Objective
 from vitrail.train.config import OptimizerConfig
@@ -41,12 +42,12 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """All parameters that learn, in groups of equal decay and equal `scale`, the factor on the learning rate."""
     kernels = set(kernel_names(objective))
-    stack = list(layers(objective))
+    above = {} if layer_decay is None else layers_above(objective)
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in objective.named_parameters():
         if parameter.requires_grad:
             decay = weight_decay if name in kernels else 0.0
-            scale = 1.0 if layer_decay is None else layer_decay ** _layers_above(name, stack)
+            scale = 1.0 if layer_decay is None else layer_decay ** above[name]
             groups.setdefault((decay, scale), []).append(parameter)
     return [
         {"params": parameters, "weight_decay": decay, "scale": scale} for (decay, scale), parameters in groups.items()
@@ -63,11 +64,21 @@ def kernel_names(module: nn.Module) -> list[str]:
 
 
 def layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The units that a model is stacked of, the lowest first: residual units, then encoder blocks."""
+    """The units that a model is stacked of, the lowest first: residual units, then encoder blocks. None of timm's."""
     blocks = AxialEncoderBlock | EncoderBlock
     found = {name: part for name, part in model.named_modules() if isinstance(part, HybridUnit | BitUnit | blocks)}
     # The halves of an axial block are one layer.
     return {name: part for name, part in found.items() if not any(name.startswith(f"{other}.") for other in found)}
+
+
+def layers_above(objective: nn.Module) -> dict[str, int]:
+    """How many layers lie between each parameter and the loss; timm says it of its own networks."""
+    stack = list(layers(objective))
+    found = {name: _layers_above(name, stack) for name, _ in objective.named_parameters()}
+    for prefix, part in objective.named_modules():
+        if isinstance(part, TimmModel):
+            found |= {f"{prefix}.{name}".removeprefix("."): count for name, count in part.layers_above().items()}
+    return found
 
 
 def _layers_above(name: str, stack: list[str]) -> int:

@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 
-from vitrail.config import show_size
+from vitrail.config import TrainingCost, show_size
 from vitrail.data.writers import write_whole
 from vitrail.errors import ConfigError, TrainingError
-from vitrail.model.architecture import Architecture, VitArchitecture
+from vitrail.model.architecture import Architecture, TimmArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
-from vitrail.model.cost import tokens
+from vitrail.model.cost import FORWARD_AND_BACKWARD, cost, tokens
 from vitrail.model.create import build
 from vitrail.train import records
 from vitrail.train.assemble import assemble
@@ -90,6 +90,7 @@ def finish(run: Run) -> Result:
     kept = records.read(run.records.path) if run.ranks.first else []
     if run.ranks.first:
         model = exported(run.objective.model, state)
+        model.training_cost = spent(run)
         save(model, folder / "model", notes=story(run, kept))
         draw_curves(kept, folder / "curves.png", str(folder))
     evaluations = [entry for entry in kept if entry["kind"] == "evaluation" and entry["step"] == run.steps]
@@ -109,6 +110,17 @@ def exported(trained: ImageModel, state: dict[str, torch.Tensor]) -> ImageModel:
         notes = (*trained.origin.notes, "trained further since")
         model.origin = trained.origin.model_copy(update={"notes": notes})
     return model.eval()
+
+
+def spent(run: Run) -> TrainingCost:
+    """What it took to get here, with what the weights that it began from had cost."""
+    forward = cost(run.objective.model.architecture).flops
+    here = TrainingCost(
+        flops=FORWARD_AND_BACKWARD * forward * run.progress.position,
+        device_seconds=run.progress.seconds * run.ranks.size,
+        devices=(device_name(run.ranks.device),),
+    )
+    return here if run.config.model.weights is None else here.after(run.objective.model.training_cost)
 
 
 def story(run: Run, kept: list[dict[str, Any]]) -> str:
@@ -186,8 +198,10 @@ def _settings(config: RunConfig) -> Iterator[None]:
 def _sound_attention(architecture: Architecture) -> Iterator[None]:
     """Without cuDNN's kernel for sequences of an odd multiple of 64: there its backward pass gives gradients that are
     no numbers once a row's logsumexp is below −88 (cuDNN 9.19, torch 2.11 on an H200; pytorch issue 196678). Elsewhere
-    it is sound, and the fastest."""
+    it is sound, and the fastest. Of timm's networks the lengths are not known: they go without it."""
     before = torch.backends.cuda.cudnn_sdp_enabled()
+    if isinstance(architecture, TimmArchitecture):
+        torch.backends.cuda.enable_cudnn_sdp(False)
     if isinstance(architecture, VitArchitecture):
         axial = architecture.block == "axial"
         lengths = architecture.grid(architecture.image_size) if axial else (tokens(architecture),)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import vitrail
 from vitrail.config import show_size
-from vitrail.model.architecture import VitArchitecture
+from vitrail.model.architecture import TimmArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
 
 LIBRARIES = {"native": "vitrail", "timm": "timm", "huggingface": "transformers", "torchvision": "torchvision"}
@@ -59,13 +59,14 @@ def model_card(
         heading.append("pipeline_tag: image-classification")
     if origin is not None and origin.licence:
         heading.append(f"license: {origin.licence}")
-    heading += ["tags:", "- vision-transformer", "- vitrail", "---"]
+    family = "timm" if isinstance(model.architecture, TimmArchitecture) else "vision-transformer"
+    heading += ["tags:", f"- {family}", "- vitrail", "---"]
     cls = "AutoModelForImageClassification" if model.num_classes else "AutoModel"
     loading = LOADING[naming].format(name=name, cls=cls, options=_options(model, naming))
     parts = ["\n".join(heading), f"# {name}", f"```python\n{loading}\n```", "## Model", _facts(model)]
     if origin is not None:
-        notes = "".join(f"\n- {note}" for note in origin.notes)
-        parts += ["## Origin", f"Weights from `{origin.source}`, in the naming of {origin.format}.{notes}"]
+        concluded = "".join(f"\n- {note}" for note in origin.notes)
+        parts += ["## Origin", f"Weights from `{origin.source}`, in the naming of {origin.format}.{concluded}"]
     if notes:
         parts += ["## Training", notes]
     if certificate is not None:
@@ -110,6 +111,8 @@ def _facts(model: ImageModel) -> str:
             )
         ]
         rows += [("pooling", a.pool), ("position embedding", a.position), ("GELU", a.gelu)]
+    elif isinstance(a, TimmArchitecture):
+        rows += [("network of timm", a.name)]
     else:
         rows += [("ResNet", f"blocks {a.backbone.blocks}, width ×{a.backbone.width_factor}")]
     crop = f", then the central {p.crop_fraction:.4g}" if p.crop_fraction < 1 else ""
@@ -120,6 +123,10 @@ def _facts(model: ImageModel) -> str:
         ("resize", f"to {show_size(p.image_size)}, {shape}{crop}, {p.interpolation}"),
         ("mean, deviation", f"{p.mean}, {p.std}"),
     ]
+    if (spent := model.training_cost) is not None:
+        since = "" if spent.complete else ", after weights of unknown cost"
+        told = f"{spent.exaflops:.3g} exaFLOPs, {spent.device_hours:.3g} hours on {', '.join(spent.devices)}{since}"
+        rows.append(("training cost", told))
     return _table(rows)
 
 

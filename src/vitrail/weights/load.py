@@ -11,36 +11,41 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitrail.config import Origin
-from vitrail.errors import ConfigError, MissingExtraError, WeightsError, did_you_mean
-from vitrail.model.architecture import Architecture, ResNetArchitecture
+from vitrail.config import Origin, show_size
+from vitrail.errors import ConfigError, WeightsError, did_you_mean
+from vitrail.model.architecture import Architecture, ResNetArchitecture, TimmArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.model.bit import BitResNet
 from vitrail.model.create import build, check_dtype, checked_device
+from vitrail.model.peer import TimmModel, imported
 from vitrail.model.vit import VisionTransformer
 from vitrail.weights.files import TensorFile, TensorInfo, open_tensors
 from vitrail.weights.google import GoogleNaming
 from vitrail.weights.huggingface import HuggingFaceNaming
-from vitrail.weights.naming import Beside, Naming, Reading
-from vitrail.weights.native import SET_ASIDE, NativeNaming
+from vitrail.weights.naming import IMAGENET, Beside, Naming, Reading
+from vitrail.weights.native import SET_ASIDE, NativeNaming, description
 from vitrail.weights.pairs import Pair, check_complete, expected_shapes, listed, pair_up
 from vitrail.weights.source import locate
 from vitrail.weights.timm import TimmNaming
+from vitrail.weights.timm_config import TimmConfig, labels_of, preprocessing_of
 from vitrail.weights.torchvision import TorchvisionNaming
 
 log = logging.getLogger("vitrail")
 
+NATIVE = NativeNaming()
 NAMINGS: dict[str, Naming] = {
-    naming.name: naming
-    for naming in (NativeNaming(), TimmNaming(), TorchvisionNaming(), HuggingFaceNaming(), GoogleNaming())
+    naming.name: naming for naming in (NATIVE, TimmNaming(), TorchvisionNaming(), HuggingFaceNaming(), GoogleNaming())
 }
 TRAINING_ONLY = ("dropout", "attention_dropout", "stochastic_depth")
 KNOWABLE = ("num_heads", "gelu", "norm_eps", *TRAINING_ONLY)
 """Options of a Vision Transformer that leave no trace in the shapes of its weights."""
+COUNTER = "num_batches_tracked"
+"""The one whole number that is learned: batch norm's."""
 READERS = 2
 """Threads that read tensors: one waits for memory pages while the other copies."""
+Model = VisionTransformer | BitResNet | TimmModel
 
 
 def load(
@@ -51,14 +56,15 @@ def load(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     **known: Any,
-) -> VisionTransformer | BitResNet:
+) -> Model:
     """A model from weights of any origin, ready to evaluate. No code from a file is ever run.
 
     Args:
         source: a folder or file of weights (vitrail, timm, torchvision, Hugging Face, Google), a run folder,
-            `hf:owner/name[@revision]` from the hub, or `timm:name` where timm is installed.
+            `hf:owner/name[@revision]` from the hub, or `timm:name` where timm is installed: any of its models, in a
+            model of our own where that can hold the weights, else in timm's network (`TimmModel`).
         num_classes: replace the head by a zero-initialised one for so many classes.
-        image_size: resize the position embedding for good.
+        image_size: resize the position embedding, or whatever is made for one size, for good.
         device: where the parameters live; the CPU if None.
         dtype: of the parameters; the file's if None.
         known: what you know and the file may not say, such as num_heads=6 or gelu="tanh"; also the rates that act in
@@ -80,9 +86,7 @@ def load(
     return model.to(device=target, dtype=dtype).eval()
 
 
-def load_with_files(
-    source: str | Path, known: Mapping[str, Any] | None = None
-) -> tuple[VisionTransformer | BitResNet, tuple[Path, ...]]:
+def load_with_files(source: str | Path, known: Mapping[str, Any] | None = None) -> tuple[Model, tuple[Path, ...]]:
     """The model as it is in its files, and those files; none for one that timm has loaded."""
     known = known or {}
     if wrong := [name for name in known if name not in KNOWABLE]:
@@ -101,21 +105,25 @@ def load_with_files(
 
 
 def recognise(where: str, tensors: Mapping[str, TensorInfo], beside: Beside | None = None) -> Naming:
-    """The naming of a checkpoint, from its names and shapes."""
+    """The naming of a checkpoint, from its names and shapes. That a folder of ours holds timm's, config.json tells."""
+    if beside is not None and NATIVE.of_timm(beside):
+        return NATIVE
     for naming in NAMINGS.values():
         if naming.recognises(tensors):
             return naming
     if beside is not None and (kind := beside.json("config.json").get("model_type")):
         raise WeightsError(f"{where} is a {kind!r} of transformers; vitrail reads its vit, deit, dinov2 and vit_mae")
+    if beside is not None and (kind := beside.json("config.json").get("architecture")):
+        raise WeightsError(
+            f"{where} is a {kind!r} of timm's, for which vitrail has no layers: timm:NAME runs timm's own"
+        )
     raise WeightsError(
         f"{where} is no Vision Transformer, hybrid or BiT ResNet in any naming vitrail knows ({', '.join(NAMINGS)}): "
         f"it holds {listed(list(tensors)) or 'no tensors'}"
     )
 
 
-def _model(
-    where: str, name: str, tensors: TensorFile, beside: Beside, known: Mapping[str, Any]
-) -> VisionTransformer | BitResNet:
+def _model(where: str, name: str, tensors: TensorFile, beside: Beside, known: Mapping[str, Any]) -> Model:
     naming = recognise(where, tensors.tensors, beside)
     try:
         with ThreadPoolExecutor(1) as aside:
@@ -123,11 +131,12 @@ def _model(
             reading = naming.understand(tensors.tensors, beside)
             _tell(reading, known, sure=naming.name in ("native", "huggingface") and beside.described)
             _plausible(reading.architecture, len(tensors.tensors))
-            model = build(reading.architecture)
+            model: Model = build(reading.architecture)
             pairs = pair_up(model.state_dict(), naming.lines(reading.architecture, reading.dialect))
             _fill(where, model, tensors, reading, pairs)
             model.preprocessing = reading.preprocessing
             model.labels = reading.labels
+            model.training_cost = reading.training_cost
             model.origin = _origin(name, naming, reading, beside)
             checked.result()
     except ConfigError as error:
@@ -153,6 +162,8 @@ def _tell(reading: Reading, known: Mapping[str, Any], sure: bool) -> None:
 
 def _plausible(architecture: Architecture, tensors: int) -> None:
     """No model has more layers than tensors; a config that says so would have us build without end."""
+    if isinstance(architecture, TimmArchitecture):
+        return  # which says no number of layers: its name does
     resnet = isinstance(architecture, ResNetArchitecture)
     layers = sum(architecture.backbone.blocks) if resnet else architecture.depth  # type: ignore[union-attr]
     if layers > tensors:
@@ -162,7 +173,11 @@ def _plausible(architecture: Architecture, tensors: int) -> None:
 def _fill(where: str, model: ImageModel, file: TensorFile, reading: Reading, pairs: list[Pair]) -> None:
     """All tensors into an empty model, or none: what is in the file is known before any of it is taken."""
     empty = model.state_dict()
-    check_complete(where, file.tensors, expected_shapes(pairs, empty), [*reading.set_aside, *reading.left_out])
+    # Tables of indices, which some of timm's networks have, are made with the network: a file's could point anywhere.
+    tables = {p for p in pairs if not empty[p.ours].is_floating_point() and not p.ours.endswith(COUNTER)}
+    pairs = [pair for pair in pairs if pair not in tables]
+    apart = [*reading.set_aside, *reading.left_out, *(name for pair in tables for name in pair.theirs)]
+    check_complete(where, file.tensors, expected_shapes(pairs, empty), apart)
     floats = {i.dtype for p in pairs for n in p.theirs if (i := file.tensors[n]).dtype.is_floating_point}
     dtype = functools.reduce(torch.promote_types, floats)
     if len(floats) > 1:
@@ -175,7 +190,8 @@ def _fill(where: str, model: ImageModel, file: TensorFile, reading: Reading, pai
         return pair.ours, ours.to(dtype) if ours.is_floating_point() else ours
 
     with ThreadPoolExecutor(READERS) as readers:
-        model.load_state_dict(dict(readers.map(read, pairs)), assign=True)
+        kept = {pair.ours: empty[pair.ours] for pair in tables}
+        model.load_state_dict({**dict(readers.map(read, pairs)), **kept}, assign=True)
     model.set_aside = {name.removeprefix(SET_ASIDE): file.read(name) for name in reading.set_aside}
 
 
@@ -217,25 +233,61 @@ class _InMemory(TensorFile):
 
 
 def _from_timm(source: str) -> tuple[TensorFile, Beside]:
-    """Let timm load one of its pretrained models, and take the weights over."""
-    try:
-        import timm
-    except ImportError:
-        raise MissingExtraError(f"loading {source}", "timm") from None
-    except RuntimeError as error:
-        raise WeightsError(
-            f"{source}: timm is installed but cannot be imported ({error}); torch and torchvision must be of one kind"
-        ) from None
+    """Let timm load one of its pretrained models, and take the weights over. Where no model of ours can hold them, they
+    are described as they would be in a native folder, as a network of timm's."""
+    timm = imported(f"loading {source}")
     try:
         model: Any = timm.create_model(source.removeprefix("timm:"), pretrained=True)
     except (RuntimeError, OSError, ValueError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise WeightsError(f"timm cannot load {source}: {first}") from None
     arguments: dict[str, Any] = {"pos_embed": "none" if getattr(model, "pos_embed", None) is None else None}
-    if hasattr(model, "blocks"):
-        arguments["num_heads"] = getattr(model.blocks[0].attn, "num_heads", None)
+    blocks = getattr(model, "blocks", None)
+    if isinstance(blocks, nn.Sequential | nn.ModuleList):
+        arguments["num_heads"] = getattr(getattr(blocks[0], "attn", None), "num_heads", None)
         arguments["pool_include_prefix"] = getattr(model, "pool_include_prefix", None)
     pretrained = dict(model.pretrained_cfg)
     config = {"architecture": pretrained.get("architecture", ""), "pretrained_cfg": pretrained, "model_args": arguments}
     config["global_pool"] = getattr(model, "global_pool", None)
-    return _InMemory(Path(source), model.state_dict()), Beside(given={"config.json": config})
+    tensors, beside = _InMemory(Path(source), model.state_dict()), Beside(given={"config.json": config})
+    if not _held_by_ours(source, tensors, beside):
+        beside = Beside(given={"config.json": _as_native(source, pretrained, getattr(model, "num_classes", 0))})
+    return tensors, beside
+
+
+def _held_by_ours(source: str, file: TensorFile, beside: Beside) -> bool:
+    """Whether a model of ours can hold all tensors of a checkpoint."""
+    try:
+        naming = recognise(source, file.tensors)
+        reading = naming.understand(file.tensors, beside)
+        empty = build(reading.architecture).state_dict()
+        pairs = pair_up(empty, naming.lines(reading.architecture, reading.dialect))
+        set_aside = [*reading.set_aside, *reading.left_out]
+        check_complete(source, file.tensors, expected_shapes(pairs, empty), set_aside)
+    except (ConfigError, WeightsError):
+        return False
+    return True
+
+
+def _as_native(source: str, pretrained: Mapping[str, Any], num_classes: int) -> dict[str, Any]:
+    """What a native folder's config.json says of a network of timm's, from what timm says of its weights.
+
+    Images are taken at timm's size for tests, where that is another than for training: at that size timm measures.
+    """
+    name = f"{pretrained['architecture']}.{pretrained.get('tag') or ''}".rstrip(".")
+    if source.removeprefix("timm:").partition(".")[0] != pretrained["architecture"]:
+        raise ConfigError(f"{source}: timm's own networks are found by a plain name, as in timm:{name}")
+    channels, *size = pretrained.get("test_input_size") or pretrained["input_size"]
+    architecture = TimmArchitecture(name=name, image_size=size, in_channels=channels, num_classes=num_classes)
+    crop = pretrained.get("test_crop_pct") or pretrained["crop_pct"]
+    config: TimmConfig = TimmConfig.of({"pretrained": {**pretrained, "crop_pct": crop}}, source)
+    notes: list[str] = []
+    trained = tuple(pretrained["input_size"][1:])
+    if architecture.image_size != trained:
+        notes.append(
+            f"images are taken at {show_size(architecture.image_size)} pixels, timm's size for tests; it was trained "
+            f"at {show_size(trained)}"
+        )
+    preprocessing = preprocessing_of(config, architecture, IMAGENET, notes)  # type: ignore[arg-type]  # sizes alone
+    origin = Origin(source=source, format="timm", licence=config.pretrained.license, notes=tuple(notes))
+    return description(architecture, preprocessing, labels_of(config, num_classes), origin)

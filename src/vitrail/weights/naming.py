@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from vitrail.config import Origin, Preprocessing, explain
+from vitrail.config import Origin, Preprocessing, TrainingCost, explain
 from vitrail.errors import WeightsError
 from vitrail.model.architecture import Architecture, Backbone, VitArchitecture
 from vitrail.model.base import ImageModel
@@ -102,6 +102,7 @@ class Reading:
     dialect: str = ""
     labels: tuple[str, ...] | None = None
     licence: str | None = None
+    training_cost: TrainingCost | None = None
     set_aside: list[str] = field(default_factory=list)
     """Tensors the model does not need, kept for the way back."""
     left_out: list[str] = field(default_factory=list)

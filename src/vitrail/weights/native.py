@@ -7,12 +7,13 @@ in the format of `sha256sum`, so a person can check it too.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vitrail.config import Origin, Preprocessing
+from vitrail.config import Origin, Preprocessing, TrainingCost
 from vitrail.errors import ConfigError, WeightsError
-from vitrail.model.architecture import Architecture, ResNetArchitecture, VitArchitecture
+from vitrail.model.architecture import Architecture, ResNetArchitecture, TimmArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.weights.naming import Beside, Naming, Reading, StrangersConfig, Tensors
 from vitrail.weights.pairs import Line
@@ -22,7 +23,7 @@ SUMS = "SHA256SUMS"
 HASHED = ("model.safetensors", "config.json")
 SET_ASIDE = "set_aside/"
 """Before the names of tensors that the model itself does not need."""
-FAMILIES: dict[str, type[Architecture]] = {"vit": VitArchitecture, "resnet": ResNetArchitecture}
+FAMILIES: dict[str, Any] = {"vit": VitArchitecture, "resnet": ResNetArchitecture, "timm": TimmArchitecture}
 
 
 class NativeConfig(StrangersConfig):
@@ -35,16 +36,22 @@ class NativeConfig(StrangersConfig):
     preprocessing: dict[str, Any]
     labels: tuple[str, ...] | None = None
     origin: dict[str, Any] | None = None
+    training_cost: dict[str, Any] | None = None
 
 
 class NativeNaming(Naming):
-    """`encoder.blocks.0.attention.qkv.weight`."""
+    """`encoder.blocks.0.attention.qkv.weight`; a network of timm's keeps the names it has there."""
 
     name = "native"
 
     def recognises(self, tensors: Tensors) -> bool:
-        """By the patch embedding, or the root of a ResNet."""
+        """By the patch embedding, or the root of a ResNet. What is timm's no name tells: see `of_timm`."""
         return bool({"patch_embed.projection.weight", "backbone.root.weight"} & tensors.keys())
+
+    def of_timm(self, beside: Beside) -> bool:
+        """Whether config.json tells of a network of timm's in a folder of ours."""
+        found = beside.json("config.json")
+        return (found.get("format"), found.get("family")) == (FORMAT, "timm")
 
     def understand(self, tensors: Tensors, beside: Beside) -> Reading:
         """Nothing is inferred: config.json says it all."""
@@ -61,6 +68,7 @@ class NativeNaming(Naming):
                 FAMILIES[config.family](**config.architecture),
                 Preprocessing(**config.preprocessing),
                 labels=config.labels,
+                training_cost=None if config.training_cost is None else TrainingCost(**config.training_cost),
                 set_aside=[name for name in tensors if name.startswith(SET_ASIDE)],
             )
         except ConfigError as error:
@@ -68,7 +76,7 @@ class NativeNaming(Naming):
 
     def lines(self, architecture: Architecture, dialect: str) -> list[Line]:
         """Every name stands for itself."""
-        return [Line("**", "**")]
+        return [Line("peer.**", "**") if isinstance(architecture, TimmArchitecture) else Line("**", "**")]
 
     def refusal(self, architecture: Architecture) -> str | None:
         """Holds every architecture."""
@@ -99,16 +107,30 @@ class NativeNaming(Naming):
     def companions(self, model: ImageModel) -> dict[str, Any]:
         """config.json."""
         return {
-            "config.json": {
-                "format": FORMAT,
-                "version": VERSION,
-                "family": "resnet" if isinstance(model.architecture, ResNetArchitecture) else "vit",
-                "architecture": model.architecture.model_dump(mode="json"),
-                "preprocessing": model.preprocessing.model_dump(mode="json"),
-                "labels": None if model.labels is None else list(model.labels),
-                "origin": None if model.origin is None else model.origin.model_dump(mode="json"),
-            }
+            "config.json": description(
+                model.architecture, model.preprocessing, model.labels, model.origin, model.training_cost
+            )
         }
+
+
+def description(
+    architecture: Architecture | TimmArchitecture,
+    preprocessing: Preprocessing,
+    labels: Sequence[str] | None,
+    origin: Origin | None,
+    training_cost: TrainingCost | None = None,
+) -> dict[str, Any]:
+    """What config.json says."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "family": next(family for family, kind in FAMILIES.items() if isinstance(architecture, kind)),
+        "architecture": architecture.model_dump(mode="json"),
+        "preprocessing": preprocessing.model_dump(mode="json"),
+        "labels": None if labels is None else list(labels),
+        "origin": None if origin is None else origin.model_dump(mode="json"),
+        "training_cost": None if training_cost is None else training_cost.model_dump(mode="json"),
+    }
 
 
 def sha256(path: Path) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vitrail.errors import WeightsError
 from vitrail.model.base import ImageModel
+from vitrail.model.peer import TimmModel
 from vitrail.weights.card import model_card
 from vitrail.weights.load import NAMINGS
 from vitrail.weights.naming import Beside, Naming
@@ -51,6 +52,11 @@ def _is_native(folder: Path) -> bool:
 
 def write(model: ImageModel, naming: Naming, folder: Path) -> None:
     """Weights and configs in a naming, without a model card."""
+    if isinstance(model, TimmModel) and naming.name != "native":
+        raise WeightsError(
+            f"this model cannot be written as {naming.name}: it is timm's own network {model.architecture.name}; the "
+            "format native holds it, under timm's names"
+        )
     model = naming.equivalent(model)
     if reason := naming.refusal(model.architecture):
         raise WeightsError(f"this model cannot be written as {naming.name}: {reason}")

@@ -21,14 +21,16 @@ from vitrail.config import show_size
 from vitrail.data.decode import decoded_image
 from vitrail.data.open import DEFAULT_HOLDOUT, open_data, splits_of
 from vitrail.data.source import Source
-from vitrail.errors import ConfigError, DataError, Stopped, TrainingError
+from vitrail.errors import ConfigError, DataError
 from vitrail.model.architecture import VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.model.cost import cost, tokens
+from vitrail.model.peer import TimmModel, kept_for_backward
 from vitrail.train.assemble import open_parts, steps_of
 from vitrail.train.config import RunConfig
 from vitrail.train.resolve import resolve
-from vitrail.train.start import TRIALS, start
+from vitrail.train.start import start
+from vitrail.train.sweep import best, changed, trials
 from vitrail.weights.load import load
 from vitrail.workflows.training import told
 
@@ -97,38 +99,17 @@ def swept(config: RunConfig, rates: Sequence[float], look: Look) -> Generator[st
     """Train with each learning rate, choose by the held-out part, and give the configuration of the final training."""
     if open_parts(config.data).evaluation is None:
         raise ConfigError("--sweep chooses by a part that is held out: leave data.holdout and data.validate_on alone")
-    results: dict[float, tuple[float, float]] = {}
-    for rate in rates:
-        trial = _with(config, {"optimizer": {"learning_rate": rate}}, f"{TRIALS}{rate:.3g}")
-        try:
-            measured = start(trial).evaluation
-        except Stopped:
-            raise
-        except TrainingError as error:
-            yield f"learning rate {rate:.3g}: {error}"
-            continue
-        assert measured is not None  # there is a part to measure on
-        # Of equal accuracies the lower loss: with few images to choose on, many are equal.
-        results[rate] = (measured["accuracy"], -measured["loss"])
-        yield f"learning rate {rate:.3g}: accuracy {measured['accuracy']:.1%}, loss {measured['loss']:.4f}"
-    if not results:
-        raise TrainingError(
-            "no learning rate led anywhere: give a lower one as optimizer.learning_rate, without --sweep"
-        )
-    best = max(results, key=lambda rate: results[rate])
-    update: dict[str, dict[str, Any]] = {"optimizer": {"learning_rate": best}}
+    tried = []
+    for trial in trials(config, rates):
+        tried.append(trial)
+        yield str(trial)
+    found = best(tried)
+    update: dict[str, dict[str, Any]] = {"optimizer": {"learning_rate": found.rate}}
     if not look.has_validation:
         update["data"] = {"holdout": 0.0}
-    seen = "" if look.has_validation else f" on all images; those of the {results[best][0]:.1%} are then among them"
-    yield f"chosen: {best:.3g}; now trained again{seen}"
-    return _with(config, update)
-
-
-def _with(config: RunConfig, update: dict[str, dict[str, Any]], name: str = "") -> RunConfig:
-    """The configuration with some values changed; with a name, in a folder of its own inside the run's."""
-    tree = config.model_dump()
-    update = {**update, "run": {"folder": config.run.folder / name}}
-    return RunConfig(**{section: {**values, **update.get(section, {})} for section, values in tree.items()})
+    seen = "" if look.has_validation else f" on all images; those of the {found.accuracy:.1%} are then among them"
+    yield f"chosen: {found.rate:.3g}; now trained again{seen}"
+    return changed(config, update)
 
 
 def look_at(data: str) -> Look:
@@ -179,6 +160,8 @@ def parts_for(model: ImageModel, size: tuple[int, int], batch: int) -> int:
     a = model.architecture
     if isinstance(a, VitArchitecture):
         image = 34 * tokens(a, size) * a.width * a.depth
+    elif isinstance(model, TimmModel):
+        image = kept_for_backward(model.architecture.at(size)) // 2  # bf16 takes half of float32
     else:
         image = 60_000_000 * a.backbone.width_factor * size[0] * size[1] // 224**2  # of a ResNet-50, and more of others
     free, _ = torch.cuda.mem_get_info()
@@ -221,7 +204,9 @@ def rate_for(rate: float, batch: int) -> float:
 
 def raised(model: ImageModel, short_side: int, gpu: bool) -> tuple[int, int]:
     """A resolution half as high again, in whole patches, unless the images have no more to show, or it takes a GPU."""
-    if not isinstance(model.architecture, VitArchitecture):
+    if isinstance(model, TimmModel):
+        stride = model.stride
+    elif not isinstance(model.architecture, VitArchitecture):
         stride = model.architecture.backbone.stride
     else:
         stride = model.architecture.stride
@@ -232,9 +217,11 @@ def raised(model: ImageModel, short_side: int, gpu: bool) -> tuple[int, int]:
         return height, width
     factor = min(GROWTH, short_side / min(height, width))
     higher, wider = (max(round(side * factor / stride) * stride, side) for side in (height, width))
-    if not gpu and cost(model.architecture, (higher, wider)).flops > MOST_ON_A_CPU:
+    try:
+        flops = cost(model.architecture, (higher, wider)).flops
+    except ConfigError:  # a network of timm's that is bound to its size
         return height, width
-    return higher, wider
+    return (height, width) if not gpu and flops > MOST_ON_A_CPU else (higher, wider)
 
 
 def chosen(config: RunConfig, look: Look) -> str:

@@ -1,0 +1,215 @@
+"""vitrail evaluate: how good a model is, on one data set, on the paper's suites, beside others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vitrail.cli.printing import print_lines, print_table, progress_bar
+
+if TYPE_CHECKING:
+    from vitrail.evaluate.compare import Compared
+    from vitrail.evaluate.intervals import Measured
+    from vitrail.evaluate.passes import How
+    from vitrail.evaluate.report import Report
+
+SHOWN = 10
+"""Classes and confusions on the screen; all of them are in report.json."""
+
+
+def evaluate(
+    model: Annotated[
+        str | None, typer.Option(help="MODEL: a folder or file of weights, a run, hf:owner/name, timm:name.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="A folder, CSV, Parquet, shards, hf:owner/name, digits; for a suite a folder or a TOML file."
+        ),
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="train, val or test; test if there is one, else val, if not given.")
+    ] = None,
+    real: Annotated[Path | None, typer.Option(help="real.json: score ImageNet against its ReaL labels too.")] = None,
+    mapping: Annotated[
+        Path | None, typer.Option("--map", help="CSV or JSON: the data's classes and the model's that are right.")
+    ] = None,
+    among: Annotated[
+        bool, typer.Option("--among-data-classes", help="Take guesses among the classes that the data has.")
+    ] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="One table of the models that follow: size, speed, accuracy, cost.")
+    ] = False,
+    suite: Annotated[str | None, typer.Option(help="paper or vtab: fine-tune and score on each of its sets.")] = None,
+    runs: Annotated[int, typer.Option(min=1, help="Of a suite: trainings for each set.")] = 3,
+    rates: Annotated[
+        str | None, typer.Option(help="Of a suite: learning rates to choose from, such as 0.003,0.01.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for report.json and the figures; in ./runs if not given.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 64,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, …; a GPU where there is one.")] = "auto",
+    precision: Annotated[str, typer.Option(help="fp32, bf16, fp16.")] = "fp32",
+    others: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="MODEL … | key=value …", help="To compare; of a suite: such as schedule.steps=100."),
+    ] = None,
+) -> None:
+    """Measure a model: accuracy, likelihood, calibration, every class, what is taken for what, with intervals.
+
+    vitrail evaluate --model MODEL --data photos/ writes a report and its figures. vitrail evaluate --compare A B
+    --data photos/ puts models side by side, with size, speed and what their training cost. With --suite a model is
+    fine-tuned on each of the paper's data sets, as the paper does.
+    """
+    from vitrail.errors import ConfigError
+    from vitrail.evaluate.passes import How
+
+    if data is None:
+        raise ConfigError("--data is missing: vitrail evaluate --model MODEL --data DATA")
+    how = How(batch_size, workers, device, precision)
+    if compare:
+        if suite or real or mapping or among or out:
+            raise ConfigError("--compare takes --data, --split, --json, how to run, and models only")
+        _compare([*([model] if model else []), *(others or [])], data, split, how, as_json)
+        return
+    if model is None:
+        raise ConfigError("--model is missing: vitrail evaluate --model MODEL --data DATA")
+    if suite is not None:
+        if real or mapping or among or split or as_json:
+            raise ConfigError("--suite takes --model, --data, --runs, --out and key=value only")
+        _suite(suite, model, data, out, runs, others or [], rates)
+        return
+    if others:
+        raise ConfigError(f"{others[0]!r}: models are for --compare, key=value for --suite")
+    _one(model, data, split, real, mapping, among, how, out, as_json)
+
+
+def _one(
+    model: str,
+    data: str,
+    split: str | None,
+    real: Path | None,
+    mapping: Path | None,
+    among: bool,
+    how: How,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    import json
+
+    from vitrail.workflows.evaluate import run
+
+    with progress_bar("evaluating") as progress:
+        written = run(
+            model, data, split, real=real, mapping=mapping, among=among, how=how, folder=out, progress=progress
+        )
+    if not written.first:
+        return
+    if as_json:
+        print(json.dumps(written.report.as_dict(), indent=1, ensure_ascii=False))
+        return
+    _print_report(written.report)
+    print_lines(f"written: {path}" for path in written.files)
+
+
+def _print_report(report: Report) -> None:
+    rows = [["top-1 accuracy", *_percents(report.top1)]]
+    if report.top5 is not None:
+        rows.append(["top-5 accuracy", *_percents(report.top5)])
+    if report.real is not None:
+        rows.append([f"ReaL accuracy, {report.real.images:,} images", *_percents(report.real.accuracy)])
+    rows.append(["negative log-likelihood", *_numbers(report.likelihood)])
+    rows.append(["calibration error", *_numbers(report.calibration)])
+    part = f", {report.part}" if report.part else ""
+    title = f"{report.model} on {report.data}{part}: {report.images:,} images"
+    print_table(title, ["measure", "value", "95% from", "to"], rows)
+    print_lines(_remarks(report))
+    scored = [score for score in report.classes if score.images]
+    worst = sorted(scored, key=lambda score: (score.accuracy.value, -score.images))[:SHOWN]
+    rows = [[score.name, f"{score.images:,}", *_percents(score.accuracy)] for score in worst]
+    title = "Classes, the worst first" if len(scored) > SHOWN else "Classes"
+    print_table(title, ["class", "images", "accuracy", "95% from", "to"], rows)
+    if report.confusions:
+        wrong = [[label, guess, f"{count:,}"] for label, guess, count in report.confusions[:SHOWN]]
+        print_table("What is taken for what", ["label", "guess", "images"], wrong, left=2)
+
+
+def _remarks(report: Report) -> list[str]:
+    said = [f"classes: {report.labels}"]
+    if report.left_out:
+        said.append(f"left out: {report.left_out:,} images of classes that the model does not know")
+    if report.broken:
+        said.append(f"left out: {report.broken:,} images that cannot be read; `vitrail data check` names them")
+    if report.part is None:
+        said.append(
+            "all images were scored; if the model was trained on them, --split val scores the tenth that training "
+            "holds out"
+        )
+    return said
+
+
+def _compare(models: list[str], data: str, split: str | None, how: How, as_json: bool) -> None:
+    import json
+
+    from vitrail.errors import ConfigError
+    from vitrail.workflows.compare import run
+
+    if not models:
+        raise ConfigError("--compare has no models: vitrail evaluate --data DATA --compare MODEL MODEL …")
+    rows = []
+    for name in models:
+        with progress_bar(f"evaluating {name}") as progress:
+            rows.append(run(name, data, split, how, progress))
+    if as_json:
+        print(json.dumps([row.as_dict() for row in rows], indent=1))
+        return
+    columns = ["model", "parameters", "GFLOPs", "images/s", "top-1", "95% from", "to", "exaFLOPs", "device-hours"]
+    print_table(f"On {data}, {rows[0].images:,} images", columns, [_cells(row) for row in rows])
+    print_lines(sorted({row.note for row in rows if row.note}))
+
+
+def _cells(row: Compared) -> list[str]:
+    return [
+        row.model,
+        f"{row.parameters:,}",
+        f"{row.flops / 1e9:,.3g}",
+        f"{row.images_per_second:,.0f}" if row.images_per_second >= 10 else f"{row.images_per_second:.2f}",
+        *_percents(row.top1),
+        "–" if row.training is None else f"{row.training.exaflops:.3g}",
+        "–" if row.training is None else f"{row.training.device_hours:.3g}",
+    ]
+
+
+def _suite(
+    suite: str, model: str, data: str, out: Path | None, runs: int, overrides: list[str], rates: str | None
+) -> None:
+    from vitrail.errors import ConfigError, did_you_mean
+
+    try:
+        tried = None if rates is None else [float(rate) for rate in rates.split(",")]
+    except ValueError:
+        raise ConfigError(f"--rates {rates}: give numbers with commas between, such as 0.003,0.01") from None
+
+    if suite == "paper":
+        from vitrail.evaluate.paper_suite import run as paper
+
+        print_lines(paper(model, data, out, runs, overrides, tried))
+    elif suite == "vtab":
+        from vitrail.evaluate.vtab_suite import run as vtab
+
+        print_lines(vtab(model, data, out, runs, overrides, tried))
+    else:
+        raise ConfigError(f"--suite {suite}{did_you_mean(suite, ['paper', 'vtab']) or ':'} there are paper and vtab")
+
+
+def _percents(measured: Measured) -> list[str]:
+    return [f"{value:.2%}" for value in measured]
+
+
+def _numbers(measured: Measured) -> list[str]:
+    return [f"{value:.4f}" for value in measured]

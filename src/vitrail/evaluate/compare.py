@@ -1,0 +1,86 @@
+"""Models side by side, as in the paper's table 2: how large, how fast, how good, and what their training took."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vitrail.config import TrainingCost
+from vitrail.evaluate.intervals import Measured
+from vitrail.evaluate.passes import How, alone
+from vitrail.model.base import ImageModel
+from vitrail.model.cost import cost
+from vitrail.train.assemble import precision_of
+from vitrail.train.start import device_name
+
+WARMUP, LEAST, MOST_SECONDS = 2, 5, 10.0
+"""Batches before the clock runs, batches that are timed at least, seconds after which they are enough."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A row of the table."""
+
+    model: str
+    parameters: int
+    flops: int
+    """For one image, at the model's own size."""
+    images_per_second: float
+    """Of the forward pass alone, measured here."""
+    top1: Measured
+    images: int
+    training: TrainingCost | None
+    device: str
+
+    @property
+    def note(self) -> str:
+        """What a reader of the table must know."""
+        if self.training is None:
+            return f"{self.model}: its weights do not tell what their training cost"
+        if not self.training.complete:
+            return f"{self.model}: the cost is that of its last training, after weights of unknown cost"
+        return ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        training = None if self.training is None else self.training.model_dump(mode="json")
+        return {**vars(self), "top1": self.top1.as_dict(), "training": training}
+
+
+def compared(model: ImageModel, name: str, top1: Measured, images: int, how: How) -> Compared:
+    """A model with what was measured of it before; its speed is measured now."""
+    return Compared(
+        model=name,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        flops=cost(model.architecture).flops,
+        images_per_second=speed(model, how),
+        top1=top1,
+        images=images,
+        training=model.training_cost,
+        device=device_name(alone(how).device),
+    )
+
+
+@torch.inference_mode()
+def speed(model: ImageModel, how: How) -> float:
+    """Images a second of forward passes over batches that lie on the device already; the median of several."""
+    ranks = alone(how)
+    precision = precision_of(how.precision, ranks)
+    dtype = next(model.parameters()).dtype
+    model.to(ranks.device).eval()
+    images = torch.randn(how.batch_size, model.in_channels, *model.image_size, device=ranks.device, dtype=dtype)
+    seconds: list[float] = []
+    began = time.perf_counter()
+    while len(seconds) < WARMUP + LEAST and (time.perf_counter() - began < MOST_SECONDS or len(seconds) <= WARMUP):
+        start = time.perf_counter()
+        with nullcontext() if precision == torch.float32 else torch.autocast(ranks.device.type, precision):
+            model(images)
+        if ranks.device.type == "cuda":
+            torch.cuda.synchronize(ranks.device)
+        seconds.append(time.perf_counter() - start)
+    return how.batch_size / statistics.median(seconds[WARMUP:])

@@ -1,0 +1,80 @@
+"""What `vitrail evaluate` does with one model: opens everything, scores, and writes the report and its figures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitrail.data.open import open_data, splits_of
+from vitrail.data.source import Source
+from vitrail.data.writers import write_whole
+from vitrail.errors import ConfigError
+from vitrail.evaluate.evaluation import evaluate
+from vitrail.evaluate.figures import draw_report
+from vitrail.evaluate.labels import read_map
+from vitrail.evaluate.passes import How, Progress
+from vitrail.evaluate.report import Report
+from vitrail.train.distributed import joined
+from vitrail.weights.load import load
+from vitrail.workflows.naming import short_name
+
+TIMEOUT = 1800.0
+"""Seconds that a rank waits for the others."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A report, and the files that hold it."""
+
+    report: Report
+    files: tuple[Path, ...]
+    first: bool
+    """Whether this process is the one that speaks."""
+
+
+def run(
+    model: str,
+    data: str,
+    split: str | None = None,
+    *,
+    real: Path | None = None,
+    mapping: Path | None = None,
+    among: bool = False,
+    how: How | None = None,
+    folder: Path | None = None,
+    progress: Progress | None = None,
+) -> Written:
+    """Evaluate, on all ranks that there are; the first writes report.json and the figures."""
+    how = how or How()
+    source, part = scored_on(data, split)
+    loaded = load(model)
+    labels = None
+    if mapping is not None:
+        labels = read_map(mapping, loaded.labels, loaded.num_classes, source.classes, source.num_classes)
+    folder = folder or Path("runs") / f"evaluate-{short_name(data)}-{short_name(model)}"
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--out {folder} is a file: give a folder")
+    names = (model, data, part)
+    with joined(how.device, TIMEOUT) as ranks:
+        shown = progress if ranks.first else None
+        report, scored = evaluate(
+            loaded, source, how=how, ranks=ranks, labels=labels, among=among, real=real, names=names, progress=shown
+        )
+        files = _write(report, scored, folder) if ranks.first else ()
+        return Written(report, files, ranks.first)
+
+
+def scored_on(data: str, split: str | None) -> tuple[Source, str | None]:
+    """The part that was asked for; else test, else val, else everything."""
+    if split is None:
+        splits = splits_of(data)
+        split = next((part for part in ("test", "val", "train") if part in splits), None)
+    return open_data(data, split), split
+
+
+def _write(report: Report, source: Source, folder: Path) -> tuple[Path, ...]:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "report.json"
+    write_whole(path, (json.dumps(report.as_dict(), indent=1, ensure_ascii=False) + "\n").encode())
+    return (path, *draw_report(report, source, folder))
