@@ -25,6 +25,13 @@ def test_the_scale_tables_are_worked_out_from_the_measurements():
     assert SCALE.endswith(page), "docs/scale.md: put what benchmarks/scale_plan.py prints at its end"
 
 
+def test_the_transfer_tables_are_made_of_the_raw_results():
+    command = [sys.executable, "benchmarks/transfer_table.py", "benchmarks/results"]
+    tables = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    page = (ROOT / "docs/evaluation.md").read_text()
+    assert page.endswith(tables), "docs/evaluation.md: put what benchmarks/transfer_table.py prints at its end"
+
+
 def test_the_slurm_script_is_a_script():
     (script,) = blocks(SCALE, "bash slurm")
     assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False).returncode == 0
@@ -40,7 +47,7 @@ def test_the_kubernetes_example_is_yaml():
     assert mounted == {volume["name"] for volume in pod["volumes"]}
 
 
-@pytest.mark.parametrize("page", ["training.md", "recipes.md", "scale.md"])
+@pytest.mark.parametrize("page", ["training.md", "recipes.md", "scale.md", "evaluation.md"])
 def test_every_command_has_a_configuration(page):
     """`vitrail train …` as it stands there, with stand-ins for data and weights that are elsewhere."""
     from vitrail.recipes import RECIPES

@@ -222,7 +222,7 @@ def test_no_worker_outlives_a_killed_program(tmp_path, start_method):
     """Killed while it holds the lock that torch's workers ask for before they look whether it is still there."""
     (tmp_path / "killed.py").write_text(KILLED)
     command = [sys.executable, str(tmp_path / "killed.py"), start_method]
-    with open(tmp_path / "workers", "w+") as told:  # not a pipe: one that outlives would hold it open
+    with (tmp_path / "workers").open("w+") as told:  # not a pipe: one that outlives would hold it open
         assert subprocess.run(command, stdout=told, stderr=subprocess.DEVNULL, timeout=120).returncode == -9
         told.seek(0)
         workers = [int(word) for word in told.read().split()]

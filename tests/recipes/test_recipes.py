@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -390,8 +391,10 @@ def test_advice_on_lengths_can_be_followed():
 def test_advice_on_fine_tuning_can_be_followed():
     assert "`model.image_size=392`" in page()
     assert architecture("H/14", image_size=392).grid((392, 392)) == (28, 28)
-    assert "`data.augmentation.flip=0 data.augmentation.crop_area=[1.0,1.0]`" in page()
-    run_config("finetune-vtab", **{"data.augmentation.flip": 0, "data.augmentation.crop_area": [1.0, 1.0]})
+    whole = {"flip": 0, "crop_area": [1.0, 1.0], "crop_ratio": [0.01, 100]}  # the ratio for images longer than 4:3
+    advice = " ".join(f"data.augmentation.{key}={json.dumps(value)}" for key, value in whole.items()).replace(", ", ",")
+    assert f"`{advice}`" in page()
+    run_config("finetune-vtab", **{f"data.augmentation.{key}": value for key, value in whole.items()})
 
 
 def test_the_file_of_the_introduction_can_be():

@@ -72,7 +72,8 @@ GROUPS = (
         "to choose it: 1% of ImageNet, 2% of CIFAR, 10% of Pets and Flowers, 20% of a VTAB task. The two best "
         "resolutions on ImageNet average the weights (0.9999). A patch of 14 does not divide 384: give such models "
         "`model.image_size=392`. Where a crop or a mirror image changes the answer, as in the structured tasks of "
-        "VTAB, turn both off: `data.augmentation.flip=0 data.augmentation.crop_area=[1.0,1.0]`.",
+        "VTAB, turn both off: `data.augmentation.flip=0 data.augmentation.crop_area=[1.0,1.0] "
+        "data.augmentation.crop_ratio=[0.01,100]`.",
         FINETUNING,
     ),
     Group(

@@ -116,9 +116,9 @@ TINY_IMAGENET_SCRATCH = Recipe(
         "run": {"evaluate_every": 1_000, "checkpoint_every": 1_000},
     },
     data_set=TINY_IMAGENET,
-    expected="not measured yet",
+    expected="39.83 validation top-1 with epochs=85 learning_rate=6e-4: it underfits, and a better recipe is to come",
     source="ours",
-    time="time not measured yet",
+    time="394 seconds on one H200 for 85 epochs",
 )
 
 SMALL = (QUICKSTART, QUICKSTART_FINETUNE, CIFAR10_SCRATCH, TINY_IMAGENET_SCRATCH)

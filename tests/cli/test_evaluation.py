@@ -1,0 +1,194 @@
+"""evaluate as a person types it: the table, the files, models side by side, and what cannot be."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import runs
+import torch
+from PIL import Image
+
+import vitrail
+from vitrail import cli
+from vitrail.config import TrainingCost
+from vitrail.evaluate import passes
+from vitrail.train.start import start
+
+SMALL = {"image_size": 16, "width": 32, "depth": 1, "num_heads": 2, "mlp_dim": 32}
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["vitrail", *arguments])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return run
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """Photos of two kinds, bright cats and dark dogs; a model that tells them apart, and one that does not."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(passes, "chosen_device", lambda _: torch.device("cpu"))
+    for name, level in (("cat", 200), ("dog", 40)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(6):
+            Image.fromarray(np.full((20, 24, 3), level + number, np.uint8)).save(f"photos/{name}/{number}.png")
+    (tmp_path / "empty").mkdir()
+    for name, labels in (("good", ["cat", "dog"]), ("others", ["ant", "bee"])):
+        model = vitrail.create_model("Ti/4", num_classes=2, pool="average", seed=0, **SMALL)
+        model.labels = labels
+        vitrail.save(model, tmp_path / name)
+    return tmp_path
+
+
+def table(text: str) -> dict[str, list[str]]:
+    return {row[0]: row[1:] for row in csv.reader(text.splitlines(), delimiter="\t") if row}
+
+
+def test_the_report_is_printed_and_written(here, run):
+    code, out, err = run("evaluate", "--model", "good", "--data", "photos")
+    assert (code, err) == (0, "")
+    rows = table(out)
+    # A new head starts at zero: it says the first class of all, with one half.
+    assert rows["top-1 accuracy"] == ["50.00%", "25.38%", "74.62%"]
+    assert rows["negative log-likelihood"][0] == f"{np.log(2):.4f}"
+    assert rows["calibration error"][0] == "0.0000"
+    assert rows["cat"] == ["6", "100.00%", "60.97%", "100.00%"]
+    assert rows["dog"] == ["cat", "6"]  # taken for what
+    assert "--split val scores the tenth" in out
+    folder = here / "runs" / "evaluate-photos-good"
+    assert {path.name for path in folder.iterdir()} == {
+        *("report.json", "confusion.png", "confusion.svg", "calibration.png", "calibration.svg"),
+        *("mistakes.png", "mistakes.svg"),
+    }
+    report = json.loads((folder / "report.json").read_text())
+    assert report["confusion"] == [[0, 0, 6], [1, 0, 6]]
+    assert {mistake["label"] for mistake in report["most_confident_mistakes"]} == {"dog"}
+
+
+def test_json_on_the_screen(here, run):
+    code, out, _ = run("evaluate", "--model", "good", "--data", "photos", "--json", "--out", "elsewhere")
+    assert code == 0
+    assert json.loads(out) == json.loads((here / "elsewhere" / "report.json").read_text())
+
+
+def test_a_map_says_which_class_is_which(here, run):
+    (here / "map.json").write_text('{"cat": "bee", "dog": ["ant"]}')
+    code, out, _ = run("evaluate", "--model", "others", "--data", "photos", "--map", "map.json")
+    assert code == 0
+    assert table(out)["dog"][1] == "100.00%"  # the first class, ant, is what a new head says
+
+
+def test_models_side_by_side(here, run):
+    model = vitrail.load("good")
+    model.training_cost = TrainingCost(flops=2e18, device_seconds=7200, devices=("a GPU",))
+    vitrail.save(model, here / "cheap")
+    code, out, _ = run("evaluate", "--data", "photos", "--batch-size", "4", "--compare", "good", "cheap")
+    assert code == 0
+    rows = table(out)
+    for name, spent in (("good", ["–", "–"]), ("cheap", ["2", "2"])):
+        parameters, flops, speed, *accuracy, operations, hours = rows[name]
+        assert int(parameters) == sum(p.numel() for p in model.parameters())
+        assert float(flops) > 0
+        assert float(speed) > 0
+        assert accuracy == ["50.00%", "25.38%", "74.62%"]
+        assert [operations, hours] == spent
+    assert "good: its weights do not tell what their training cost" in out
+
+
+def test_what_training_cost_travels_with_the_weights_and_adds_up(tmp_path):
+    first = start(runs.config(tmp_path / "first", schedule={"steps": 4, "warmup_steps": 1}))
+    cost = vitrail.load(first.folder).training_cost
+    flops = vitrail.model.cost.cost(vitrail.load(first.folder).architecture).flops
+    assert cost.complete
+    assert cost.flops == 3 * flops * 4 * 32
+    tree = runs.tree(tmp_path / "second", schedule={"steps": 2, "warmup_steps": 0})
+    tree["model"] = {"weights": str(first.model), "dropout": 0.0}
+    second = vitrail.load(start(runs.resolve(tree)).folder).training_cost
+    assert second.complete
+    assert second.flops == cost.flops + 3 * flops * 2 * 32
+    assert second.device_seconds > cost.device_seconds
+    assert second.devices == ("CPU",)
+    assert "training cost" in (tmp_path / "second" / "model" / "README.md").read_text()
+
+
+def test_weights_of_unknown_cost_make_it_incomplete():
+    here = TrainingCost(flops=1e18, device_seconds=10, devices=("CPU",))
+    assert not here.after(None).complete
+    assert not here.after(here.after(None)).complete
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        ([], 2, "--data is missing"),
+        (["--data", "photos"], 2, "--model is missing"),
+        (["--data", "photos", "--model", "good", "--precision", "fp8"], 2, "give fp32, bf16, fp16 or auto"),
+        (["--data", "photos", "--model", "good", "steps=3"], 2, "key=value for --suite"),
+        (["--data", "photos", "--compare"], 2, "--compare has no models"),
+        (["--data", "photos", "--compare", "good", "--suite", "paper"], 2, "--compare takes"),
+        (["--data", "photos", "--model", "good", "--suite", "papr"], 2, "did you mean 'paper'?"),
+        (["--data", "photos", "--model", "good", "--suite", "paper", "--rates", "much"], 2, "--rates much"),
+        (["--data", "photos", "--model", "good", "--suite", "paper", "--json"], 2, "--suite takes"),
+        (["--data", "photos", "--model", "good", "--split", "test"], 1, "has no split 'test'"),
+        (["--data", "photos", "--model", "good", "--split", "tset"], 2, "did you mean 'test'?"),
+        (["--data", "photos", "--model", "others"], 1, "fine-tune the model on this data"),
+        (["--data", "photos", "--model", "good", "--real", "real.json"], 2, "ImageNet's 1000 classes"),
+        (["--data", "photos", "--model", "nowhere"], 1, "nowhere"),
+        (["--data", "empty", "--model", "good"], 1, "empty"),
+        (["--data", "photos", "--model", "good", "--out", "good/config.json"], 2, "is a file"),
+    ],
+)
+def test_a_wrong_command_is_one_sentence(here, run, arguments, code, sentence):
+    found, out, err = run("evaluate", *arguments)
+    assert (found, out) == (code, "")
+    assert sentence in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--data", "photos", "--quick"], "--quick needs a model"),
+        (["--data", "photos", "--from", "good", "--quick", "--sweep"], "give one of them"),
+    ],
+)
+def test_a_wrong_quick_command(here, run, arguments, sentence):
+    code, _, err = run("finetune", *arguments)
+    assert code == 2
+    assert sentence in err
+
+
+def test_quick_by_its_command(here, run):
+    code, out, _ = run("finetune", "--data", "photos", "--from", "good", "--quick")
+    assert code == 0
+    assert "model: runs/quick-photos-from-good/model" in out
+    code, out, _ = run("evaluate", "--model", "runs/quick-photos-from-good", "--data", "photos")
+    assert code == 0
+    assert table(out)["top-1 accuracy"][0] == "100.00%"
+
+
+def test_suites_by_their_command(here, run):
+    """That the options arrive; what suites do is tested where they live."""
+    for name in ("train", "test"):
+        (here / "sets" / "pets").mkdir(parents=True, exist_ok=True)
+        (here / "sets" / "pets" / name).symlink_to(here / "photos")
+    small = ["schedule.steps=1", "batch_size=4", "image_size=16", "workers=0", "run.trackers=[]", "run.device=cpu"]
+    options = ["--runs", "1", "--rates", "0.01", "--out", "suite"]
+    code, out, _ = run("evaluate", "--model", "good", "--data", "sets", "--suite", "paper", *options, *small)
+    assert code == 0
+    assert "pets: learning rate 0.01: the only one" in out
+    found = json.loads((here / "suite" / "suite.json").read_text())
+    assert list(found["sets"]) == ["pets"]
+    assert "cifar10 has no data" in out
