@@ -15,6 +15,7 @@ import vitrail
 from vitrail import cli
 from vitrail.config import TrainingCost
 from vitrail.evaluate import passes
+from vitrail.model.cost import cost as count_cost
 from vitrail.train.start import start
 
 SMALL = {"image_size": 16, "width": 32, "depth": 1, "num_heads": 2, "mlp_dim": 32}
@@ -98,19 +99,30 @@ def test_models_side_by_side(here, run):
     assert code == 0
     rows = table(out)
     for name, spent in (("good", ["–", "–"]), ("cheap", ["2", "2"])):
-        parameters, flops, speed, *accuracy, operations, hours = rows[name]
+        parameters, flops, speed, images, *accuracy, operations, hours = rows[name]
+        assert images == "12"
         assert int(parameters) == sum(p.numel() for p in model.parameters())
-        assert float(flops) > 0
+        assert float(flops) == pytest.approx(count_cost(model.architecture).flops / 1e9, rel=1e-2)
         assert float(speed) > 0
         assert accuracy == ["50.00%", "25.38%", "74.62%"]
         assert [operations, hours] == spent
     assert "good: its weights do not tell what their training cost" in out
 
 
+def test_models_that_know_other_classes_are_told_apart(here, run):
+    model = vitrail.create_model("Ti/4", num_classes=2, seed=0, **SMALL)
+    model.labels = ["cat", "emu"]
+    vitrail.save(model, here / "half")
+    code, out, _ = run("evaluate", "--data", "photos", "--batch-size", "4", "--compare", "good", "half")
+    assert code == 0
+    assert [table(out)[name][3] for name in ("good", "half")] == ["12", "6"]
+    assert "half: scored without 6 of the images" in out
+
+
 def test_what_training_cost_travels_with_the_weights_and_adds_up(tmp_path):
     first = start(runs.config(tmp_path / "first", schedule={"steps": 4, "warmup_steps": 1}))
     cost = vitrail.load(first.folder).training_cost
-    flops = vitrail.model.cost.cost(vitrail.load(first.folder).architecture).flops
+    flops = count_cost(vitrail.load(first.folder).architecture).flops
     assert cost.complete
     assert cost.flops == 3 * flops * 4 * 32
     tree = runs.tree(tmp_path / "second", schedule={"steps": 2, "warmup_steps": 0})
@@ -141,6 +153,8 @@ def test_weights_of_unknown_cost_make_it_incomplete():
         (["--data", "photos", "--model", "good", "--suite", "papr"], 2, "did you mean 'paper'?"),
         (["--data", "photos", "--model", "good", "--suite", "paper", "--rates", "much"], 2, "--rates much"),
         (["--data", "photos", "--model", "good", "--suite", "paper", "--json"], 2, "--suite takes"),
+        (["--data", "photos", "--model", "good", "--suite", "paper", "--workers", "2"], 2, "without dashes"),
+        (["--data", "photos", "--model", "good", "--runs", "2"], 2, "are for --suite"),
         (["--data", "photos", "--model", "good", "--split", "test"], 1, "has no split 'test'"),
         (["--data", "photos", "--model", "good", "--split", "tset"], 2, "did you mean 'test'?"),
         (["--data", "photos", "--model", "others"], 1, "fine-tune the model on this data"),

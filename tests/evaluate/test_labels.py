@@ -240,6 +240,12 @@ def test_a_name_whose_synonyms_are_different_classes_is_left_out():
     assert found.how.endswith("can stand for several classes: puss, hound")
 
 
+def test_one_word_in_common_is_no_proof_where_each_has_another():
+    with pytest.raises(DataError, match="none of the data's 2 classes"):
+        match(["dog, small", "cat, small"], 2, ["dog, large", "cat, large"], 2)
+    assert match(["dog, hound", "cat"], 2, ["dog", "cat, puss"], 2).accepted == ((0,), (1,))
+
+
 # ImageNet by its ids and names
 
 

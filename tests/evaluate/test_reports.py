@@ -21,7 +21,7 @@ import vitrail
 from vitrail.data.evaluation import prepare
 from vitrail.data.open import open_data
 from vitrail.data.source import Listed
-from vitrail.errors import ConfigError, WeightsError
+from vitrail.errors import ConfigError, DataError, WeightsError
 from vitrail.evaluate.answers import _rows, _table, ask
 from vitrail.evaluate.evaluation import evaluate
 from vitrail.evaluate.figures import draw_report
@@ -230,3 +230,20 @@ def test_half_precision_weights_are_evaluated_in_float32(model, source):
     whole = tiny().half().float()
     whole.labels = model.labels
     assert report.likelihood == evaluate(whole, source, how=How(device="cpu"))[0].likelihood
+
+
+def test_too_many_broken_images_are_an_error(model):
+    """Counted over all ranks, which is why the loader of one does not."""
+    source = Listed([(b"broken", 0)] * 11 + [(open_data("digits").read(index).content, 0) for index in range(10)])
+    source.classes = model.labels
+    with pytest.raises(DataError, match="11 of 21 images cannot be used, more than the 10 allowed"):
+        evaluate(model, source, how=How(batch_size=6, device="cpu"))
+
+
+def test_among_few_classes_there_is_no_top_5():
+    model = tiny(6, channels=3)
+    model.labels = ["ant", "bee", "cat", "dog", "emu", "fox"]
+    source = Listed([(picture(number), number % 2) for number in range(6)])
+    source.classes = ("dog", "ant")
+    assert evaluate(model, source, how=How(device="cpu"))[0].top5 is not None
+    assert evaluate(model, source, how=How(device="cpu"), among=True)[0].top5 is None

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import stand_ins
-from pictures import make_folder, make_parquet
+from pictures import make_folder, make_parquet, picture
 
 from vitrail.data.open import open_data
 from vitrail.data.source import Listed
@@ -146,12 +146,12 @@ def test_a_batch_larger_than_the_data_is_told_before_anything_is_trained():
 def test_a_folder_with_an_entry_for_each_set(tmp_path):
     for name in ("cifar10", "cifar-100", "pets", ".hidden"):
         (tmp_path / name).mkdir()
-    (tmp_path / "dtd.parquet").touch()
+    (tmp_path / "dtd.csv").touch()
     (tmp_path / "real.json").touch()
     places = find(str(tmp_path), ("cifar10", "cifar100", "dtd"), KNOWN)
     assert places.sets == {
         "cifar10": Place(str(tmp_path / "cifar10")),
-        "dtd": Place(str(tmp_path / "dtd.parquet")),
+        "dtd": Place(str(tmp_path / "dtd.csv")),
     }
     assert places.real == tmp_path / "real.json"
     assert places.remarks == (f"{tmp_path}/cifar-100 is no set, did you mean 'cifar100'?",)
@@ -162,7 +162,7 @@ def test_a_folder_that_holds_a_set_twice_or_none(tmp_path):
     with pytest.raises(DataError, match=r"has none of the sets pets.*pet is no set, did you mean 'pets'\?"):
         find(str(tmp_path), ("pets",), KNOWN)
     (tmp_path / "pets").mkdir()
-    (tmp_path / "pets.tar").touch()
+    (tmp_path / "pets.csv").touch()
     with pytest.raises(DataError, match="are both pets: take one away"):
         find(str(tmp_path), ("pets",), KNOWN)
     with pytest.raises(ConfigError, match="there is no folder 'nowhere'"):
@@ -322,3 +322,20 @@ def test_the_papers_numbers():
         "TPUv3-core-days": "0.23k",
     }
     assert suite_table.TABLE_2["VTAB (19 tasks)"] == ("77.63", "76.28", "72.72", "76.29", "–")
+
+
+def test_the_classes_of_val_must_be_those_of_train_too(tmp_path):
+    for part, names in (("train", ("a", "b")), ("test", ("a", "b")), ("val", ("b", "a"))):
+        make_parquet(tmp_path / "set" / f"{part}-0.parquet", [0, 1] * 4, names=names)
+    with pytest.raises(DataError, match="the classes of val are not those of train"):
+        opened("pets", str(tmp_path / "set"))
+
+
+def test_a_flat_folder_of_test_images_gives_way_to_val(tmp_path):
+    """As ImageNet is unpacked by most people."""
+    for part in ("train", "val"):
+        make_folder(tmp_path / "set" / part, {"a": 3, "b": 3})
+    (tmp_path / "set" / "test").mkdir()
+    for number in range(3):
+        (tmp_path / "set" / "test" / f"{number}.png").write_bytes(picture(number))
+    assert opened("imagenet", str(tmp_path / "set")).tested_on == "val"

@@ -174,7 +174,7 @@ def test_a_finished_run_started_again_is_finished_at_once(tmp_path):
 
 def test_what_is_in_the_run_folder(tmp_path):
     result = start(runs.config(tmp_path, run={"trackers": ("tensorboard",)}))
-    names = {path.name for path in tmp_path.iterdir()} - {".lock", ".data"}
+    names = {path.name for path in tmp_path.iterdir()} - {".lock", ".data", ".weights"}
     assert names == {"config.toml", "metrics.jsonl", "tensorboard", "checkpoints", "model", "curves.png", "curves.svg"}
     last = runs.records(tmp_path)[-1]
     assert result.evaluation == {name: last[name] for name in ("loss", "accuracy", "top5")}
@@ -280,6 +280,21 @@ def test_other_images_are_another_run(tmp_path, monkeypatch):
     make_folder(tmp_path / "photos", {"oak": 20, "elm": 20})
     with pytest.raises(ConfigError, match=r"was begun with other images than photos has now: give another run\.folder"):
         start(runs.config("run", **tiny))
+
+
+def test_other_weights_are_another_run(tmp_path):
+    """Also where they lie in the same place."""
+    small = {name: value for name, value in runs.MODEL.items() if name != "name"}
+    for seed in (0, 1):
+        vitrail.save(vitrail.create_model("Ti/4", seed=seed, num_classes=3, **small), tmp_path / "weights")
+        tree = runs.tree(tmp_path / "run", schedule={"steps": 2, "warmup_steps": 0})
+        tree["model"] = {"weights": str(tmp_path / "weights")}
+        if not seed:
+            start(runs.resolve(tree))
+            start(runs.resolve(tree))  # which is finished
+            continue
+        with pytest.raises(ConfigError, match=r"was begun with other weights than .*weights has now: give another"):
+            start(runs.resolve(tree))
 
 
 def test_labels_that_training_has_not_are_refused_before_it_starts(tmp_path):

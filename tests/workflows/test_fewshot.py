@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 import typer
+from pictures import make_parquet
 from striped import stripes
 from typer.testing import CliRunner
 
 import vitrail
 from vitrail.cli.fewshot import fewshot as command
 from vitrail.data.open import open_data
-from vitrail.errors import ConfigError, DataError, VitrailError
+from vitrail.errors import ConfigError, DataError, VitrailError, WeightsError
 from vitrail.evaluate.features import extract
 from vitrail.evaluate.least_squares import few_shot
 from vitrail.evaluate.neighbours import knn_accuracy
@@ -231,3 +232,30 @@ def test_the_command_offers_the_methods_that_there_are():
     from inspect import signature
 
     assert signature(command).parameters["methods"].default.split(",") == list(METHODS)
+
+
+def test_what_was_learned_from_is_not_tested_on(model, data):
+    with pytest.raises(ConfigError, match="is what was learned from"):
+        fewshot(model, str(data / "whole"), str(data / "whole"), how=CPU)
+
+
+def test_a_test_part_without_labels_gives_way_to_val(here):
+    for part, labels in (("train", [0, 1] * 10), ("val", [0, 1] * 3), ("test", [-1] * 5)):
+        make_parquet(here / "data" / f"{part}-0.parquet", labels, names=("a", "b"))
+    _, tested, told = parts("data", None)
+    assert (len(tested), told) == (6, "the val part of data")
+
+
+def test_damaged_weights_are_no_result(here, data):
+    broken = vitrail.create_model("Ti/4", image_size=16, width=32, depth=1, num_heads=2, mlp_dim=32, num_classes=0)
+    torch.nn.init.constant_(broken.encoder.norm.weight, float("nan"))
+    vitrail.save(broken, here / "broken")
+    with pytest.raises(WeightsError, match="are not numbers"):
+        fewshot("broken", str(data / "whole"), how=CPU)
+    assert not list((here / "cache").rglob("*.features"))
+
+
+def test_one_process_is_enough(model, data, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="without torchrun"):
+        fewshot(model, str(data / "whole"), how=CPU)

@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+from pictures import make_parquet
 from striped import stripes
 
 import vitrail
@@ -240,3 +241,27 @@ def test_a_head_that_does_more_than_it_seems_is_refused(here, model, monkeypatch
     with pytest.raises(ConfigError, match="does not take its representation as it is"):
         list(quick("photos", model, how=CPU))
     assert not (here / "runs").exists()
+
+
+def test_a_part_that_cannot_be_scored_is_no_reason_to_lose_the_model(here, model):
+    """As on the hub, where the labels of a test are kept back."""
+    make_parquet(here / "data" / "train-0.parquet", [0, 1] * 10, names=("a", "b"))
+    make_parquet(here / "data" / "test-0.parquet", [-1] * 20, names=("a", "b"))
+    lines = list(quick("data", model, how=CPU))
+    assert any(line.startswith("test is not scored: ") for line in lines)
+    assert vitrail.load("runs/quick-data-from-small").labels == ("a", "b")
+
+
+def test_an_image_without_a_label_is_left_out(here, model):
+    make_parquet(here / "data.parquet", [0, 1] * 10 + [-1], names=("a", "b"))
+    lines = list(quick("data.parquet", model, how=CPU))
+    assert lines[0].startswith("20 images of 2 classes")
+
+
+def test_another_model_is_not_written_over(here, model):
+    vitrail.save(vitrail.load(model), here / "mine" / "model")
+    stripes(here / "photos", classes=2, images=5)
+    with pytest.raises(ConfigError, match="which is not by --quick"):
+        list(quick("photos", model, ["folder=mine"], how=CPU))
+    for _ in range(2):
+        list(quick("photos", model, ["folder=ours"], how=CPU))

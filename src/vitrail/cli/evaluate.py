@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from vitrail.evaluate.passes import How
     from vitrail.evaluate.report import Report
 
+RUNS = 3
+"""Of the paper."""
 SHOWN = 10
 """Classes and confusions on the screen; all of them are in report.json."""
 
@@ -43,7 +46,7 @@ def evaluate(
         bool, typer.Option("--compare", help="One table of the models that follow: size, speed, accuracy, cost.")
     ] = False,
     suite: Annotated[str | None, typer.Option(help="paper or vtab: fine-tune and score on each of its sets.")] = None,
-    runs: Annotated[int, typer.Option(min=1, help="Of a suite: trainings for each set.")] = 3,
+    runs: Annotated[int, typer.Option(min=1, help="Of a suite: trainings for each set.")] = RUNS,
     rates: Annotated[
         str | None, typer.Option(help="Of a suite: learning rates to choose from, such as 0.003,0.01.")
     ] = None,
@@ -72,6 +75,8 @@ def evaluate(
     if data is None:
         raise ConfigError("--data is missing: vitrail evaluate --model MODEL --data DATA")
     how = How(batch_size, workers, device, precision)
+    if suite is None and (rates is not None or runs != RUNS):
+        raise ConfigError("--runs and --rates are for --suite")
     if compare:
         if suite or real or mapping or among or out:
             raise ConfigError("--compare takes --data, --split, --json, how to run, and models only")
@@ -81,7 +86,9 @@ def evaluate(
         raise ConfigError("--model is missing: vitrail evaluate --model MODEL --data DATA")
     if suite is not None:
         if real or mapping or among or split or as_json:
-            raise ConfigError("--suite takes --model, --data, --runs, --out and key=value only")
+            raise ConfigError("--suite takes --model, --data, --runs, --rates, --out and key=value only")
+        if how != How():
+            raise ConfigError("a suite trains: give batch_size=… workers=… device=… precision=…, without dashes")
         _suite(suite, model, data, out, runs, others or [], rates)
         return
     if others:
@@ -147,8 +154,8 @@ def _remarks(report: Report) -> list[str]:
         said.append(f"left out: {report.broken:,} images that cannot be read; `vitrail data check` names them")
     if report.part is None:
         said.append(
-            "all images were scored; if the model was trained on them, --split val scores the tenth that training "
-            "holds out"
+            "all images were scored, also those that the model may have learned from; --split val scores the tenth "
+            "that `vitrail finetune` holds out, though not with --quick or --sweep, which learn from all in the end"
         )
     return said
 
@@ -168,9 +175,9 @@ def _compare(models: list[str], data: str, split: str | None, how: How, as_json:
     if as_json:
         print(json.dumps([row.as_dict() for row in rows], indent=1))
         return
-    columns = ["model", "parameters", "GFLOPs", "images/s", "top-1", "95% from", "to", "exaFLOPs", "device-hours"]
-    print_table(f"On {data}, {rows[0].images:,} images", columns, [_cells(row) for row in rows])
-    print_lines(sorted({row.note for row in rows if row.note}))
+    columns = ["model", "parameters", "GFLOPs", "images/s", "images", "top-1", "95% from", "to"]
+    print_table(f"On {data}", [*columns, "exaFLOPs", "device-hours"], [_cells(row) for row in rows])
+    print_lines(note for row in rows for note in row.notes)
 
 
 def _cells(row: Compared) -> list[str]:
@@ -179,6 +186,7 @@ def _cells(row: Compared) -> list[str]:
         f"{row.parameters:,}",
         f"{row.flops / 1e9:,.3g}",
         f"{row.images_per_second:,.0f}" if row.images_per_second >= 10 else f"{row.images_per_second:.2f}",
+        f"{row.images:,}",
         *_percents(row.top1),
         "–" if row.training is None else f"{row.training.exaflops:.3g}",
         "–" if row.training is None else f"{row.training.device_hours:.3g}",
@@ -208,8 +216,8 @@ def _suite(
 
 
 def _percents(measured: Measured) -> list[str]:
-    return [f"{value:.2%}" for value in measured]
+    return [f"{value:.2%}" if math.isfinite(value) else "–" for value in measured]
 
 
 def _numbers(measured: Measured) -> list[str]:
-    return [f"{value:.4f}" for value in measured]
+    return [f"{value:.4f}" if math.isfinite(value) else "–" for value in measured]

@@ -18,8 +18,11 @@ REDRAWN = 0.1
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
     """A table; off a terminal, a heading and one line for each row with tabs between, plain numbers, never wrapped.
 
-    `left`: how many columns at the front are words, set flush left; the others are numbers, set flush right.
+    `left`: how many columns at the front are words, set flush left; the others are numbers, set flush right. Of several
+    ranks the first speaks for all.
     """
+    if not _speaks():
+        return
     console = Console()
     if not console.is_terminal:
         print("\t".join(columns))
@@ -36,10 +39,13 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 def print_lines(lines: Iterable[str]) -> None:
     """Each as soon as it is there; of several ranks the first speaks for all."""
-    speaks = os.environ.get("RANK", "0") == "0"
     for line in lines:
-        if speaks:
+        if _speaks():
             print(line, flush=True)
+
+
+def _speaks() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager

@@ -24,6 +24,8 @@ from vitrail.errors import ConfigError, DataError, MissingExtraError, did_you_me
 
 DEFAULT_HOLDOUT = 0.1
 CLASS_NAMES = ("classes.txt", "labels.txt")
+LOOKED_AT = 1000
+"""Labels that tell whether a part has any."""
 
 
 Data = str | Path | Source | Sequence[tuple[Any, int]]
@@ -74,6 +76,23 @@ def splits_of(data: Data) -> tuple[str, ...]:
     """The parts that a data set comes in; none where it is one."""
     with _told(data):
         return tuple(_parts(data))
+
+
+def tested_part(data: Data) -> str | None:
+    """What to test on, of the parts that a data set has: "test", or "val" where there is none with labels to be read;
+    None where there is neither. ImageNet's own test has labels nowhere, and often lies about as it is."""
+    splits = splits_of(data)
+    if "test" in splits and ("val" not in splits or _labelled(data)):
+        return "test"
+    return "val" if "val" in splits else None
+
+
+def _labelled(data: Data) -> bool:
+    try:
+        test = open_data(data, "test")
+        return bool((test.labels(0, min(len(test), LOOKED_AT)) >= 0).any())
+    except DataError:
+        return False
 
 
 @contextlib.contextmanager

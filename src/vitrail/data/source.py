@@ -154,7 +154,7 @@ def held_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:
     count = len(source)
     labels = source.labels(0, count)
     salt = seed.to_bytes(16, "big", signed=True)
-    keys = np.fromiter((_key(salt, source.identity(index)) for index in range(count)), np.uint64, count)
+    keys = np.fromiter((name_key(salt, source.identity(index)) for index in range(count)), np.uint64, count)
     order = np.lexsort((keys, labels))
     starts = np.flatnonzero(np.r_[True, np.diff(labels[order]) != 0]) if count else np.empty(0, np.int64)
     sizes = np.diff(np.r_[starts, count])
@@ -165,7 +165,8 @@ def held_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:
     return Subset(source, np.flatnonzero(~out)), Subset(source, np.flatnonzero(out))
 
 
-def _key(salt: bytes, identity: str) -> int:
+def name_key(salt: bytes, identity: str) -> int:
+    """A number that decides a sample's place where some are drawn: the same wherever the data lies."""
     digest = hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=8, salt=salt).digest()
     return int.from_bytes(digest, "big")
 

@@ -13,13 +13,16 @@ import torch
 from vitrail.config import TrainingCost
 from vitrail.evaluate.intervals import Measured
 from vitrail.evaluate.passes import How, alone
+from vitrail.evaluate.report import Report
 from vitrail.model.base import ImageModel
 from vitrail.model.cost import cost
 from vitrail.train.assemble import precision_of
 from vitrail.train.start import device_name
 
-WARMUP, LEAST, MOST_SECONDS = 2, 5, 10.0
-"""Batches before the clock runs, batches that are timed at least, seconds after which they are enough."""
+WARMUP = 2
+"""Batches before the clock runs."""
+LEAST, LEAST_SECONDS, MOST_SECONDS = 5, 1.0, 20.0
+"""Batches that are timed at least, for so many seconds at least; but no more are begun after so many."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +37,24 @@ class Compared:
     """Of the forward pass alone, measured here."""
     top1: Measured
     images: int
+    left_out: int
+    """Images of classes that it does not know, and those that cannot be read."""
+    labels: str
+    """How its classes were matched with the data's."""
     training: TrainingCost | None
     device: str
 
     @property
-    def note(self) -> str:
+    def notes(self) -> list[str]:
         """What a reader of the table must know."""
+        said = []
+        if self.left_out:
+            said.append(f"{self.model}: scored without {self.left_out:,} of the images: {self.labels}")
         if self.training is None:
-            return f"{self.model}: its weights do not tell what their training cost"
-        if not self.training.complete:
-            return f"{self.model}: the cost is that of its last training, after weights of unknown cost"
-        return ""
+            said.append(f"{self.model}: its weights do not tell what their training cost")
+        elif not self.training.complete:
+            said.append(f"{self.model}: the cost is that of its trainings here, after weights of unknown cost")
+        return said
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -52,15 +62,17 @@ class Compared:
         return {**vars(self), "top1": self.top1.as_dict(), "training": training}
 
 
-def compared(model: ImageModel, name: str, top1: Measured, images: int, how: How) -> Compared:
+def compared(model: ImageModel, report: Report, how: How) -> Compared:
     """A model with what was measured of it before; its speed is measured now."""
     return Compared(
-        model=name,
+        model=report.model,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         flops=cost(model.architecture).flops,
         images_per_second=speed(model, how),
-        top1=top1,
-        images=images,
+        top1=report.top1,
+        images=report.images,
+        left_out=report.left_out + report.broken,
+        labels=report.labels,
         training=model.training_cost,
         device=device_name(alone(how).device),
     )
@@ -76,11 +88,14 @@ def speed(model: ImageModel, how: How) -> float:
     images = torch.randn(how.batch_size, model.in_channels, *model.image_size, device=ranks.device, dtype=dtype)
     seconds: list[float] = []
     began = time.perf_counter()
-    while len(seconds) < WARMUP + LEAST and (time.perf_counter() - began < MOST_SECONDS or len(seconds) <= WARMUP):
+    while len(seconds) <= WARMUP or (
+        (elapsed := time.perf_counter() - began) < MOST_SECONDS
+        and (len(seconds) < WARMUP + LEAST or elapsed < LEAST_SECONDS)
+    ):
         start = time.perf_counter()
         with nullcontext() if precision == torch.float32 else torch.autocast(ranks.device.type, precision):
             model(images)
-        if ranks.device.type == "cuda":
-            torch.cuda.synchronize(ranks.device)
+        if ranks.device.type != "cpu":
+            torch.accelerator.synchronize(ranks.device)
         seconds.append(time.perf_counter() - start)
     return how.batch_size / statistics.median(seconds[WARMUP:])

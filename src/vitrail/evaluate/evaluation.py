@@ -64,7 +64,7 @@ def evaluate(
         scored,
         labels,
         model.labels,
-        model.num_classes,
+        len({guess for classes in labels.accepted for guess in classes}) if among else model.num_classes,
         model=names[0],
         data=names[1],
         part=names[2],

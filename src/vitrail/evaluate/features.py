@@ -26,10 +26,11 @@ from vitrail import __version__
 from vitrail.data.index import KEPT_SECONDS, cache_folder
 from vitrail.data.source import Source, Subset, fingerprint
 from vitrail.data.writers import moved
-from vitrail.errors import DataError
-from vitrail.evaluate.passes import How, Progress, alone, passes
+from vitrail.errors import DataError, WeightsError
+from vitrail.evaluate.passes import How, Progress, alone, in_full_precision, passes
 from vitrail.model.base import ImageModel
 from vitrail.train.assemble import precision_of
+from vitrail.weights.digest import tensor_bytes, weights_digest
 
 log = logging.getLogger("vitrail")
 
@@ -82,6 +83,7 @@ def extract(
     exchanged under their old names; nor that other batches or another device would round differently. Entries that
     nobody has used for 30 days are deleted.
     """
+    in_full_precision(model)
     rows = _Rows(len(source))
     if cache is None:
         _compute(model, source, how, rows, None, progress)
@@ -156,25 +158,15 @@ def _compute(
     for batch, computed in passes(model, rest, model.embed, how, progress=told):
         mask = batch.mask
         done = rows.done + int((batch.indices >= 0).sum())
-        part = _Part(done, computed.cpu()[mask], batch.labels[mask], batch.indices[mask] + start)
+        values = computed.cpu()[mask].float()
+        if not torch.isfinite(values).all():
+            raise WeightsError(
+                "the model's features are not numbers: its weights are damaged, or the precision too low"
+            )
+        part = _Part(done, values, batch.labels[mask], batch.indices[mask] + start)
         rows.add(part)
         if draft is not None:
             draft.add(part)
-
-
-def weights_digest(model: ImageModel) -> str:
-    """What tells one model from another: its architecture, its preprocessing and the bytes of every tensor."""
-    told = hashlib.blake2b(digest_size=16)
-    for config in (model.architecture, model.preprocessing):
-        told.update(f"{type(config).__name__} {config.model_dump_json()}\0".encode())
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        told.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
-        told.update(_bytes(tensor))
-    return told.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _key(model: ImageModel, source: Source, how: How) -> str:
@@ -194,7 +186,7 @@ def _data_digest(source: Source) -> str:
             content = source.read(index).content
         except Exception as error:  # whatever is wrong with it, computing will tell
             content = type(error).__name__.encode()
-        told.update(_bytes(content) if isinstance(content, Tensor) else content)
+        told.update(tensor_bytes(content) if isinstance(content, Tensor) else content)
     return told.hexdigest()
 
 
@@ -206,7 +198,8 @@ def _finished(path: Path, count: int) -> Features | None:
             for part in _whole_parts(file):
                 rows.add(part)
         if rows.done == count:
-            os.utime(path)
+            with contextlib.suppress(OSError):  # a cache may be there to be read only
+                os.utime(path)
             return rows.features()
         log.warning("%s is damaged: the features are computed anew", path)
         path.unlink()
@@ -308,7 +301,7 @@ def _lock(file: BinaryIO, path: Path) -> None:
 def _written(part: _Part) -> bytes:
     """Three numbers, a digest of all the rest, then indices, labels and values."""
     numbers = _NUMBERS.pack(part.done, *part.values.shape)
-    body = b"".join(_bytes(tensor) for tensor in (part.indices, part.labels, part.values))
+    body = b"".join(tensor_bytes(tensor) for tensor in (part.indices, part.labels, part.values))
     return numbers + hashlib.blake2b(numbers + body, digest_size=_DIGEST).digest() + body
 
 

@@ -87,10 +87,13 @@ class Vocabulary:
         Whoever says "maillot" beside "maillot, tank suit", or "a" beside "A", does not mean the other. The latter need
         not stand beside it, if case is all that the two differ in.
         """
-        known = [self.owners[word] for word in spellings(name) if word in self.owners]
+        said = set(spellings(name))
+        known = [self.owners[word] for word in said if word in self.owners]
         if not known:
             return set()
         found = set.intersection(*known) or set.union(*known)
+        if len(found) == 1 and not any(said <= self.words[number] or self.words[number] <= said for number in found):
+            return set()  # "dog, large" is not "dog, small": each has a word that the other lacks
         spelled = {number for number in found if self.labels[number] == name}
         if len(spelled) == 1 and all(
             len(self.words[number]) == 1 or self.labels[number] in beside.spelled for number in found - spelled

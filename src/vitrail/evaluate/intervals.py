@@ -54,26 +54,40 @@ def share(hits: int, count: int, level: float = LEVEL) -> Measured:
 
 
 def mean(values: np.ndarray, level: float = LEVEL) -> Measured:
-    """A mean of many independent values, by the normal approximation."""
-    if not len(values):
+    """A mean of values from 0 on, such as losses: most of them small, a few large.
+
+    By the normal approximation with Hall's correction for skewness ("On the removal of skewness by transformation",
+    1992): without it the interval ends too low where rare large losses happen to be missing.
+    """
+    count = len(values)
+    if not count:
         return NOTHING
-    centre = float(values.mean())
-    if len(values) == 1:
-        return Measured(centre, -math.inf, math.inf)
-    spread = _z(level) * float(values.std(ddof=1)) / math.sqrt(len(values))
-    return Measured(centre, centre - spread, centre + spread)
+    centre, deviation = float(values.mean()), float(values.std(ddof=1)) if count > 1 else math.inf
+    if not 0 < deviation < math.inf:
+        return Measured(centre, centre if deviation == 0 else 0.0, centre if deviation == 0 else math.inf)
+    root = math.sqrt(count)
+    skewness = float(((values - centre) ** 3).mean()) / deviation**3
+
+    def corrected(z: float) -> float:
+        bend = skewness / (3 * root)
+        return z if abs(bend) < 1e-9 else (math.cbrt(1 + 3 * bend * (z - skewness / (6 * root))) - 1) / bend
+
+    low, high = (centre - deviation / root * corrected(z) for z in (_z(level), -_z(level)))
+    return Measured(centre, max(low, 0.0), high)
 
 
 def sum_of_gaps(weights: np.ndarray, gaps: np.ndarray, deviations: np.ndarray, level: float = LEVEL) -> Measured:
-    """Σ weight · |gap| where each gap was measured with a deviation, as in a binned calibration error.
+    """Σ weight · |gap| of gaps up to 1, each measured with a deviation, as in a binned calibration error.
 
     Such a sum is biased upwards: noise alone makes gaps, so no interval around it that goes by its own spread holds
     the true one. But it differs from the true sum by no more than Σ weight · |error of the gap|, whatever the true gaps
     are, and how large that gets is known. The interval is therefore safe, and wider than it must be.
     """
+    if not len(weights):
+        return NOTHING
     value = float((weights * np.abs(gaps)).sum())
-    reach = float(np.quantile(_noise(len(weights)) @ (weights * deviations), level)) if len(weights) else 0.0
-    return Measured(value, max(value - reach, 0.0), value + reach)
+    reach = float(np.quantile(_noise(len(weights)) @ (weights * deviations), level))
+    return Measured(value, max(value - reach, 0.0), min(value + reach, 1.0))
 
 
 @cache

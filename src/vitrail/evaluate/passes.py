@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from vitrail.data.evaluation import normalise
-from vitrail.data.loader import Batch, EvaluationLoader
+from vitrail.data.loader import BROKEN_LEAST, BROKEN_SHARE, Batch, EvaluationLoader
 from vitrail.data.source import Source
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, DataError
 from vitrail.model.base import ImageModel
 from vitrail.train.assemble import PRECISIONS, precision_of
 from vitrail.train.distributed import Ranks, chosen_device
@@ -46,6 +46,13 @@ def alone(how: How) -> Ranks:
     return Ranks(0, 1, chosen_device(how.device))
 
 
+def in_full_precision(model: ImageModel) -> torch.dtype:
+    """From half precision to float32, in place; what it computes in then."""
+    if next(model.parameters()).dtype in (torch.float16, torch.bfloat16):
+        model.float()
+    return next(model.parameters()).dtype
+
+
 def passes(
     model: ImageModel,
     source: Source,
@@ -58,13 +65,12 @@ def passes(
 
     On several ranks each gets its share of every batch; `batch.indices` are numbers in the source, and where
     `batch.mask` is False an image only fills up, or could not be read. The model is moved to the device, from half
-    precision to float32, and to evaluation mode.
+    precision to float32, and to evaluation mode. More broken images than training allows are a DataError at the end.
     """
     ranks = ranks or alone(how)
     precision = precision_of(how.precision, ranks)
-    dtype = next(model.parameters()).dtype
-    dtype = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    model.to(ranks.device, dtype).eval()
+    dtype = in_full_precision(model)
+    model.to(ranks.device).eval()
     batch_size = -(-how.batch_size // ranks.size) * ranks.size
     loader = EvaluationLoader(
         source,
@@ -74,6 +80,7 @@ def passes(
         rank=ranks.rank,
         ranks=ranks.size,
         pin_memory=ranks.device.type == "cuda",
+        most_broken=len(source),  # counted below, over all ranks
     )
     fp32 = precision == torch.float32
     for number, batch in enumerate(loader, start=1):
@@ -83,3 +90,9 @@ def passes(
         yield batch, computed.float() if computed.dtype != torch.float64 else computed
         if progress is not None:
             progress(min(number * batch_size, len(source)), len(source))
+    broken, most = len(ranks.united(set(loader.broken))), max(int(len(source) * BROKEN_SHARE), BROKEN_LEAST)
+    if broken > most:
+        raise DataError(
+            f"{broken} of {len(source)} images cannot be used, more than the {most} allowed; `vitrail data check` "
+            "finds them all"
+        )

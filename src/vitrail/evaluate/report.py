@@ -137,10 +137,13 @@ def make_report(
     source: Source,
     labels: LabelMap,
     model_labels: Sequence[str] | None,
-    num_classes: int,
+    guesses: int,
     **told: Any,
 ) -> Report:
-    """Everything that follows from the answers. `source`: what was asked about; `told`: the other fields of Report."""
+    """Everything that follows from the answers.
+
+    `source`: what was asked about; `guesses`: classes that a guess is one of; `told`: the other fields of Report.
+    """
     count = max(source.num_classes, len(labels.accepted))
     names = [*(source.classes or [str(number) for number in range(count)])]
     bins, calibration = calibrate(answers.confidences, answers.hits)
@@ -149,7 +152,7 @@ def make_report(
         broken=len(source) - len(answers),
         labels=labels.how,
         top1=share(int(answers.hits.sum()), len(answers)),
-        top5=share(int((answers.places <= TOP).sum()), len(answers)) if num_classes > TOP else None,
+        top5=share(int((answers.places <= TOP).sum()), len(answers)) if guesses > TOP else None,
         likelihood=mean(answers.likelihoods),
         calibration=calibration,
         classes=_classes(answers, names),

@@ -1,6 +1,6 @@
 """Where the data of a suite's sets is, and their parts.
 
-DIR/                     an entry for each set by its name: a folder, or a .parquet, .csv or .tar file; real.json
+DIR/                     an entry for each set by its name: a folder, or a .csv file; real.json
 FILE.toml                cifar10 = "DATA", real = "real.json", [tasks.dsprites_location] data = "DATA", raw = true
 """
 
@@ -13,17 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.open import open_data, splits_of
+from vitrail.data.open import open_data, splits_of, tested_part
 from vitrail.data.order import Indices
 from vitrail.data.source import Sample, Source, shown
 from vitrail.errors import ConfigError, DataError, did_you_mean
 from vitrail.train.resolve import read_file
 
-SUFFIXES = (".parquet", ".csv", ".tar")
+SUFFIXES = (".csv",)
+"""Of files that can have parts in them; Parquet and tar have them in the names of files in a folder."""
 REAL, TABLE = "real", "tasks"
 """The key of the file of ReaL labels, and of a table of sets."""
-LOOKED_AT = 1000
-"""Labels that tell whether a part has any."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +134,8 @@ def opened(name: str, data: str) -> Parts:
     """The parts of a set; a DataError that names the set where one is missing or cannot be opened."""
     try:
         splits = splits_of(data)
-        tested_on = "test" if "test" in splits and not ("val" in splits and _unlabelled(data)) else "val"
-        if "train" not in splits or tested_on not in splits:
+        tested_on = tested_part(data)
+        if "train" not in splits or tested_on is None:
             has = (
                 ", ".join(splits) or f"one part of {len(open_data(data)):,} images"
             )  # or opening it tells what is wrong
@@ -144,23 +143,19 @@ def opened(name: str, data: str) -> Parts:
         train, test = open_data(data, "train"), open_data(data, tested_on)
         val = open_data(data, "val") if "val" in splits and tested_on == "test" else None
         _agree(data, train, test, tested_on)
+        if val is not None:
+            _agree(data, train, val, "val")
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
     return Parts(train, val, test, tested_on)
 
 
-def _unlabelled(data: str) -> bool:
-    """Whether the labels of a part test are kept back, as ImageNet's are."""
-    test = open_data(data, "test")
-    return bool((test.labels(0, min(len(test), LOOKED_AT)) < 0).all())
-
-
-def _agree(data: str, train: Source, test: Source, tested_on: str) -> None:
-    if not len(train) or not len(test):
-        raise DataError(f"{data} has no image in {'train' if not len(train) else tested_on}")
-    if train.classes != test.classes:
+def _agree(data: str, train: Source, other: Source, part: str) -> None:
+    if not len(train) or not len(other):
+        raise DataError(f"{data} has no image in {'train' if not len(train) else part}")
+    if train.classes != other.classes:
         raise DataError(
-            f"{data}: the classes of {tested_on} are not those of train; `vitrail data check` tells how they differ"
+            f"{data}: the classes of {part} are not those of train; `vitrail data check` tells how they differ"
         )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import math
 import os
-import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,6 +28,7 @@ from vitrail.recipes import Recipe
 from vitrail.train.assemble import steps_of
 from vitrail.train.config import RunConfig
 from vitrail.train.distributed import Ranks, joined
+from vitrail.train.naming import short_name
 from vitrail.train.resolve import resolve
 from vitrail.train.start import differences, start
 from vitrail.train.sweep import Trial, best, changed, trials
@@ -91,18 +91,11 @@ def plan(
         else:
             kept.append(override)
     tried = None if rates is None else tuple(dict.fromkeys(rates))
-    return Plan(model, folder or Path("runs") / f"suite-{suite}-{_called(model)}", runs, tried, tuple(kept))
+    return Plan(model, folder or Path("runs") / f"suite-{suite}-{short_name(model)}", runs, tried, tuple(kept))
 
 
 def _key(override: str) -> str:
     return override.partition("=")[0].strip().rpartition(".")[2]
-
-
-def _called(model: str) -> str:
-    """runs/cars/model is called cars."""
-    path = Path(model.removeprefix("hf:").removeprefix("timm:"))
-    name = path.parent.name if path.name == "model" and path.parent.name else path.name
-    return re.sub(r"[^\w.+-]+", "-", name).strip("-") or "model"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ runs/suite-vtab-NAME/TASK/images/choosing/{train,val}, images/all
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 
 from vitrail.data.order import Indices
 from vitrail.data.pack import pack
-from vitrail.data.source import Source, shown
+from vitrail.data.source import Source, name_key, shown
 from vitrail.data.writers import write_whole
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluate import paper_suite
@@ -152,14 +151,9 @@ def divided(parts: Parts) -> tuple[Chosen, Chosen]:
 def drawn(source: Source, count: int, seed: int = 0) -> Indices:
     """So many samples, in an order that the seed and their names decide: the same everywhere and every time."""
     salt = seed.to_bytes(16, "big", signed=True)
-    keys = [_key(salt, source.identity(index)) for index in range(len(source))]
+    keys = [name_key(salt, source.identity(index)) for index in range(len(source))]
     chosen: Indices = np.argsort(np.array(keys, dtype=np.uint64), kind="stable")[:count]
     return chosen
-
-
-def _key(salt: bytes, identity: str) -> int:
-    told = identity.encode("utf-8", "surrogateescape")
-    return int.from_bytes(hashlib.blake2b(told, digest_size=8, salt=salt).digest(), "big")
 
 
 def _prepare(folder: Path, train: Chosen, val: Chosen, config: RunConfig, choose: bool) -> None:

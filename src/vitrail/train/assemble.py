@@ -30,6 +30,7 @@ from vitrail.train.loop import Run
 from vitrail.train.optim import build_optimizer
 from vitrail.train.records import Records
 from vitrail.train.state import materialise
+from vitrail.weights.digest import weights_digest
 from vitrail.weights.load import TRAINING_ONLY, load
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -50,6 +51,7 @@ def assemble(config: RunConfig, ranks: Ranks) -> Run:
     check(config, data, ranks)
     precision = precision_of(config.run.precision, ranks)
     model = build_model(config, data.training)
+    begun_from = weights_digest(model) if config.model.weights is not None and ranks.first else ""
     objective = build_objective(
         model,
         mixing=config.data.mixing,
@@ -87,6 +89,7 @@ def assemble(config: RunConfig, ranks: Ranks) -> Run:
         trackers=[],
         display=Display(steps, 0, str(config.run.folder), quiet=not ranks.first),
         data=fingerprint(data.training),
+        weights=begun_from,
     )
 
 

@@ -136,6 +136,12 @@ def _meeting_point(limit: timedelta) -> Store:
     return _MEETING_POINTS[0]
 
 
+def one_process(what: str) -> None:
+    """For what does not share its work: several processes would all do the same, in each other's way."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ConfigError(f"{what} runs in one process: start it without torchrun")
+
+
 def chosen_device(device: str) -> torch.device:
     """What a person named; a GPU where there is one, for "auto"."""
     if device == "auto":

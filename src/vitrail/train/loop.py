@@ -79,6 +79,8 @@ class Run:
     display: Display
     data: str
     """What tells one data set from another."""
+    weights: str
+    """The same of the weights that it began from; empty for fresh ones, and on all ranks but the first."""
     progress: Progress = field(default_factory=Progress)
     window: Sums = field(default_factory=dict)
     """Sums since the last record, on this rank."""

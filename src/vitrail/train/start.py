@@ -43,7 +43,7 @@ ADJUSTABLE = {"data": {"source", "workers", "in_memory"}, "optimizer": {"accumul
 """What may differ when a run is gone on with, besides all of the section run but the seed."""
 
 
-CONFIG, LOCK, DATA = "config.toml", ".lock", ".data"
+CONFIG, LOCK, DATA, WEIGHTS = "config.toml", ".lock", ".data", ".weights"
 TRIALS = "sweep-"
 """Runs inside a run's folder that a sweep makes first."""
 
@@ -222,7 +222,7 @@ def _claimed(run: Run) -> Iterator[None]:
             config.run.folder.mkdir(parents=True, exist_ok=True)
             _check_folder(config.run.folder)
             lock = _lock(config.run.folder)
-            _agree(config, run.data)
+            _agree(config, run.data, run.weights)
         except (ConfigError, TrainingError) as error:
             wrong = error
         except OSError as error:
@@ -262,21 +262,25 @@ def _lock(folder: Path) -> int | None:
     return descriptor
 
 
-def _agree(config: RunConfig, data: str) -> None:
-    """With the images and the configuration that the run was begun with; the first start writes them down."""
-    path, told = config.run.folder / CONFIG, config.run.folder / DATA
-    if told.exists() and told.read_text(encoding="utf-8") != data:
-        raise ConfigError(
-            f"the run in {config.run.folder} was begun with other images than {config.data.source} has now: give "
-            "another run.folder"
-        )
+def _agree(config: RunConfig, data: str, weights: str) -> None:
+    """With the images, weights and configuration that the run was begun with; the first start writes them down."""
+    path = config.run.folder / CONFIG
+    facts = ((DATA, data, "images", config.data.source), (WEIGHTS, weights, "weights", config.model.weights))
+    for name, now, what, where in facts:
+        told = config.run.folder / name
+        if told.exists() and told.read_text(encoding="utf-8") != now:
+            raise ConfigError(
+                f"the run in {config.run.folder} was begun with other {what} than {where} has now: give another "
+                "run.folder"
+            )
     if path.exists():
         for key, then, now in differences(checked(read_file(path)), config):
             raise ConfigError(
                 f"the run in {config.run.folder} was begun with {key} = {then!r}, not {now!r}: give another "
                 "run.folder, or the same value to go on with it"
             )
-    write_whole(told, data.encode())
+    for name, now, _, _ in facts:
+        write_whole(config.run.folder / name, now.encode())
     write_whole(path, to_toml(config).encode())
 
 

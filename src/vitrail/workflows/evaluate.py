@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitrail.data.open import open_data, splits_of
+from vitrail.data.open import open_data, splits_of, tested_part
 from vitrail.data.source import Source
 from vitrail.data.writers import write_whole
 from vitrail.errors import ConfigError
@@ -16,8 +16,8 @@ from vitrail.evaluate.labels import read_map
 from vitrail.evaluate.passes import How, Progress
 from vitrail.evaluate.report import Report
 from vitrail.train.distributed import joined
+from vitrail.train.naming import short_name
 from vitrail.weights.load import load
-from vitrail.workflows.naming import short_name
 
 TIMEOUT = 1800.0
 """Seconds that a rank waits for the others."""
@@ -52,7 +52,8 @@ def run(
     labels = None
     if mapping is not None:
         labels = read_map(mapping, loaded.labels, loaded.num_classes, source.classes, source.num_classes)
-    folder = folder or Path("runs") / f"evaluate-{short_name(data)}-{short_name(model)}"
+    name = "-".join(["evaluate", short_name(data), *([part] if part else []), short_name(model)])
+    folder = folder or Path("runs") / name
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {folder} is a file: give a folder")
     names = (model, data, part)
@@ -66,10 +67,8 @@ def run(
 
 
 def scored_on(data: str, split: str | None) -> tuple[Source, str | None]:
-    """The part that was asked for; else test, else val, else everything."""
-    if split is None:
-        splits = splits_of(data)
-        split = next((part for part in ("test", "val", "train") if part in splits), None)
+    """The part that was asked for; else what the data has to test on, else everything."""
+    split = split or tested_part(data) or ("train" if "train" in splits_of(data) else None)
     return open_data(data, split), split
 
 

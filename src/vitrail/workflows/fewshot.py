@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 
 from vitrail.data.evaluation import prepare
-from vitrail.data.open import open_data, splits_of
-from vitrail.data.source import SPLITS, Listed, Source
+from vitrail.data.open import open_data, splits_of, tested_part
+from vitrail.data.source import SPLITS, Listed, Source, fingerprint
 from vitrail.errors import ConfigError, DataError, did_you_mean
 from vitrail.evaluate.clusters import agreement, clusters
 from vitrail.evaluate.features import Features, extract
@@ -21,6 +21,7 @@ from vitrail.evaluate.linear_probe import choose, folds
 from vitrail.evaluate.neighbours import NEIGHBOURS, knn_accuracy, nearest
 from vitrail.evaluate.passes import How, Progress, alone
 from vitrail.model.base import ImageModel
+from vitrail.train.distributed import one_process
 from vitrail.weights.load import load
 
 HELD_OUT = 0.2
@@ -176,6 +177,7 @@ def fewshot(
 
     `test`: another data set, or a part of this one; if None, its test part, or val, or a fifth that is held out.
     """
+    one_process("fewshot")
     check(methods, shots, seeds, l2)
     how = how or How()
     train_source, test_source, tested_on = parts(data, test)
@@ -224,8 +226,11 @@ def parts(data: str, test: str | None) -> tuple[Source, Source, str]:
     if part == "train":
         raise ConfigError("--test train would test on what was learned from: give val, test or another data set")
     if test is not None and part is None:
-        return _training(data, splits), *_other(test)
-    part = part or next((name for name in ("test", "val") if name in splits), "val")
+        train, (other, told) = _training(data, splits), _other(test)
+        if fingerprint(train) == fingerprint(other):
+            raise ConfigError(f"--test {test} is what was learned from: give other data, or leave --test out")
+        return train, other, told
+    part = part or tested_part(data) or "val"
     if part in splits or part == "test":
         return _training(data, splits), open_data(data, part), f"the {part} part of {data}"
     told = f"a fifth of every class of {data}, held out"
@@ -237,8 +242,7 @@ def _training(data: str, splits: Sequence[str]) -> Source:
 
 
 def _other(test: str) -> tuple[Source, str]:
-    splits = splits_of(test)
-    part = next((name for name in ("test", "val", "train") if name in splits), None)
+    part = tested_part(test) or ("train" if "train" in splits_of(test) else None)
     return open_data(test, part), test if part is None else f"the {part} part of {test}"
 
 

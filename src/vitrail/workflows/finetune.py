@@ -7,11 +7,9 @@ sweep, the learning rate is chosen on a held-out part and the model then trained
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +26,7 @@ from vitrail.model.cost import cost, tokens
 from vitrail.model.peer import TimmModel, kept_for_backward
 from vitrail.train.assemble import open_parts, steps_of
 from vitrail.train.config import RunConfig
+from vitrail.train.naming import short_name
 from vitrail.train.resolve import resolve
 from vitrail.train.start import start
 from vitrail.train.sweep import best, changed, trials
@@ -118,7 +117,8 @@ def look_at(data: str) -> Look:
     source = open_data(data, "train") if splits else open_data(data)
     if source.num_classes < 2:
         raise DataError(f"{data} has {source.num_classes} class: a classifier needs a folder for each of two or more")
-    counts = np.bincount(source.labels(0, len(source)), minlength=source.num_classes)
+    labels = source.labels(0, len(source))
+    counts = np.bincount(labels[labels >= 0], minlength=source.num_classes)  # one that has none is told in reading it
     if not counts.all():
         empty = source.classes[int(counts.argmin())] if source.classes else int(counts.argmin())
         raise DataError(
@@ -243,5 +243,4 @@ def mirrored(flip: float) -> str:
 
 def folder_name(data: str, model: str | None) -> str:
     """finetune-photos-from-quickstart: the same for the same command, so that it goes on where it was stopped."""
-    names = [re.sub(r"[^\w.+-]+", "-", Path(text.removeprefix("hf:")).name).strip("-") for text in (data, model or "")]
-    return f"finetune-{names[0] or 'data'}" + (f"-from-{names[1] or 'model'}" if model else "")
+    return f"finetune-{short_name(data)}" + (f"-from-{short_name(model)}" if model else "")

@@ -30,11 +30,12 @@ from vitrail.evaluate.passes import How, Progress, passes
 from vitrail.model.base import ImageModel
 from vitrail.model.heads import DistilledHead
 from vitrail.train.config import RunConfig
+from vitrail.train.distributed import one_process
+from vitrail.train.naming import short_name
 from vitrail.train.resolve import resolve
 from vitrail.weights.load import load
 from vitrail.weights.save import save
 from vitrail.workflows.finetune import look_at
-from vitrail.workflows.naming import short_name
 
 ALLOWED = ("folder", "run.folder", "image_size", "model.image_size")
 """What can be given: nothing is trained, so nothing else of a training run means anything."""
@@ -62,6 +63,7 @@ def quick(
     """Lines to print, as they come. The model goes to runs/quick-DATA-from-MODEL/model."""
     if model is None:
         raise ConfigError("--quick fits a head to what a trained model sees: give --from MODEL")
+    one_process("--quick")
     config = settings(data, model, overrides)
     folder = config.run.folder
     check_folder(folder)
@@ -91,7 +93,10 @@ def quick(
         yield "every class has one image: how good it is cannot be told"
     linear = fit(train.values, train.labels, look.classes, strength)
     for part in [name for name in ("val", "test") if name in splits]:
-        yield scored(part, open_data(data, part), source, network, linear, how, progress)
+        try:
+            yield scored(part, open_data(data, part), source, network, linear, how, progress)
+        except DataError as error:
+            yield f"{part} is not scored: {error}"
     put_head(network, linear, source.classes)
     check_head(network, linear, train, source, how)
     keep(network, folder, train, source, how, model)
@@ -122,6 +127,8 @@ def check_folder(folder: Path) -> None:
         raise ConfigError(f"{folder} is a file: give another folder=…")
     found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     others = [name for name in found if name not in (MODEL, MISLABELLED) and not name.startswith(".")]
+    if MODEL in found and MISLABELLED not in found:
+        others = [MODEL]
     if others:
         raise ConfigError(f"{folder} holds {others[0]}, which is not by --quick: give a new folder=…")
 
