@@ -62,5 +62,5 @@ class MissingExtraError(VitrailError, ImportError):
 def did_you_mean(wrong: str, allowed: Iterable[str]) -> str:
     """`", did you mean 'B/16'?"` for the nearest of `allowed`, or nothing when none is near."""
     folded = {name.casefold(): name for name in allowed}
-    near = difflib.get_close_matches(wrong.casefold(), folded, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(wrong.casefold(), folded, n=1, cutoff=0.6)
     return f", did you mean {folded[near[0]]!r}?" if near else ""

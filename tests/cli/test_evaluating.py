@@ -119,6 +119,33 @@ def test_models_that_know_other_classes_are_told_apart(here, run):
     assert "half: scored without 6 of the images" in out
 
 
+def test_a_model_that_fails_does_not_take_the_others_along(here, run):
+    code, out, err = run("evaluate", "--data", "photos", "--compare", "nowhere", "good", "others")
+    assert code == 1
+    assert table(out)["good"][3] == "12"
+    assert [line.split(":")[1].strip() for line in err.splitlines()] == ["nowhere", "others"]
+
+
+def test_ctrl_c_says_what_there_is(here, run, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vitrail.workflows.evaluate.evaluate", interrupted)
+    code, _, err = run("evaluate", "--model", "good", "--data", "photos")
+    assert (code, err) == (130, "stopped: nothing was written\n")
+
+
+def test_ids_are_shown_with_words(here, run):
+    for name, wnid in (("cat", "n02123045"), ("dog", "n02085620")):
+        (here / "photos" / name).rename(here / "photos" / wnid)
+    model = vitrail.load("good")
+    model.labels = ["n02123045", "n02085620"]
+    vitrail.save(model, here / "ids")
+    _, out, _ = run("evaluate", "--model", "ids", "--data", "photos")
+    assert "n02123045 tabby" in out
+    assert "n02085620 Chihuahua" in out
+
+
 def test_what_training_cost_travels_with_the_weights_and_adds_up(tmp_path):
     first = start(runs.config(tmp_path / "first", schedule={"steps": 4, "warmup_steps": 1}))
     cost = vitrail.load(first.folder).training_cost
@@ -162,6 +189,7 @@ def test_weights_of_unknown_cost_make_it_incomplete():
         (["--data", "photos", "--model", "nowhere"], 1, "nowhere"),
         (["--data", "empty", "--model", "good"], 1, "empty"),
         (["--data", "photos", "--model", "good", "--out", "good/config.json"], 2, "is a file"),
+        (["--data", "photos", "--model", "good", "--out", "good/config.json/there"], 2, "cannot be made"),
     ],
 )
 def test_a_wrong_command_is_one_sentence(here, run, arguments, code, sentence):
@@ -188,9 +216,18 @@ def test_quick_by_its_command(here, run):
     code, out, _ = run("finetune", "--data", "photos", "--from", "good", "--quick")
     assert code == 0
     assert "model: runs/quick-photos-from-good/model" in out
-    code, out, _ = run("evaluate", "--model", "runs/quick-photos-from-good", "--data", "photos")
-    assert code == 0
-    assert table(out)["top-1 accuracy"][0] == "100.00%"
+    for split in ([], ["--split", "val"]):
+        code, out, _ = run("evaluate", "--model", "runs/quick-photos-from-good", "--data", "photos", *split)
+        assert code == 0
+        assert table(out)["top-1 accuracy"][0] == "100.00%"
+        assert "warning: the model has learned from these very images" in out
+
+
+def test_images_that_were_held_out_are_no_reason_to_warn(here, run):
+    small = ["schedule.steps=1", "batch_size=4", "image_size=16", "workers=0", "run.trackers=[]", "run.device=cpu"]
+    assert run("finetune", "--data", "photos", "--from", "good", "run.folder=tuned", *small)[0] == 0
+    assert "warning" not in run("evaluate", "--model", "tuned", "--data", "photos", "--split", "val")[1]
+    assert "warning" in run("evaluate", "--model", "tuned", "--data", "photos", "--split", "train")[1]
 
 
 def test_suites_by_their_command(here, run):

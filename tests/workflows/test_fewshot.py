@@ -18,6 +18,7 @@ from vitrail.cli.fewshot import fewshot as command
 from vitrail.data.open import open_data
 from vitrail.errors import ConfigError, DataError, VitrailError, WeightsError
 from vitrail.evaluate.features import extract
+from vitrail.evaluate.intervals import wilson
 from vitrail.evaluate.least_squares import few_shot
 from vitrail.evaluate.neighbours import knn_accuracy
 from vitrail.evaluate.passes import How
@@ -162,10 +163,10 @@ def run():
 
 
 def test_the_table(run, model, data, here):
-    given = ["--model", model, "--data", str(data / "whole"), "--device", "cpu", "--json", "out.json"]
+    given = ["--model", model, "--data", str(data / "whole"), "--device", "cpu", "--out", "out.json"]
     result = run(*given, "--shots", "1,5", "--seeds", "2")
     lines = [line.split("\t") for line in result.stdout.splitlines()]
-    assert lines[0] == ["method", "shots", "accuracy", "deviation"]
+    assert lines[0] == ["method", "shots", "accuracy", "deviation", "95% from", "to"]
     assert [line[:2] for line in lines[1:]] == [
         ["least-squares", "1"],
         ["least-squares", "5"],
@@ -177,6 +178,9 @@ def test_the_table(run, model, data, here):
     assert re.fullmatch(r"\d+\.\d%", lines[1][2])
     assert re.fullmatch(r"± \d+\.\d%", lines[1][3])
     assert lines[3][3] == ""
+    assert [float(cell.rstrip("%")) / 100 for cell in lines[3][4:]] == pytest.approx(
+        wilson(round(float(lines[3][2].rstrip("%")) * 12 / 100), 12), abs=6e-4
+    )
     assert "48 images of 3 classes to learn from, 12 to test on" in result.stderr
     assert "held out" in result.stderr
     assert "chance: 33.3%; always the most frequent class: 33.3%" in result.stderr
@@ -212,7 +216,7 @@ def test_neighbours_are_printed(run, model, data):
     [
         (["--shots", "1,many"], "--shots 1,many: give whole numbers"),
         (["--methods", "lineer"], "did you mean 'linear'"),
-        (["--json", "nowhere/out.json"], "--json nowhere/out.json: give the name of a file"),
+        (["--out", "nowhere/out.json"], "--out nowhere/out.json: give the name of a file"),
         (["--precision", "fp8"], "--precision fp8: give one of fp32, bf16, fp16 or auto"),
     ],
 )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import re
 
+import numpy as np
 import pytest
 import torch
 from pictures import make_parquet
+from PIL import Image
 from striped import stripes
 
 import vitrail
@@ -101,7 +103,7 @@ def test_no_more_than_twenty_are_printed(here, model, monkeypatch):
     monkeypatch.setattr(workflow, "suspects", lambda *_: everything)
     lines = list(quick("photos", model, how=CPU))
     assert sum("is labelled" in line for line in lines) == 20
-    assert "perhaps mislabelled: 50 images, all in runs/quick-photos-from-small/mislabelled.csv" in lines
+    assert "perhaps mislabelled, in all: 50 of 50 images, see runs/quick-photos-from-small/mislabelled.csv" in lines
     assert len((here / "runs/quick-photos-from-small/mislabelled.csv").read_text().splitlines()) == 51
 
 
@@ -265,3 +267,15 @@ def test_another_model_is_not_written_over(here, model):
         list(quick("photos", model, ["folder=mine"], how=CPU))
     for _ in range(2):
         list(quick("photos", model, ["folder=ours"], how=CPU))
+
+
+def test_a_weak_model_says_that_its_doubts_are_weak(here, model):
+    """Of noise nothing can be learned."""
+    rng = np.random.default_rng(0)
+    for label in ("a", "b"):
+        (here / "noise" / label).mkdir(parents=True)
+        for number in range(12):
+            Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(
+                here / f"noise/{label}/{number}.png"
+            )
+    assert any("most of these will be its own mistakes" in line for line in quick("noise", model, how=CPU))

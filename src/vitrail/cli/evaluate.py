@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrail.cli.printing import print_lines, print_table, progress_bar
+from vitrail.cli.printing import interruptible, print_lines, print_table, progress_bar
 
 if TYPE_CHECKING:
     from vitrail.evaluate.compare import Compared
@@ -57,7 +58,7 @@ def evaluate(
     batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 64,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, …; a GPU where there is one.")] = "auto",
-    precision: Annotated[str, typer.Option(help="fp32, bf16, fp16.")] = "fp32",
+    precision: Annotated[str, typer.Option(help="fp32, bf16, fp16 or auto.")] = "fp32",
     others: Annotated[
         list[str] | None,
         typer.Argument(metavar="MODEL … | key=value …", help="To compare; of a suite: such as schedule.steps=100."),
@@ -111,7 +112,7 @@ def _one(
 
     from vitrail.workflows.evaluate import run
 
-    with progress_bar("evaluating") as progress:
+    with interruptible(), progress_bar("evaluating") as progress:
         written = run(
             model, data, split, real=real, mapping=mapping, among=among, how=how, folder=out, progress=progress
         )
@@ -121,10 +122,14 @@ def _one(
         print(json.dumps(written.report.as_dict(), indent=1, ensure_ascii=False))
         return
     _print_report(written.report)
+    if written.seen:
+        print_lines(["warning: the model has learned from these very images, so this says nothing about new ones"])
     print_lines(f"written: {path}" for path in written.files)
 
 
 def _print_report(report: Report) -> None:
+    from vitrail.evaluate.imagenet import in_words
+
     rows = [["top-1 accuracy", *_percents(report.top1)]]
     if report.top5 is not None:
         rows.append(["top-5 accuracy", *_percents(report.top5)])
@@ -138,16 +143,21 @@ def _print_report(report: Report) -> None:
     print_lines(_remarks(report))
     scored = [score for score in report.classes if score.images]
     worst = sorted(scored, key=lambda score: (score.accuracy.value, -score.images))[:SHOWN]
-    rows = [[score.name, f"{score.images:,}", *_percents(score.accuracy)] for score in worst]
+    rows = [[in_words(score.name), f"{score.images:,}", *_percents(score.accuracy)] for score in worst]
     title = "Classes, the worst first" if len(scored) > SHOWN else "Classes"
     print_table(title, ["class", "images", "accuracy", "95% from", "to"], rows)
     if report.confusions:
-        wrong = [[label, guess, f"{count:,}"] for label, guess, count in report.confusions[:SHOWN]]
+        wrong = [[in_words(label), in_words(guess), f"{n:,}"] for label, guess, n in report.confusions[:SHOWN]]
         print_table("What is taken for what", ["label", "guess", "images"], wrong, left=2)
 
 
 def _remarks(report: Report) -> list[str]:
     said = [f"classes: {report.labels}"]
+    if report.strangers:
+        said.append(
+            f"{report.strangers:,} guesses are of classes that the data does not have: --among-data-classes takes them "
+            "among those that it has"
+        )
     if report.left_out:
         said.append(f"left out: {report.left_out:,} images of classes that the model does not know")
     if report.broken:
@@ -163,20 +173,35 @@ def _remarks(report: Report) -> list[str]:
 def _compare(models: list[str], data: str, split: str | None, how: How, as_json: bool) -> None:
     import json
 
-    from vitrail.errors import ConfigError
+    from vitrail.errors import ConfigError, VitrailError
     from vitrail.workflows.compare import run
 
     if not models:
         raise ConfigError("--compare has no models: vitrail evaluate --data DATA --compare MODEL MODEL …")
-    rows = []
+    rows, failures = [], []
     for name in models:
-        with progress_bar(f"evaluating {name}") as progress:
-            rows.append(run(name, data, split, how, progress))
+        try:
+            with interruptible(), progress_bar(f"evaluating {name}") as progress:
+                rows.append(run(name, data, split, how, progress))
+        except VitrailError as error:  # which is no reason to lose the others
+            failures.append(f"error: {name}: {error}")
     if as_json:
         print(json.dumps([row.as_dict() for row in rows], indent=1))
-        return
+    elif rows:
+        _print_compared(rows, data)
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _print_compared(rows: list[Compared], data: str) -> None:
     columns = ["model", "parameters", "GFLOPs", "images/s", "images", "top-1", "95% from", "to"]
-    print_table(f"On {data}", [*columns, "exaFLOPs", "device-hours"], [_cells(row) for row in rows])
+    columns += ["training exaFLOPs", "device-hours"]
+    cells = [_cells(row) for row in rows]
+    if sys.stdout.isatty():  # a model in each column, as in the paper: ten columns of numbers fit no terminal
+        columns, *cells = [list(line) for line in zip(columns, *cells, strict=True)]
+    print_table(f"On {data}", columns, cells)
     print_lines(note for row in rows for note in row.notes)
 
 

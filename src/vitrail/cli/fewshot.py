@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from vitrail.cli.printing import print_table, progress_bar
+from vitrail.cli.printing import interruptible, print_table, progress_bar
+
+KEPT = "the features computed so far are kept, and the same command goes on from there"
 
 
 def fewshot(
@@ -24,7 +26,8 @@ def fewshot(
     neighbours: Annotated[
         str | None, typer.Option(metavar="IMAGE", help="Only print the images most similar to this one.")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all results to this file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all results as JSON.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write the JSON to this file too.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 64,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images; 0 reads in this one.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, …; a GPU where there is one, for auto.")] = "auto",
@@ -41,22 +44,24 @@ def fewshot(
     from vitrail.train.assemble import PRECISIONS
     from vitrail.workflows import fewshot as workflow
 
-    if json_file is not None and (json_file.is_dir() or not json_file.absolute().parent.is_dir()):
-        raise ConfigError(f"--json {json_file}: give the name of a file in a folder that is there")
+    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
+        raise ConfigError(f"--out {out}: give the name of a file in a folder that is there")
     if precision not in (*PRECISIONS, "auto"):
         raise ConfigError(f"--precision {precision}: give one of {', '.join(PRECISIONS)} or auto")
     numbers = _numbers(shots)
     how = How(batch_size, workers, device, precision)
     cache: Any = None if no_cache else "auto"
     if neighbours is not None:
-        with progress_bar("features") as progress:
+        with interruptible(KEPT), progress_bar("features") as progress:
             found = workflow.neighbours(model, data, neighbours, how=how, cache=cache, progress=progress)
-        _write(json_file, {"image": neighbours, "neighbours": [vars(near) for near in found]})
+        told = {"image": neighbours, "neighbours": [vars(near) for near in found]}
+        if _told_as_json(told, out, as_json):
+            return
         rows = [[near.name, near.label, f"{near.similarity:.4f}"] for near in found]
         print_table(f"Most similar to {neighbours}", ["name", "label", "similarity"], rows, left=2)
         return
     chosen = [name.strip() for name in methods.split(",") if name.strip()]
-    with progress_bar("features") as progress:
+    with interruptible(KEPT), progress_bar("features") as progress:
         report = workflow.fewshot(
             model,
             data,
@@ -69,17 +74,19 @@ def fewshot(
             cache=cache,
             progress=progress,
         )
-    _write(json_file, report.as_dict())
+    if _told_as_json(report.as_dict(), out, as_json):
+        return
     rows = [
         [
             summary.method,
             "all" if summary.shots is None else str(summary.shots),
             f"{summary.accuracy:.1%}",
             "" if summary.deviation is None else f"± {summary.deviation:.1%}",
+            *(f"{limit:.1%}" for limit in report.interval(summary)),
         ]
         for summary in report.summaries()
     ]
-    print_table(f"{model} on {data}", ["method", "shots", "accuracy", "deviation"], rows)
+    print_table(f"{model} on {data}", ["method", "shots", "accuracy", "deviation", "95% from", "to"], rows)
     # Beside a table that a program reads, words are for the person.
     words = sys.stdout if sys.stdout.isatty() else sys.stderr
     for line in report.lines():
@@ -96,8 +103,18 @@ def _numbers(text: str) -> list[int]:
         raise ConfigError(f"--shots {text}: give whole numbers with commas between, such as 1,5,10,25") from None
 
 
-def _write(path: Path | None, content: dict[str, Any]) -> None:
+def _told_as_json(content: dict[str, Any], out: Path | None, printed: bool) -> bool:
+    """Into the file and onto the screen, where asked; whether it was printed."""
     import json
 
-    if path is not None:
-        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    from vitrail.errors import ConfigError
+
+    text = json.dumps(content, indent=2)
+    if out is not None:
+        try:
+            out.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--out {out} cannot be written: {error.strerror or error}") from None
+    if printed:
+        print(text)
+    return printed

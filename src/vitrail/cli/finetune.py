@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vitrail.cli.printing import print_lines, progress_bar
+from vitrail.cli.printing import interruptible, print_lines, progress_bar
 
 
 def finetune(
@@ -46,5 +46,5 @@ def _quick(data: str, start: str | None, sweep: bool, overrides: list[str]) -> N
         raise ConfigError("--quick trains nothing that a --sweep could choose a learning rate for: give one of them")
     if start is None:
         raise ConfigError("--quick needs a model to take as it is: give --from MODEL")
-    with progress_bar("features") as progress:
+    with interruptible("the features computed so far are kept"), progress_bar("features") as progress:
         print_lines(quick(data, start, overrides, progress=progress))

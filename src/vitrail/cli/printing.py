@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -46,6 +48,16 @@ def print_lines(lines: Iterable[str]) -> None:
 
 def _speaks() -> bool:
     return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def interruptible(kept: str = "nothing was written") -> Iterator[None]:
+    """Ctrl-C ends the command with a word on what there is."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"stopped: {kept}", file=sys.stderr)
+        raise typer.Exit(130) from None
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import random
 import re
 import signal
 import threading
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -137,7 +138,10 @@ def _batches(
     """The batches of `steps(0)`. Where a worker dies, new ones go on with `steps(done)`."""
     done = deaths = 0
     while True:
-        loader = DataLoader(samples, batch_sampler=steps(done), **options)
+        with warnings.catch_warnings():
+            # More workers than cores is what a person asked for, and torch would say so again for every loader.
+            warnings.filterwarnings("ignore", message="This DataLoader will create")
+            loader = DataLoader(samples, batch_sampler=steps(done), **options)
         try:
             for batch in _without_interruption(loader):
                 if isinstance(batch, DataError):
@@ -404,7 +408,9 @@ def _without_interruption(loader: DataLoader[Any]) -> Iterator[Any]:
     if not loader.num_workers or threading.current_thread() is not threading.main_thread():
         return iter(loader)
     before = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
-    batches = iter(loader)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        batches = iter(loader)
     if before is not None:
         signal.signal(signal.SIGCHLD, before)
     return batches

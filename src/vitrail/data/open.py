@@ -61,7 +61,8 @@ def _opened(data: Data, parts: Parts, split: str | None, holdout: float | None, 
     if split in parts and not (split == "train" and holdout and "val" not in parts):
         return parts[split]()
     if split == "test" or (parts and "train" not in parts) or ("val" in parts and split == "train"):
-        raise DataError(f"{data} has no split {split!r}: it has {', '.join(parts) or 'one part'}")
+        has = ", ".join(parts) or "one part: leave the split out, or take val, a tenth that is held out"
+        raise DataError(f"{data} has no split {split!r}: it has {has}")
     if parts and not holdout:
         raise DataError(
             f"{data} has no split {split!r}: it has {', '.join(parts)}; holdout={DEFAULT_HOLDOUT} would set a part of "

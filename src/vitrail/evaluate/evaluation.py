@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from vitrail.evaluate.answers import Answers, ask, scored_part
 from vitrail.evaluate.intervals import share
 from vitrail.evaluate.labels import LabelMap, match
 from vitrail.evaluate.passes import How, Progress, alone
+from vitrail.evaluate.real import Real as RealLabels
 from vitrail.evaluate.real import read_real, score
 from vitrail.evaluate.report import Real, Report, make_report
 from vitrail.model.base import ImageModel
@@ -56,6 +58,7 @@ def evaluate(
     scored = scored_part(source, labels)
     if not len(scored):
         raise DataError("none of the images is of a class that the model knows")
+    reassessed = None if real is None else _reassessed(real, scored, model)
     began = time.perf_counter()
     answers = ask(model, scored, labels, how, ranks=ranks, among=among, progress=progress)
     seconds = time.perf_counter() - began
@@ -69,7 +72,7 @@ def evaluate(
         data=names[1],
         part=names[2],
         left_out=len(source) - len(scored),
-        real=None if real is None else _real(real, answers, scored, model),
+        real=None if reassessed is None else _real(reassessed, answers, scored),
         about={
             "among_the_classes_of_the_data": among,
             "device": f"{ranks.size} × {device_name(ranks.device)}",
@@ -83,10 +86,25 @@ def evaluate(
     return report, scored
 
 
-def _real(path: Path, answers: Answers, source: Source, model: ImageModel) -> Real:
+@dataclass(frozen=True)
+class _Reassessed:
+    labels: RealLabels
+    numbers: tuple[int | None, ...]
+    """In ImageNet, of each of the model's classes."""
+
+
+def _reassessed(path: Path, source: Source, model: ImageModel) -> _Reassessed:
+    """ReaL's labels. What is wrong with them, or with the images' names, is said before anything is computed."""
     numbers = imagenet.numbers_of(model.labels, model.num_classes)
     if numbers is None:
         raise ConfigError("--real is for models with ImageNet's 1000 classes, and this model has others")
+    labels = read_real(path)
+    score(labels, [source.name(0)], [None])
+    return _Reassessed(labels, numbers)
+
+
+def _real(real: _Reassessed, answers: Answers, source: Source) -> Real:
     names = (source.name(index) for index in answers.indices.tolist())
-    hits, counted, empty = score(read_real(path), names, (numbers[guess] for guess in answers.predictions.tolist()))
+    guesses = (real.numbers[guess] for guess in answers.predictions.tolist())
+    hits, counted, empty = score(real.labels, names, guesses)
     return Real(share(hits, counted), counted, empty)

@@ -12,9 +12,10 @@ from vitrail.data.decode import decode, to_channels
 from vitrail.data.source import Source
 from vitrail.drawing import BLUE, FAINT, INK, VERMILION, drawn, set_title
 from vitrail.errors import DataError
+from vitrail.evaluate.imagenet import as_word
 from vitrail.evaluate.report import Mistake, Report
 
-NAMED = 40
+NAMED = 100
 """Classes up to which a confusion matrix bears their names."""
 NUMBERED = 12
 """Classes up to which it bears its numbers."""
@@ -22,6 +23,7 @@ COLUMNS, ROWS = 6, 4
 """Of a contact sheet."""
 SIDE = 256
 """Pixels of the longer side of an image on it, at most."""
+LETTERS_OF_FILES = 36
 LETTERS = 24
 """Of a name in a figure."""
 MOST_PIXELS = 100_000_000
@@ -36,28 +38,30 @@ def draw_report(report: Report, source: Source, folder: Path) -> list[Path]:
 
 def draw_confusion(report: Report, path: Path) -> Path:
     """The data's classes down, guesses across, each row as shares of its images."""
-    names = [_short(score.name) for score in report.classes]
-    counts = report.confusion if report.confusion[:, -1].any() else report.confusion[:, :-1]
+    shown = [number for number, score in enumerate(report.classes) if score.images or report.confusion[:, number].any()]
+    names = [_short(as_word(report.classes[number].name)) for number in shown]
+    counts = report.confusion[np.ix_(shown, [*shown, *([-1] if report.strangers else [])])]
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    side = float(np.clip(3.5 + 0.32 * len(names), 6, 16))
+    side = float(np.clip(3.5 + 0.32 * len(names), 6, 18))
     with drawn(path, side + 1, side) as figure:
         axes = figure.add_subplot()
-        shown = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
+        drawn_shares = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
         axes.grid(False)
         axes.set_xlabel("guess")
         axes.set_ylabel("label")
         if len(names) <= NAMED:
             across = [*names, "(another)"][: counts.shape[1]]
-            axes.set_xticks(range(len(across)), across, rotation=60, ha="right", rotation_mode="anchor")
-            axes.set_yticks(range(len(names)), names)
+            size = float(np.clip(11 - len(names) / 12, 4.5, 10))
+            axes.set_xticks(range(len(across)), across, rotation=60, ha="right", rotation_mode="anchor", fontsize=size)
+            axes.set_yticks(range(len(names)), names, fontsize=size)
             for text in [*axes.get_xticklabels(), *axes.get_yticklabels()]:
                 text.set_parse_math(False)
         if len(names) <= NUMBERED:
             for (row, column), count in np.ndenumerate(counts):
                 colour = "white" if shares[row, column] > 0.5 else INK if count else "#BBBBBB"
                 axes.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=9)
-        figure.colorbar(shown, ax=axes, label="share of the class", shrink=0.8)
-        set_title(figure, f"{_percent(report.top1.value)} right on {report.images:,} images")
+        figure.colorbar(drawn_shares, ax=axes, label="share of the class", shrink=0.8)
+        set_title(figure, f"{_percent(report.top1.value)} right on {report.images:,} images of {report.data}")
     return path
 
 
@@ -95,8 +99,11 @@ def draw_mistakes(mistakes: tuple[Mistake, ...], source: Source, path: Path) -> 
             pixels = image.permute(1, 2, 0).numpy()
             sharp = "nearest" if max(pixels.shape) < SIDE / 2 else None
             axes.imshow(pixels, cmap="grey", vmin=0, vmax=255, interpolation=sharp)
-            caption = f"{_short(mistake.guess)} {_percent(mistake.confidence)}\nlabel: {_short(mistake.label)}"
+            guess, label = (_short(as_word(name)) for name in (mistake.guess, mistake.label))
+            caption = f"{guess} {_percent(mistake.confidence)}\nlabel: {label}"
             axes.set_title(caption, fontsize=8.5, loc="center", color=INK, parse_math=False)
+            axes.text(0.5, -0.02, mistake.image[-LETTERS_OF_FILES:], transform=axes.transAxes, ha="center", va="top",
+                      fontsize=6, color=FAINT, parse_math=False)  # fmt: skip
         set_title(figure, "The surest mistakes: the guess, and the label below it")
     return path
 

@@ -105,6 +105,23 @@ class Vocabulary:
         return found
 
 
+def in_words(name: str) -> str:
+    """A WordNet id of ImageNet's with the word for it; any other name as it is."""
+    word = as_word(name)
+    return name if word == name else f"{name} {word}"
+
+
+def as_word(name: str) -> str:
+    """The word for a WordNet id of ImageNet's; any other name as it is."""
+    number = _numbers().get(name)
+    return name if number is None else names()[number][0]
+
+
+@cache
+def _numbers() -> dict[str, int]:
+    return {wnid: number for number, wnid in enumerate(wnids())}
+
+
 @cache
 def full_names() -> tuple[tuple[str, str], ...]:
     """Two names of each class: all of its words, and its WordNet id."""

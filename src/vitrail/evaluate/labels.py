@@ -89,8 +89,8 @@ def match(
 
 
 _WHAT_TO_DO = (
-    "fine-tune the model on this data, use `vitrail fewshot`, which needs no common classes, or give a mapping file "
-    "that says which class is which"
+    "fine-tune the model on this data, use `vitrail fewshot`, which needs no common classes, or give --map FILE, "
+    "a CSV or JSON that says which class is which"
 )
 
 

@@ -16,7 +16,6 @@ from vitrail.evaluate.labels import LabelMap
 TOP = 5
 BINS = 15
 """Of a calibration error: the number that everyone takes."""
-OTHER = "(a class that the data does not have)"
 MISTAKES = 100
 """Kept in a report; the most confident ones."""
 
@@ -87,7 +86,9 @@ class Report:
     """The expected calibration error."""
     classes: tuple[ClassScore, ...]
     confusion: np.ndarray
-    """(classes, classes + 1) counts: the data's classes down, guesses across, the last of them `OTHER`."""
+    """(classes, classes + 1) counts: the data's classes down, guesses across, the last those of other classes."""
+    confusions: tuple[tuple[str, str, int], ...]
+    """(class, wrong guess, how often), the most frequent first; a guess may be a class that the data does not have."""
     bins: tuple[Bin, ...]
     mistakes: tuple[Mistake, ...]
     real: Real | None = None
@@ -95,16 +96,9 @@ class Report:
     """Device, precision, time."""
 
     @property
-    def confusions(self) -> list[tuple[str, str, int]]:
-        """(class, wrong guess, how often), the most frequent first."""
-        wrong = self.confusion.copy()
-        np.fill_diagonal(wrong, 0)
-        rows, columns = np.nonzero(wrong)
-        names = [score.name for score in self.classes] + [OTHER]
-        found = [
-            (names[row], names[column], int(wrong[row, column])) for row, column in zip(rows, columns, strict=True)
-        ]
-        return sorted(found, key=lambda each: (-each[2], each[0], each[1]))
+    def strangers(self) -> int:
+        """Guesses of classes that the data does not have."""
+        return int(self.confusion[:, -1].sum())
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON. Of the confusion matrix only what is not zero, as [class, guess, number]; the last guess number is
@@ -126,6 +120,7 @@ class Report:
             "real": None if self.real is None else {**asdict(self.real), "accuracy": self.real.accuracy.as_dict()},
             "classes": [{**asdict(score), "accuracy": score.accuracy.as_dict()} for score in self.classes],
             "confusion": [list(entry) for entry in entries],
+            "confusions": [list(each) for each in self.confusions],
             "calibration_bins": [asdict(each) for each in self.bins],
             "most_confident_mistakes": [asdict(each) for each in self.mistakes],
             "about": self.about,
@@ -157,6 +152,7 @@ def make_report(
         calibration=calibration,
         classes=_classes(answers, names),
         confusion=_confusion(answers, labels, count),
+        confusions=_confusions(answers, labels, names, model_labels),
         bins=bins,
         mistakes=_mistakes(answers, source, labels, names, model_labels),
         **told,
@@ -197,6 +193,24 @@ def _confusion(answers: Answers, labels: LabelMap, count: int) -> np.ndarray:
     return matrix
 
 
+def _confusions(
+    answers: Answers, labels: LabelMap, names: Sequence[str], model_labels: Sequence[str] | None
+) -> tuple[tuple[str, str, int], ...]:
+    wrong = np.stack([answers.labels, answers.predictions])[:, ~answers.hits]
+    pairs, counts = np.unique(wrong, axis=1, return_counts=True)
+    found = [
+        (names[label], _said(labels, label, guess, names, model_labels), count)
+        for label, guess, count in zip(*pairs.tolist(), counts.tolist(), strict=True)
+    ]
+    return tuple(sorted(found, key=lambda each: (-each[2], each[0], each[1])))
+
+
+def _said(labels: LabelMap, label: int, guess: int, names: Sequence[str], model_labels: Sequence[str] | None) -> str:
+    """A guess in the data's words, else in the model's."""
+    place = _guessed(labels, label, guess)
+    return names[place] if place >= 0 else model_labels[guess] if model_labels else str(guess)
+
+
 def _mistakes(
     answers: Answers,
     source: Source,
@@ -209,8 +223,7 @@ def _mistakes(
     found = []
     for row in surest:
         label, guess, index = (int(column[row]) for column in (answers.labels, answers.predictions, answers.indices))
-        place = _guessed(labels, label, guess)
-        said = names[place] if place >= 0 else model_labels[guess] if model_labels else str(guess)
+        said = _said(labels, label, guess, names, model_labels)
         found.append(Mistake(index, source.called(index), names[label], said, float(answers.confidences[row])))
     return tuple(found)
 

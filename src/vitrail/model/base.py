@@ -28,6 +28,8 @@ class ImageModel(nn.Module, ABC):
     """Where the weights came from; None for fresh ones."""
     training_cost: TrainingCost | None
     """What it took to train the weights, where known."""
+    learned_from: str | None
+    """The fingerprint of the images that it was trained on last, where known."""
     set_aside: dict[str, Tensor]
     """Tensors of the checkpoint that the model does not need, by their names there, kept for the way back."""
 
@@ -40,6 +42,7 @@ class ImageModel(nn.Module, ABC):
         self._labels: tuple[str, ...] | None = None
         self.origin = None
         self.training_cost = None
+        self.learned_from = None
         self.set_aside = {}
 
     @abstractmethod

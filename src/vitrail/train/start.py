@@ -90,7 +90,7 @@ def finish(run: Run) -> Result:
     kept = records.read(run.records.path) if run.ranks.first else []
     if run.ranks.first:
         model = exported(run.objective.model, state)
-        model.training_cost = spent(run)
+        model.training_cost, model.learned_from = spent(run), run.data
         save(model, folder / "model", notes=story(run, kept))
         draw_curves(kept, folder / "curves.png", str(folder))
     evaluations = [entry for entry in kept if entry["kind"] == "evaluation" and entry["step"] == run.steps]

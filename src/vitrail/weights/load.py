@@ -136,7 +136,7 @@ def _model(where: str, name: str, tensors: TensorFile, beside: Beside, known: Ma
             _fill(where, model, tensors, reading, pairs)
             model.preprocessing = reading.preprocessing
             model.labels = reading.labels
-            model.training_cost = reading.training_cost
+            model.training_cost, model.learned_from = reading.training_cost, reading.learned_from
             model.origin = _origin(name, naming, reading, beside)
             checked.result()
     except ConfigError as error:

@@ -103,6 +103,7 @@ class Reading:
     labels: tuple[str, ...] | None = None
     licence: str | None = None
     training_cost: TrainingCost | None = None
+    learned_from: str | None = None
     set_aside: list[str] = field(default_factory=list)
     """Tensors the model does not need, kept for the way back."""
     left_out: list[str] = field(default_factory=list)

@@ -37,6 +37,7 @@ class NativeConfig(StrangersConfig):
     labels: tuple[str, ...] | None = None
     origin: dict[str, Any] | None = None
     training_cost: dict[str, Any] | None = None
+    learned_from: str | None = None
 
 
 class NativeNaming(Naming):
@@ -69,6 +70,7 @@ class NativeNaming(Naming):
                 Preprocessing(**config.preprocessing),
                 labels=config.labels,
                 training_cost=None if config.training_cost is None else TrainingCost(**config.training_cost),
+                learned_from=config.learned_from,
                 set_aside=[name for name in tensors if name.startswith(SET_ASIDE)],
             )
         except ConfigError as error:
@@ -107,9 +109,11 @@ class NativeNaming(Naming):
     def companions(self, model: ImageModel) -> dict[str, Any]:
         """config.json."""
         return {
-            "config.json": description(
-                model.architecture, model.preprocessing, model.labels, model.origin, model.training_cost
-            )
+            "config.json": {
+                **description(model.architecture, model.preprocessing, model.labels, model.origin),
+                "training_cost": None if (cost := model.training_cost) is None else cost.model_dump(mode="json"),
+                "learned_from": model.learned_from,
+            }
         }
 
 
@@ -118,7 +122,6 @@ def description(
     preprocessing: Preprocessing,
     labels: Sequence[str] | None,
     origin: Origin | None,
-    training_cost: TrainingCost | None = None,
 ) -> dict[str, Any]:
     """What config.json says."""
     return {
@@ -129,7 +132,6 @@ def description(
         "preprocessing": preprocessing.model_dump(mode="json"),
         "labels": None if labels is None else list(labels),
         "origin": None if origin is None else origin.model_dump(mode="json"),
-        "training_cost": None if training_cost is None else training_cost.model_dump(mode="json"),
     }
 
 

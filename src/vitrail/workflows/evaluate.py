@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from vitrail.data.open import open_data, splits_of, tested_part
-from vitrail.data.source import Source
+from vitrail.data.source import Source, fingerprint
 from vitrail.data.writers import write_whole
 from vitrail.errors import ConfigError
 from vitrail.evaluate.evaluation import evaluate
@@ -15,6 +16,7 @@ from vitrail.evaluate.figures import draw_report
 from vitrail.evaluate.labels import read_map
 from vitrail.evaluate.passes import How, Progress
 from vitrail.evaluate.report import Report
+from vitrail.model.base import ImageModel
 from vitrail.train.distributed import joined
 from vitrail.train.naming import short_name
 from vitrail.weights.load import load
@@ -31,6 +33,8 @@ class Written:
     files: tuple[Path, ...]
     first: bool
     """Whether this process is the one that speaks."""
+    seen: bool
+    """Whether the model is known to have learned from these images."""
 
 
 def run(
@@ -56,14 +60,28 @@ def run(
     folder = folder or Path("runs") / name
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {folder} is a file: give a folder")
+    try:
+        if os.environ.get("RANK", "0") == "0":
+            folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made ({error.strerror}): give another folder by --out") from None
     names = (model, data, part)
     with joined(how.device, TIMEOUT) as ranks:
         shown = progress if ranks.first else None
+        seen = learned_from_these(loaded, source, data)
         report, scored = evaluate(
             loaded, source, how=how, ranks=ranks, labels=labels, among=among, real=real, names=names, progress=shown
         )
         files = _write(report, scored, folder) if ranks.first else ()
-        return Written(report, files, ranks.first)
+        return Written(report, files, ranks.first, seen)
+
+
+def learned_from_these(model: ImageModel, source: Source, data: str) -> bool:
+    """Whether the images are known to be those that a model was trained on, or a part of them."""
+    if model.learned_from is None:
+        return False
+    whole = [] if splits_of(data) else [open_data(data)]
+    return model.learned_from in {fingerprint(each) for each in (source, *whole)}
 
 
 def scored_on(data: str, split: str | None) -> tuple[Source, str | None]:
@@ -73,7 +91,6 @@ def scored_on(data: str, split: str | None) -> tuple[Source, str | None]:
 
 
 def _write(report: Report, source: Source, folder: Path) -> tuple[Path, ...]:
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "report.json"
     write_whole(path, (json.dumps(report.as_dict(), indent=1, ensure_ascii=False) + "\n").encode())
     return (path, *draw_report(report, source, folder))

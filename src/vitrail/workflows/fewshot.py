@@ -16,6 +16,7 @@ from vitrail.data.source import SPLITS, Listed, Source, fingerprint
 from vitrail.errors import ConfigError, DataError, did_you_mean
 from vitrail.evaluate.clusters import agreement, clusters
 from vitrail.evaluate.features import Features, extract
+from vitrail.evaluate.intervals import wilson
 from vitrail.evaluate.least_squares import L2, SEEDS, SHOTS, few_shot
 from vitrail.evaluate.linear_probe import choose, folds
 from vitrail.evaluate.neighbours import NEIGHBOURS, knn_accuracy, nearest
@@ -90,6 +91,10 @@ class Report:
             Summary(method, shots, statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None)
             for (method, shots), found in together.items()
         ]
+
+    def interval(self, summary: Summary) -> tuple[float, float]:
+        """In which the accuracy lies on images like the test images, for what was learned here."""
+        return wilson(round(summary.accuracy * self.test_images), self.test_images)
 
     def lines(self) -> Iterator[str]:
         """What stands around the table."""

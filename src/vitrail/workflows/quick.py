@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vitrail.config import show_size
 from vitrail.data.open import open_data, splits_of
-from vitrail.data.source import Source, Subset
+from vitrail.data.source import Source, Subset, fingerprint
 from vitrail.data.writers import write_whole
 from vitrail.errors import ConfigError, DataError, WeightsError, did_you_mean
 from vitrail.evaluate.features import Features, extract
@@ -42,6 +42,8 @@ ALLOWED = ("folder", "run.folder", "image_size", "model.image_size")
 MODEL, MISLABELLED = "model", "mislabelled.csv"
 UNGUIDED = STRENGTHS[len(STRENGTHS) // 3]
 """The strength where every class has one image, so that nothing can tell which is best."""
+BELIEVED = 0.8
+"""Accuracy from which its doubts are more often right than wrong, roughly."""
 SHOWN = 20
 """Images that are named as perhaps mislabelled; the file has all."""
 CHECKED = 8
@@ -82,12 +84,13 @@ def quick(
     if unreadable := len(source) - len(train):
         told = f"{unreadable:,} of {len(source):,} images"
         yield f"left out, for they cannot be read: {told}; `vitrail data check` names them"
-    strength = UNGUIDED
+    strength, accuracy = UNGUIDED, 1.0
     suspected: list[Suspect] = []
     if bool((torch.bincount(train.labels) > 1).any()):
         judged = cross_validate(train.values, train.labels, look.classes)
         strength, suspected = judged.strength, suspects(judged, train.labels, look.classes)
         right = judged.guesses[judged.known] == train.labels[judged.known]
+        accuracy = float(right.double().mean())
         yield f"accuracy on images that it was fitted without: {told_accuracy(right)}"
     else:
         yield "every class has one image: how good it is cannot be told"
@@ -101,7 +104,7 @@ def quick(
     check_head(network, linear, train, source, how)
     keep(network, folder, train, source, how, model)
     write_suspects(folder / MISLABELLED, suspected, source, train)
-    yield from told_suspects(suspected, source, train, folder / MISLABELLED)
+    yield from told_suspects(suspected, source, train, folder / MISLABELLED, accuracy)
     yield f"model: {folder / MODEL}"
     yield (
         f'next: in Python, model = vitrail.load("{folder}"); or train all of it, which takes longer and may be better: '
@@ -217,6 +220,7 @@ def check_head(network: ImageModel, linear: Linear, train: Features, source: Sou
 def keep(network: ImageModel, folder: Path, train: Features, source: Source, how: How, model: str) -> None:
     """Save the model, load it again, and see that it says the same."""
     notes = f"A head fitted by logistic regression to {len(train):,} images; the rest is as it was in {model}."
+    network.learned_from = fingerprint(source)
     before = logits(network, train, source, how)
     saved = save(network, folder / MODEL, notes=notes)
     if not _near(logits(load(saved), train, source, how), before, SAME):
@@ -245,14 +249,18 @@ def write_suspects(path: Path, found: Sequence[Suspect], source: Source, train: 
     write_whole(path, text.getvalue().encode("utf-8"))
 
 
-def told_suspects(found: Sequence[Suspect], source: Source, train: Features, path: Path) -> Iterator[str]:
+def told_suspects(
+    found: Sequence[Suspect], source: Source, train: Features, path: Path, accuracy: float
+) -> Iterator[str]:
     """The surest of them, a line each."""
     for suspect in found[:SHOWN]:
         name, label = named(suspect, source, train)
         likeness = f"looks like {called(source, suspect.thinks)} ({suspect.probability:.0%})"
         yield f"perhaps mislabelled: {name} is labelled {label}, {likeness}"
     if found:
-        yield f"perhaps mislabelled: {len(found):,} images, all in {path}"
+        yield f"perhaps mislabelled, in all: {len(found):,} of {len(train):,} images, see {path}"
+        if accuracy < BELIEVED:
+            yield f"with {accuracy:.0%} right, most of these will be its own mistakes: a better model doubts fewer"
     else:
         yield "no image seems to be mislabelled"
 

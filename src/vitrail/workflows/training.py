@@ -38,7 +38,10 @@ def told(result: Result) -> Iterator[str]:
         yield f"validation, on {result.evaluated:,} images: {told}"
     yield f"curves: {result.folder / 'curves.png'}"
     yield f"model: {result.model}"
-    yield f'next: in Python, model = vitrail.load("{result.folder}"), and docs/training.md shows how to predict with it'
+    yield (
+        f"next: vitrail evaluate --model {result.folder} --data DATA measures it; in Python, "
+        f'model = vitrail.load("{result.folder}")'
+    )
 
 
 def shown(name: str, value: float) -> str:
