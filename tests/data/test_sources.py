@@ -581,3 +581,11 @@ def test_a_name_that_cannot_be_read_is_a_number(tmp_path):
     source = open_data(make_tar(tmp_path / "a.tar", LABELS))
     (tmp_path / "a.tar").unlink()
     assert source.called(3) == "sample 3"
+
+
+def test_images_beside_the_class_folders_are_told(tmp_path, caplog):
+    make_folder(tmp_path, {"a": 2, "b": 2})
+    assert "are not used" not in caplog.text
+    (tmp_path / "loose.png").write_bytes(picture(0))
+    assert len(open_data(tmp_path)) == 4
+    assert "1 images lie beside the folders of the classes, and are not used" in caplog.text

@@ -177,7 +177,7 @@ def test_sets_without_data_are_listed(model, data, tmp_path):
     (tmp_path / "some/pets/test/red/1001.png").write_bytes(b"no picture")
     lines = list(paper_suite.run(model, str(tmp_path / "some"), tmp_path / "suite", 1, [*SHORT, "learning_rate=0.1"]))
     assert lines[0] == f"{tmp_path}/some/flowers is no set, did you mean 'flowers102'?"
-    assert lines[1] == "pets: learning rate 0.1: the only one, so there is nothing to choose"
+    assert "pets: learning rate 0.1: the only one, so there is nothing to choose" in lines
     rows = table(lines)
     assert rows["Oxford-IIIT Pets"][1:3] == ["1", "0.1"]
     assert "±" not in rows["Oxford-IIIT Pets"][0]

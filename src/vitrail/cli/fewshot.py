@@ -26,6 +26,7 @@ def fewshot(
     neighbours: Annotated[
         str | None, typer.Option(metavar="IMAGE", help="Only print the images most similar to this one.")
     ] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many of them.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print all results as JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the JSON to this file too.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 64,
@@ -53,7 +54,7 @@ def fewshot(
     cache: Any = None if no_cache else "auto"
     if neighbours is not None:
         with interruptible(KEPT), progress_bar("features") as progress:
-            found = workflow.neighbours(model, data, neighbours, how=how, cache=cache, progress=progress)
+            found = workflow.neighbours(model, data, neighbours, top, how=how, cache=cache, progress=progress)
         told = {"image": neighbours, "neighbours": [vars(near) for near in found]}
         if _told_as_json(told, out, as_json):
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import logging
 import os
 from array import array
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,9 @@ from vitrail.errors import DataError
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
 IMAGE_COLUMNS = ("image", "file_name", "filename", "file", "path", "image_path")
 LABEL_COLUMNS = ("label", "class", "category", "target", "species")
+
+
+log = logging.getLogger("vitrail")
 
 
 class Files(Source):
@@ -68,8 +72,10 @@ def class_folders(root: Path, classes: Sequence[str] | None = None) -> Files:
 
     table = cached_table(f"folder {root.resolve()}", "\n".join(facts), build)
     files = Files(root, table, tuple(map(shown, classes)))
+    flat = sum(entry.name.lower().endswith(SUFFIXES) for entry in _entries(root))
+    if flat and len(files):
+        log.warning("%s: %d images lie beside the folders of the classes, and are not used", root, flat)
     if not len(files):
-        flat = sum(entry.name.lower().endswith(SUFFIXES) for entry in _entries(root))
         told = f"{flat} images lie in {root} itself" if flat else f"{root} holds no images ({', '.join(SUFFIXES)})"
         raise DataError(f"{told}: expected a folder for each class with images in it, or a CSV that tells their labels")
     return files

@@ -249,6 +249,8 @@ def transferred(
     if prepare is not None:
         prepare(config, len(candidates) > 1)
     tried, rate = [], candidates[0]
+    choosing = f"{len(candidates)} to choose the learning rate and " if len(candidates) > 1 else ""
+    yield f"{subject.name}: {choosing}{plan.runs} on all images: trainings of {_steps(config, subject):,} steps"
     if len(candidates) > 1:
         for trial in trials(config, candidates):
             tried.append(trial)
@@ -266,6 +268,10 @@ def transferred(
     return Outcome(
         subject.name, rate, tuple(tried), tuple(scored), unlike(plan, subject, config), _notes(subject, scored)
     )
+
+
+def _steps(config: RunConfig, subject: Subject) -> int:
+    return steps_of(config, subject.images[1])
 
 
 def _notes(subject: Subject, scored: Sequence[Scored]) -> tuple[str, ...]:
