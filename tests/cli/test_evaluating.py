@@ -12,28 +12,12 @@ import torch
 from PIL import Image
 
 import vitrail
-from vitrail import cli
 from vitrail.config import TrainingCost
 from vitrail.evaluate import passes
 from vitrail.model.cost import cost as count_cost
 from vitrail.train.start import start
 
 SMALL = {"image_size": 16, "width": 32, "depth": 1, "num_heads": 2, "mlp_dim": 32}
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["vitrail", *arguments])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        told = capsys.readouterr()
-        return code, told.out, told.err
-
-    return run
 
 
 @pytest.fixture

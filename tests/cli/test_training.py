@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail import cli
 from vitrail.train import start as starting
 
 
@@ -20,21 +19,6 @@ def here(tmp_path, monkeypatch):
             Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.png")
     (tmp_path / "empty").mkdir()
     return tmp_path
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["vitrail", *arguments])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        told = capsys.readouterr()
-        return code, told.out, told.err
-
-    return run
 
 
 @pytest.mark.parametrize(

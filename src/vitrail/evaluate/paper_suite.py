@@ -26,8 +26,8 @@ from vitrail.evaluate.transfer import (
     Plan,
     Subject,
     configured,
-    not_the_papers,
     plan,
+    remarks,
     transferred,
 )
 from vitrail.recipes import find as find_recipe
@@ -171,15 +171,8 @@ def lines(plan: Plan, outcomes: dict[str, Outcome], places: Places) -> list[str]
 
 
 def _remarks(outcomes: dict[str, Outcome], places: Places) -> Iterator[str]:
-    yield from not_the_papers(outcomes.values())
-    for name, outcome in outcomes.items():
-        for note in outcome.notes:
-            yield f"- {name}: {note}"
-    for name, each in SETS.items():
-        if name not in places.sets:
-            yield f"- {name} has no data: it is to be had from {each.url}"
-        elif name not in outcomes:
-            yield f"- {name} is still to come"
+    sources = {name: f"it is to be had from {each.url}" for name, each in SETS.items()}
+    yield from remarks(outcomes, places.sets, sources)
     if IMAGENET in places.sets and places.real is None:
         yield f"- {REAL_TITLE} has no labels: real.json is to be had from {REAL_URL}"
     yield "- VTAB is a suite of its own: --suite vtab"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -176,11 +176,23 @@ def _trial(trial: Trial) -> dict[str, Any]:
     return {"rate": trial.rate, "folder": trial.folder.as_posix(), **measured}
 
 
-def not_the_papers(outcomes: Iterable[Outcome]) -> Iterator[str]:
-    """A line where anything was changed that the paper says."""
-    keys = sorted({key for outcome in outcomes for key in outcome.deviations})
+def remarks(outcomes: dict[str, Outcome], found: Collection[str], sources: dict[str, str]) -> Iterator[str]:
+    """Lines below a table: where anything was changed that the paper says, where data is not what it should be, and
+    every set without a result.
+
+    `found`: the sets whose data is there; `sources`: where to get each set of the suite.
+    """
+    keys = sorted({key for outcome in outcomes.values() for key in outcome.deviations})
     if keys:
         yield f"- **not the paper's protocol**: other values of {', '.join(keys)}"
+    for name, outcome in outcomes.items():
+        for note in outcome.notes:
+            yield f"- {name}: {note}"
+    for name, source in sources.items():
+        if name not in found:
+            yield f"- {name} has no data: {source}"
+        elif name not in outcomes:
+            yield f"- {name} is still to come"
 
 
 # ---- Configurations --------------------------------------------------------------------------------------------------

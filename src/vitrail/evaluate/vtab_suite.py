@@ -31,8 +31,8 @@ from vitrail.evaluate.transfer import (
     Subject,
     configured,
     first_alone,
-    not_the_papers,
     plan,
+    remarks,
     transferred,
 )
 from vitrail.evaluate.vtab import GROUPS, TASKS, Task
@@ -222,19 +222,8 @@ def lines(plan: Plan, outcomes: dict[str, Outcome], places: Places) -> list[str]
         for title, shares in means(outcomes).items()
     ]
     together = aligned(("top-1, %", plan.model, *PAPER_MODELS), summary)
-    return [*tasks, "", *together, "", *_remarks(outcomes, places)]
-
-
-def _remarks(outcomes: dict[str, Outcome], places: Places) -> Iterator[str]:
-    yield from not_the_papers(outcomes.values())
-    for name, outcome in outcomes.items():
-        for note in outcome.notes:
-            yield f"- {name}: {note}"
-    for name, task in TASKS.items():
-        if name not in places.sets:
-            yield f"- {name} has no data: {task.origin}, {task.url}, in TensorFlow Datasets {task.tfds}"
-        elif name not in outcomes:
-            yield f"- {name} is still to come"
+    sources = {name: f"{task.origin}, {task.url}, in TensorFlow Datasets {task.tfds}" for name, task in TASKS.items()}
+    return [*tasks, "", *together, "", *remarks(outcomes, places.sets, sources)]
 
 
 def _write(plan: Plan, outcomes: dict[str, Outcome], places: Places) -> None:
