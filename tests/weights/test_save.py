@@ -11,6 +11,7 @@ import torch
 
 import vitrail
 from samples import images, small_vit
+from vitrail.config import Origin
 from vitrail.weights import save as save_module
 
 
@@ -96,3 +97,11 @@ def test_home_is_understood(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert vitrail.save(small_vit(), "~/model") == tmp_path / "model"
     assert vitrail.load("~/model").num_classes == 7
+
+
+def test_a_card_tells_of_origin_and_training(tmp_path):
+    model = vitrail.create_model("Ti/16", image_size=32, width=32, depth=1, num_heads=2, mlp_dim=32, seed=0)
+    model.origin = Origin(source="elsewhere", format="timm", notes=("the heads were concluded",))
+    card = (vitrail.save(model, tmp_path / "model", notes="A head fitted to 12 images.") / "README.md").read_text()
+    assert "in the naming of timm.\n- the heads were concluded" in card
+    assert "## Training\n\nA head fitted to 12 images." in card
