@@ -60,10 +60,11 @@ def test_few_images_are_covered_on_average_and_never_badly(accuracy):
     assert min(rates) > 0.82
 
 
-@pytest.mark.parametrize(("count", "at_least"), [(60, 0.88), (200, 0.92), (5000, 0.925)])
+@pytest.mark.parametrize(("count", "at_least"), [(60, 0.93), (200, 0.955), (1000, 0.9), (5000, 0.92)])
 def test_intervals_of_a_good_models_likelihood(count, at_least):
-    """Nearly all guesses are sure and right, and rare losses are large: the hardest case, of which few images know
-    little. Without the correction for skewness it is 80, 85 and 94 of 100."""
+    """Nearly all guesses are sure and right, and rare losses are large. It is not 0.95 everywhere: measured 4,000 times
+    it was 0.950, 0.974, 0.919 and 0.937, and 0.874, 0.900, 0.907 and 0.930 without the correction for skewness. The
+    limits are three deviations of this test below what was measured: they guard it, and do not prove 0.95."""
     rng = np.random.default_rng(4)
     shares = np.array([[0.95, 0.9995], [0.05, 0.6]])
     true = -sum(part * (p * np.log(p) + (1 - p) * np.log(1 - p)) for part, p in shares)
