@@ -3,6 +3,7 @@
     VitrailError
     ├── ConfigError          a wrong name, option, value or combination        (also a ValueError)
     ├── InputError           images or tensors that a model cannot take        (also a ValueError)
+    ├── NotApplicableError   a question that a model of that kind has no answer to: the attention of a ResNet
     ├── DataError            images or data sets that cannot be read, or too many broken ones
     ├── WeightsError         a file or folder of weights that cannot be read, trusted, understood or written
     ├── TrainingError        a run that cannot go on: losses that are no numbers, a lost rank, a full disk
@@ -30,6 +31,10 @@ class ConfigError(VitrailError, ValueError):
 
 class InputError(VitrailError, ValueError):
     """Images or tensors that do not fit the model they were given to."""
+
+
+class NotApplicableError(VitrailError):
+    """A question to a model that has nothing of the kind: the attention of a ResNet."""
 
 
 class DataError(VitrailError):

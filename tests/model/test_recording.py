@@ -1,4 +1,4 @@
-"""Attention maps from fused attention."""
+"""Attention maps from fused attention, of vitrail's layers and of timm's."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ import pytest
 import torch
 
 import vitrail
-from samples import images, small_vit
+from peers import timm
+from samples import images, randomise, small_vit
+from vitrail.errors import NotApplicableError
+from vitrail.model.architecture import TimmArchitecture
+from vitrail.model.create import build
 from vitrail.model.encoder import SelfAttention
+from vitrail.model.peer import TimmModel
+from vitrail.model.recording import observe_attention
 
 KINDS = [
     {},
@@ -153,3 +159,125 @@ def test_intermediate_layers():
     assert torch.equal(again, same)
     layers[0].sum().backward()
     assert model.patch_embed.projection.weight.grad is not None
+
+
+def test_observed_layers_are_told_in_turn():
+    model, told = small_vit(depth=3), []
+    with observe_attention(model, lambda layer, maps: told.append((layer, tuple(maps.shape), maps.requires_grad))):
+        model(images())
+        model(images(batch=1))
+    assert told == [(layer, (batch, 4, 7, 7), False) for batch in (2, 1) for layer in range(3)]
+    with observe_attention(model, lambda layer, maps: told.append(layer), layers=[-1]):
+        model(images())
+    assert told[6:] == [2]
+
+
+def test_what_a_teller_raises_comes_out_and_leaves_no_hook():
+    model = small_vit()
+
+    def refuse(layer, maps):
+        raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"), observe_attention(model, refuse):
+        model(images())
+    assert hooks(model) == 0
+
+
+# Networks of timm's
+
+
+def network_of_timm(name: str = "test_vit2", image_size: tuple[int, int] = (32, 48)) -> TimmModel:
+    model = build(TimmArchitecture(name=name, image_size=image_size, num_classes=3))
+    model.load_state_dict({key: torch.empty(tensor.shape) for key, tensor in model.state_dict().items()}, assign=True)
+    return randomise(model)
+
+
+def fused(model) -> list[bool]:
+    return [part.fused_attn for part in model.modules() if hasattr(part, "fused_attn")]
+
+
+@pytest.mark.parametrize("name", ["test_vit2", "test_vit3", "test_vit4"])
+def test_timms_layers_give_their_output_from_the_maps(name):
+    """Among them one that pools by attention, which is no layer."""
+    model = network_of_timm(name)
+    before, attentions, outputs = model(images(size=(32, 48))), [block.attn for block in model.peer.blocks], []
+    for attention in attentions:
+        attention.register_forward_hook(lambda m, args, out: outputs.append((args[0], out)))
+    with vitrail.record_attention(model) as maps:
+        during = model(images(size=(32, 48)))
+    torch.testing.assert_close(during, before, rtol=0, atol=1e-5)
+    assert sorted(maps) == list(range(len(attentions)))
+    for index, attention in enumerate(attentions):
+        x, output = outputs[index]
+        assert maps[index].shape == (2, attention.num_heads, 7, 7)
+        assert not maps[index].requires_grad
+        torch.testing.assert_close(maps[index].sum(dim=-1), torch.ones(maps[index].shape[:3]), rtol=0, atol=1e-6)
+        values = attention.qkv(x).chunk(3, dim=2)[2].unflatten(2, (attention.num_heads, -1)).transpose(1, 2)
+        again = attention.proj(attention.norm((maps[index] @ values).transpose(1, 2).flatten(2)))
+        torch.testing.assert_close(again, output, rtol=0, atol=1e-5)
+
+
+def test_timms_fused_path_is_back_afterwards_also_under_exceptions():
+    model = network_of_timm()
+    before = model(images(size=(32, 48)))
+    assert all(fused(model))
+
+    def fail_inside():
+        with vitrail.record_attention(model, layers=[0, -1]) as maps:
+            assert fused(model) == [False, *[True] * 6, False]
+            model(images(size=(32, 48)))
+            assert sorted(maps) == [0, 7]
+            raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        fail_inside()
+    assert all(fused(model))
+    assert hooks(model) == 0
+    assert torch.equal(model(images(size=(32, 48))), before)
+
+
+def test_timms_path_that_was_not_fused_stays_so():
+    model = network_of_timm()
+    model.peer.blocks[1].attn.fused_attn = False
+    with vitrail.record_attention(model):
+        pass
+    assert fused(model) == [True, False, *[True] * 6]
+
+
+def test_timms_maps_come_before_dropout_and_in_float32():
+    model = network_of_timm()
+    with vitrail.record_attention(model) as calm:
+        model(images(size=(32, 48)))
+    for block in model.peer.blocks:
+        block.attn.attn_drop.p = 0.5
+    model.train()
+    with vitrail.record_attention(model, layers=[0]) as maps:
+        model(images(size=(32, 48)))
+    torch.testing.assert_close(maps[0], calm[0])
+    model.bfloat16()
+    with vitrail.record_attention(model, layers=[0]) as maps:
+        model(images(size=(32, 48), dtype=torch.bfloat16))
+    assert maps[0].dtype == torch.float32
+
+
+def test_a_compiled_network_of_timms_is_recorded_too():
+    model = network_of_timm()
+    compiled = torch.compile(model, backend="eager")
+    before = compiled(images(size=(32, 48)))
+    with vitrail.record_attention(compiled) as maps:
+        compiled(images(size=(32, 48)))
+    assert sorted(maps) == list(range(8))
+    assert torch.equal(compiled(images(size=(32, 48))), before)
+
+
+@pytest.mark.parametrize("name", ["test_convnext", "test_efficientnet", "resnet50_clip"])
+def test_timms_networks_without_attention_say_so(name):
+    own = timm.models.get_pretrained_cfg(name)
+    model = build(TimmArchitecture(name=name, image_size=own.input_size[1:], num_classes=3))
+    with pytest.raises(NotApplicableError, match=f"timm's {name} has no attention"), vitrail.record_attention(model):
+        pass
+
+
+def test_a_module_that_is_no_model_has_nothing_to_record():
+    with pytest.raises(vitrail.ConfigError, match="no self-attention"), observe_attention(torch.nn.Linear(2, 2), print):
+        pass

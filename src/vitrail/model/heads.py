@@ -75,6 +75,16 @@ class AttentionPool(nn.Module):
         refined: Tensor = y + self.mlp(self.norm(y))
         return refined
 
+    def weights(self, z: Tensor) -> Tensor:
+        """(B, T, D) → (B, H, N): the attention of the query over the patches, which the kernel keeps to itself.
+
+        Sums to 1; at least float32.
+        """
+        q = self.q(self.query).unflatten(1, (self.num_heads, -1))[0]  # H, d
+        k = self.kv(z[:, self.prefix :]).unflatten(2, (2, self.num_heads, -1))[:, :, 0]  # B, N, H, d
+        logits: Tensor = torch.einsum("hd,bnhd->bhn", q, k) * q.shape[-1] ** -0.5
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(dim=-1)
+
 
 class MlpHead(nn.Module):
     """The pre-training head: one hidden layer with tanh, then a linear one."""

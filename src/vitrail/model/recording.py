@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,10 +11,51 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError
+from vitrail.errors import ConfigError, NotApplicableError
 from vitrail.model.encoder import Encoder, SelfAttention
+from vitrail.model.peer import TimmModel
 
 Hook = Callable[[nn.Module, Any, Any], None]
+Tell = Callable[[int, Tensor], None]
+"""Given the number of an attention layer, and its maps."""
+
+
+def attention_layers(model: nn.Module) -> list[nn.Module]:
+    """The attention layers of a model in the order in which they run: vitrail's own, or those of a network of timm's.
+
+    Of timm's those that can be told to compute their maps in the open. Without any: a NotApplicableError for a network
+    of timm's, a ConfigError for all others.
+    """
+    own: list[nn.Module] = [module for module in model.modules() if isinstance(module, SelfAttention)]
+    if own:
+        return own
+    for module in model.modules():
+        if isinstance(module, TimmModel):
+            return _layers_of_timm(module)
+    raise ConfigError("there is no self-attention of vitrail's in this model to record: give a Vision Transformer")
+
+
+@contextlib.contextmanager
+def observe_attention(model: nn.Module, tell: Tell, layers: Sequence[int] | None = None) -> Iterator[None]:
+    """While the block lasts, `tell(layer, maps)` is called with each layer's attention maps as that layer runs.
+
+    Maps are (B, H, T, T), at least float32, without gradient and without dropout; rows are queries and sum to 1.
+    Nothing is kept: who reduces them at once never holds more than one layer's.
+
+    vitrail's own layers compute their maps beside the fused path, so the model's output does not change. Those of timm
+    leave the fused path while they are observed, so the output may differ by rounding.
+
+    Args:
+        model: a model, or any module that holds `SelfAttention` layers. A compiled one runs uncompiled inside.
+        layers: which attention layers, counted from 0 in the order they run, negative ones from the end; all if
+            None. An axial block has two: rows, whose maps are (B · rows, H, columns, columns), then columns.
+    """
+    attentions = attention_layers(model)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(uncompiled())
+        for index in dict.fromkeys(_indices(layers, len(attentions))):
+            _observe(attentions[index], functools.partial(tell, index), stack)
+        yield
 
 
 @contextlib.contextmanager
@@ -25,27 +67,16 @@ def record_attention(model: nn.Module, layers: Sequence[int] | None = None) -> I
         maps[0]     # (B, H, T, T): the first layer's; rows are queries and sum to 1
 
     Each call of the model replaces the maps of the one before. The fused path itself still runs, so the model's
-    output does not change; a recorded layer computes its maps beside it, without gradient and without dropout.
+    output does not change; a recorded layer computes its maps beside it, without gradient and without dropout. Only
+    timm's networks leave their fused path meanwhile, and may differ by rounding.
 
     Args:
         model: a model, or any module that holds `SelfAttention` layers. A compiled one runs uncompiled inside.
         layers: which attention layers, counted from 0 in the order they run, negative ones from the end; all if
             None. An axial block has two: rows, whose maps are (B · rows, H, columns, columns), then columns.
     """
-    attentions = [module for module in model.modules() if isinstance(module, SelfAttention)]
-    if not attentions:
-        raise ConfigError("there is no self-attention of vitrail's in this model to record: give a Vision Transformer")
     maps: dict[int, Tensor] = {}
-
-    def keep(index: int) -> Hook:
-        @torch.no_grad()
-        def hook(module: nn.Module, arguments: Any, output: Any) -> None:
-            assert isinstance(module, SelfAttention)
-            maps[index] = module.weights(arguments[0])
-
-        return hook
-
-    with _uncompiled(), _hooked(attentions, _indices(layers, len(attentions)), keep):
+    with observe_attention(model, maps.__setitem__, layers):
         yield maps
 
 
@@ -63,9 +94,41 @@ def record_blocks(encoder: Encoder, layers: Sequence[int]) -> Iterator[list[Tens
 
         return hook
 
-    with _uncompiled(), _hooked(blocks, indices, keep):
+    with uncompiled(), _hooked(blocks, indices, keep):
         yield outputs
     outputs.extend(found[index] for index in indices)
+
+
+def _layers_of_timm(model: TimmModel) -> list[nn.Module]:
+    """Those of the blocks, where a network has any: what pools by attention is no layer."""
+    inside = getattr(model.peer, "blocks", model.peer)
+    found = [part for part in inside.modules() if hasattr(part, "fused_attn") and hasattr(part, "attn_drop")]
+    if not found:
+        raise NotApplicableError(f"timm's {model.architecture.name} has no attention, or none whose maps can be read")
+    return found
+
+
+def _observe(attention: nn.Module, tell: Callable[[Tensor], None], stack: contextlib.ExitStack) -> None:
+    """Until the stack unwinds."""
+    if isinstance(attention, SelfAttention):
+
+        @torch.no_grad()
+        def after(module: SelfAttention, arguments: Any, output: Any) -> None:
+            tell(module.weights(arguments[0]))
+
+        stack.callback(attention.register_forward_hook(after).remove)
+        return
+
+    @torch.no_grad()
+    def before(dropout: nn.Module, arguments: Any) -> None:
+        maps: Tensor = arguments[0].detach()
+        tell(maps.to(torch.promote_types(maps.dtype, torch.float32)))
+
+    # timm's layers give their maps to a dropout layer of their own, unless a fused kernel keeps them to itself.
+    part: Any = attention
+    stack.callback(part.attn_drop.register_forward_pre_hook(before).remove)
+    stack.callback(setattr, part, "fused_attn", part.fused_attn)
+    part.fused_attn = False
 
 
 def _indices(layers: Sequence[int] | int | None, count: int) -> list[int]:
@@ -87,7 +150,7 @@ def _hooked(modules: Sequence[nn.Module], indices: Sequence[int], make: Callable
         yield
 
 
-def _uncompiled() -> contextlib.AbstractContextManager[Any]:
+def uncompiled() -> contextlib.AbstractContextManager[Any]:
     """Compiled code does not look for hooks that were added later, so it must not run while they are wanted.
 
     Once the compiler has been imported anything may be compiled, a function around the model too.
