@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from vitrail import inspection as inspection
     from vitrail.config import Preprocessing
     from vitrail.data.augment import Augmentation
     from vitrail.data.evaluation import prepare
@@ -54,6 +55,9 @@ _HOMES = {
     "save": "vitrail.weights.save",
 }
 
+_ROOMS = ("inspection",)
+"""Modules that are reached through the package: `vitrail.inspection.attention_rollout(model, images)`."""
+
 __all__ = [
     "Augmentation",
     "BitResNet",
@@ -80,6 +84,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"vitrail.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)
@@ -88,4 +94,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted([*__all__, *_ROOMS, "__version__"])

@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from vitrail.cli import convert, data, doctor, evaluate, fewshot, finetune, models, quickstart, train
+from vitrail.cli import convert, data, doctor, evaluate, fewshot, finetune, inspect, models, quickstart, train
 from vitrail.errors import ConfigError, Stopped, VitrailError
 
 FAILED, WRONG_COMMAND, STOPPED = 1, 2, 3
@@ -27,6 +27,7 @@ app.command()(train.train)
 app.command()(finetune.finetune)
 app.command()(evaluate.evaluate)
 app.command()(fewshot.fewshot)
+app.command()(inspect.inspect)
 app.command()(models.models)
 app.command()(convert.convert)
 app.command()(doctor.doctor)

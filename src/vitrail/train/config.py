@@ -219,6 +219,8 @@ class RunSection(Section):
         "tensorboard",
     )
     """Where metrics go besides metrics.jsonl."""
+    report: bool = True
+    """At the end, look inside the model: report.html."""
     timeout: PositiveFloat = 600.0
     """Seconds that ranks wait for each other before the run ends."""
 

@@ -101,6 +101,11 @@ def _options(model: ImageModel, naming: str) -> str:
 
 
 def _facts(model: ImageModel) -> str:
+    return _table(facts(model))
+
+
+def facts(model: ImageModel) -> list[tuple[str, str]]:
+    """The rows of a model's card: size, classes, how images are prepared, what its training cost."""
     a, p = model.architecture, model.preprocessing
     rows = [("parameters", f"{sum(parameter.numel() for parameter in model.parameters()):,}")]
     if isinstance(a, VitArchitecture):
@@ -127,12 +132,12 @@ def _facts(model: ImageModel) -> str:
         since = "" if spent.complete else ", after weights of unknown cost"
         told = f"{spent.exaflops:.3g} exaFLOPs, {spent.device_hours:.3g} hours on {', '.join(spent.devices)}{since}"
         rows.append(("training cost", told))
-    return _table(rows)
+    return rows
 
 
 def some(labels: Sequence[str], most: int = 10) -> str:
     """The first of them, for a line of text or a cell of a table."""
-    return ", ".join(label.replace("|", "\\|") for label in labels[:most]) + (" …" if len(labels) > most else "")
+    return ", ".join(labels[:most]) + (" …" if len(labels) > most else "")
 
 
 def _certificate(certificate: Certificate) -> str:
@@ -155,4 +160,5 @@ def _certificate(certificate: Certificate) -> str:
 
 
 def _table(rows: list[tuple[str, str]]) -> str:
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]  # else it would end the cell
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in cells)])

@@ -78,7 +78,7 @@ def finetune(data: str, model: str | None = None, sweep: bool = False, overrides
     yield chosen(config, look)
     if sweep:
         config = yield from swept(config, rates, look)
-    yield from told(start(config))
+    yield from told(config, start(config))
 
 
 def paced(config: RunConfig, given: set[str], look: Look) -> RunConfig:

@@ -21,21 +21,28 @@ from vitrail.recipes.small import TEST_SHARE
 from vitrail.train.resolve import resolve
 from vitrail.train.start import start
 from vitrail.weights.load import load
+from vitrail.workflows.inspect import after
 
 
 def quickstart(folder: str = "runs/quickstart") -> Iterator[str]:
     """Lines to print, as they come; the last is the accuracy on the test part."""
     root = Path(folder)
     yield "1. pre-training a small Vision Transformer on handwritten digits"
-    pretrained = start(resolve(find("quickstart").config, [f"run.folder={root / 'pretrain'}"]))
+    first = resolve(find("quickstart").config, [f"run.folder={root / 'pretrain'}"])
+    pretrained = start(first)
     yield f"   test accuracy after pre-training: {tested(load(pretrained.model)):.1%}"
     yield "2. fine-tuning it at a higher resolution, with a new head that starts at zero"
     given = [f"run.folder={root / 'finetune'}", f"model.weights={pretrained.model}"]
-    tuned = start(resolve(find("quickstart-finetune").config, given))
+    second = resolve(find("quickstart-finetune").config, given)
+    tuned = start(second)
     accuracy = tested(load(tuned.model))
+    yield "3. looking inside both"
+    yield from (f"   {line}" for line in after(first, pretrained))
+    reported = list(after(second, tuned))
     yield f"curves: {tuned.folder / 'curves.png'}"
     yield f"model: {tuned.model}"
     yield "next: vitrail finetune --data YOUR_FOLDER --from hf:google/vit-base-patch16-224-in21k"
+    yield from reported
     yield f"test accuracy: {accuracy:.1%}"
 
 

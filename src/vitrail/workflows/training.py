@@ -10,6 +10,7 @@ from vitrail.recipes import RECIPES, find
 from vitrail.train.config import RunConfig
 from vitrail.train.resolve import read_file, resolve
 from vitrail.train.start import Result, start
+from vitrail.workflows.inspect import after
 
 
 def configured(recipe: str, overrides: Sequence[str]) -> RunConfig:
@@ -28,15 +29,16 @@ def configured(recipe: str, overrides: Sequence[str]) -> RunConfig:
 
 def run(config: RunConfig) -> Iterator[str]:
     """Train, then lines on what came of it."""
-    yield from told(start(config))
+    yield from told(config, start(config))
 
 
-def told(result: Result) -> Iterator[str]:
-    """Where everything is, and what to type next."""
+def told(config: RunConfig, result: Result) -> Iterator[str]:
+    """Where everything is, a look inside the model among it, and what to type next."""
     if result.evaluation is not None:
         told = ", ".join(shown(name, value) for name, value in result.evaluation.items())
         yield f"validation, on {result.evaluated:,} images: {told}"
     yield f"curves: {result.folder / 'curves.png'}"
+    yield from after(config, result)
     yield f"model: {result.model}"
     yield (
         f"next: vitrail evaluate --model {result.folder} --data DATA measures it; in Python, "

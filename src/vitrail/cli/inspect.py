@@ -1,0 +1,45 @@
+"""vitrail inspect: the paper's figures from any model, as one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitrail.cli.printing import interruptible, print_lines, progress_bar
+
+
+def inspect(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL] …",
+            help="Folders or files of weights, runs, hf:owner/name, timm:name; the newest run if none is given.",
+        ),
+    ] = None,
+    images: Annotated[
+        str | None,
+        typer.Option(
+            help="A folder of images, an image, or a data set; a run's own, or two photographs, if not given."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="report.html; in the run's folder, or in ./runs, if not given.")
+    ] = None,
+    most: Annotated[int, typer.Option(min=1, help="Images to measure attention distance and layers on.")] = 128,
+    device: Annotated[str, typer.Option(help="cpu, cuda, …; a GPU where there is one.")] = "auto",
+) -> None:
+    """Look inside: attention over your images, attention distance, filters, positions, layers; one page to open.
+
+    vitrail inspect MODEL --images photos/ writes report.html, which needs no network, and every figure as PNG and SVG
+    with its data. vitrail inspect A B lays two models side by side.
+    """
+    from vitrail.workflows.inspect import run
+
+    with interruptible(), progress_bar("looking inside") as progress:
+        done = run(models or [], images, out, most=most, device=device, progress=progress)
+    print_lines(done.notes)
+    print_lines(f"figure: {path}" for path in done.figures)
+    print_lines(f"data: {path}" for path in done.data)
+    print_lines([f"report: {done.report}"])

@@ -1,0 +1,25 @@
+"""The paper's figures from any model: filters, position embeddings, attention; measured here, drawn and told apart."""
+
+from __future__ import annotations
+
+from vitrail.inspection.attention import (
+    attention_rollout,
+    head_attention,
+    mean_attention_distance,
+    rollout_by_layer,
+)
+from vitrail.inspection.filters import embedding_filters
+from vitrail.inspection.positions import neighbour_test, position_similarity
+from vitrail.inspection.similarity import layer_similarity, token_similarity
+
+__all__ = [
+    "attention_rollout",
+    "embedding_filters",
+    "head_attention",
+    "layer_similarity",
+    "mean_attention_distance",
+    "neighbour_test",
+    "position_similarity",
+    "rollout_by_layer",
+    "token_similarity",
+]

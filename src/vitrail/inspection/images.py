@@ -1,0 +1,245 @@
+"""Which images a report shows, which it measures on, and how a model sees them.
+
+Shapes: C channels, height × width pixels.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitrail.data.decode import decode, to_channels
+from vitrail.data.evaluation import fitted, normalise
+from vitrail.data.folder import SUFFIXES
+from vitrail.data.open import open_data, splits_of, tested_part
+from vitrail.data.source import Source, read_file, shown
+from vitrail.errors import DataError, NotApplicableError
+from vitrail.evaluate.imagenet import as_word
+from vitrail.model.base import ImageModel
+
+MOST, SHOWN = 128, 8
+"""Images that are measured on, as in the paper; and of these, images that are shown."""
+MOST_PIXELS = 1_000_000
+"""Of an image that is measured on. Larger ones are made smaller first: so many of a camera's would fill the memory."""
+DATA_SUFFIXES = (".csv", ".parquet", ".tar")
+PHOTOGRAPHS = "the two photographs inside scikit-learn"
+SQUARES = ((1.0, 1, 2), (0.6, 2, 3), (0.45, 2, 4))
+"""Crops of a photograph: their side as a share of its shorter one, and how many are spread down and across."""
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Images as they were decoded, and where they come from."""
+
+    shown: list[tuple[str, Tensor]]
+    """Name and (C, height, width) uint8 pixels, as decoded."""
+    measured: list[Tensor]
+    """Pixels likewise; those of very large images made smaller."""
+    shown_from: str
+    """In words: "8 of the 1,000 images of photos/"."""
+    measured_on: str
+    broken: tuple[str, ...]
+    """What could not be read, and why."""
+
+
+def from_folder(place: str, channels: int, most: int = MOST, show: int = SHOWN) -> Picked:
+    """Images that a person names: a folder with images anywhere below it, an image file, or any DATA.
+
+    Args:
+        place: where they are. Of data that comes in parts, the part to test on is taken.
+        channels: what the model takes.
+        most: of many, so many are measured on, evenly spread.
+        show: of these, so many are shown, evenly spread, among them the first.
+    """
+    path = Path(place).expanduser()
+    if place == "digits" or place.startswith("hf:"):
+        return _from_data(place, channels, most, show)
+    try:
+        if path.is_file() and path.name.lower().endswith(SUFFIXES):
+            picked = _from_files([str(path)], path.parent, _called(place), channels, most, show)
+            return replace(picked, shown_from=_called(place), measured_on=_called(place))
+        below = sorted(_files_below(path)) if path.is_dir() else [str(path)] if path.is_file() else []
+    except OSError as error:
+        raise DataError(f"{shown(place)} cannot be read: {error.strerror}") from None
+    if images := [name for name in below if name.lower().endswith(SUFFIXES)]:
+        return _from_files(images, path, _called(place), channels, most, show)
+    if any(name.lower().endswith(DATA_SUFFIXES) for name in below):
+        return _from_data(place, channels, most, show)
+    wrong = "holds no images" if path.is_dir() else "is no image" if path.is_file() else "does not exist"
+    raise DataError(
+        f"{shown(place)} {wrong}: give a folder with images ({', '.join(SUFFIXES)}), one image, or a data set"
+    )
+
+
+def from_source(source: Source, name: str, channels: int, most: int = MOST, show: int = SHOWN) -> Picked:
+    """Images of a data set, which is called `name`; otherwise as `from_folder`."""
+    return _picked(len(source), partial(_sample, source, channels), source.called, name, most, show)
+
+
+def photographs(channels: int, most: int = MOST) -> Picked:
+    """What is always there: two photographs inside scikit-learn, measured on in crops, the same every time."""
+    from sklearn.datasets import load_sample_images
+
+    _check_channels(channels)
+    found = load_sample_images()
+    photos = [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in found.images]
+    crops = [crop for photo in photos for crop in _squares(photo)]
+    measured = [crops[index] for index in spread(len(crops), most)]
+    return Picked(
+        shown=[(Path(name).name, photo) for name, photo in zip(found.filenames, photos, strict=True)],
+        measured=measured,
+        shown_from=PHOTOGRAPHS,
+        measured_on=f"{_some(len(measured), 'crop')} of {PHOTOGRAPHS}: give --images for numbers that mean more",
+        broken=(),
+    )
+
+
+def batch(pixels: Sequence[Tensor], model: ImageModel) -> Tensor:
+    """uint8 pixels of any size → (B, C, height, width) as the model takes them: fitted, normalised, on its device."""
+    like, preprocessing = next(model.parameters()), model.preprocessing
+    images = like.new_empty(len(pixels), model.in_channels, *preprocessing.image_size)
+    for place, each in zip(images, pixels, strict=True):  # one by one: all at once would take thrice the memory
+        place.copy_(normalise(fitted(to_channels(each, model.in_channels), preprocessing), preprocessing, like.dtype))
+    return images
+
+
+def seen(pixels: Tensor, model: ImageModel) -> NDArray[np.uint8]:
+    """uint8 pixels of any size → (height, width, 1 or 3): what the model sees, before it is normalised.
+
+    Of other numbers of channels the first three are taken, or the first.
+    """
+    image = fitted(to_channels(pixels, model.in_channels), model.preprocessing)
+    image = image[: 3 if len(image) >= 3 else 1]
+    return np.ascontiguousarray(image.permute(1, 2, 0).numpy())
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most so many of the numbers 0, 1, …, count − 1, evenly spread, the first among them."""
+    return [number * count // most for number in range(most)] if count > most else list(range(count))
+
+
+def _from_data(place: str, channels: int, most: int, show: int) -> Picked:
+    split = tested_part(place) or ("train" if "train" in splits_of(place) else None)
+    name = f"{_called(place)} ({split})" if split else _called(place)
+    return from_source(open_data(place, split), name, channels, most, show)
+
+
+def _from_files(files: Sequence[str], root: Path, name: str, channels: int, most: int, show: int) -> Picked:
+    _check_channels(channels)
+
+    def called(index: int) -> str:
+        return shown(Path(files[index]).relative_to(root).as_posix())
+
+    def read(index: int) -> tuple[str, Tensor]:
+        return called(index), decode(read_file(Path(files[index])))
+
+    return _picked(len(files), read, called, name, most, show)
+
+
+def _picked(
+    count: int,
+    read: Callable[[int], tuple[str, Tensor]],
+    called: Callable[[int], str],
+    name: str,
+    most: int,
+    show: int,
+) -> Picked:
+    """Of so many images, those that can be read; `read` gives the name of one and its pixels."""
+    found, broken = dict[int, Tensor](), list[str]()
+    for index in spread(count, most):
+        try:
+            found[index] = _small_enough(read(index)[1])
+        except DataError as error:
+            broken.append(f"{called(index)}: {error}")
+    if not found:
+        told = f"; the first, {broken[0]}" if broken else ""
+        raise DataError(f"none of {_some(count, 'image')} of {name} can be read{told}: give others by --images")
+    measured = list(found)
+    at = [measured[place] for place in spread(len(measured), show)]
+    return Picked(
+        shown=[read(index) for index in at],  # once more, because these may have been made smaller
+        measured=list(found.values()),
+        shown_from=_of(len(at), count, name),
+        measured_on=_of(len(measured), count, name),
+        broken=tuple(broken),
+    )
+
+
+def _sample(source: Source, channels: int, index: int) -> tuple[str, Tensor]:
+    """Its name with its label, and its pixels; a DataError where a model of so many channels cannot see it."""
+    sample = source.read(index)
+    if isinstance(sample.content, Tensor):
+        pixels = sample.content
+    else:
+        _check_channels(channels)
+        pixels = decode(sample.content)
+    to_channels(pixels[:, :1, :1], channels)
+    name = shown(source.called(index).rsplit("/", 1)[-1])
+    known = 0 <= sample.label < len(source.classes)
+    return f"{name} (label: {as_word(source.classes[sample.label])})" if known else name, pixels
+
+
+def _small_enough(pixels: Tensor) -> Tensor:
+    height, width = pixels.shape[1:]
+    scale = (MOST_PIXELS / (height * width)) ** 0.5
+    if scale >= 1:
+        return pixels
+    size = [max(int(side * scale), 1) for side in (height, width)]
+    return F.interpolate(pixels[None], size=size, mode="bilinear", antialias=True)[0]
+
+
+def _squares(photo: Tensor) -> Iterator[Tensor]:
+    """Squares of several sizes, spread over a photograph from edge to edge."""
+    height, width = photo.shape[1:]
+    for share, down, across in SQUARES:
+        side = int(share * min(height, width))
+        for top in np.linspace(0, height - side, down).astype(int).tolist():
+            for left in np.linspace(0, width - side, across).astype(int).tolist():
+                yield photo[:, top : top + side, left : left + side]
+
+
+def _files_below(root: Path) -> Iterator[str]:
+    """The files in a folder and in those within it, without hidden ones. Links are followed, but nowhere twice."""
+    entered = set[tuple[int, int]]()
+    for folder, folders, names in os.walk(root, followlinks=True, onerror=_refuse):
+        stat = Path(folder).stat()
+        if (stat.st_dev, stat.st_ino) in entered:
+            folders.clear()
+            continue
+        entered.add((stat.st_dev, stat.st_ino))
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (f"{folder}{os.sep}{name}" for name in names if not name.startswith("."))
+
+
+def _refuse(error: OSError) -> None:
+    raise DataError(f"{shown(error.filename)} cannot be listed: {error.strerror}")
+
+
+def _check_channels(channels: int) -> None:
+    if channels not in (1, 3):
+        raise NotApplicableError(
+            f"image files have one channel or three, and this model takes {channels}: what it sees must come from data "
+            "that holds pixels of so many channels"
+        )
+
+
+def _called(place: str) -> str:
+    """The last part of a path, for the report may go to strangers; other names as they are."""
+    return place if place.startswith("hf:") else shown(Path(place).expanduser().resolve().name)
+
+
+def _of(some: int, count: int, name: str) -> str:
+    return f"{some:,} of the {count:,} images of {name}" if some < count else f"{_some(count, 'image')} of {name}"
+
+
+def _some(count: int, what: str) -> str:
+    return f"{count:,} {what}" + ("" if count == 1 else "s")

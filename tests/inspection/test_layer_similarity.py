@@ -1,0 +1,487 @@
+"""How alike the states of patches and of layers are, against loops in float64 and the definitions."""
+
+from __future__ import annotations
+
+import math
+import warnings
+import weakref
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from peers import timm
+from samples import images, randomise, small_vit
+from vitrail.errors import ConfigError, InputError, NotApplicableError
+from vitrail.inspection import anatomy, similarity
+from vitrail.inspection.similarity import (
+    cosine_similarity,
+    layer_similarity,
+    layers_between,
+    layers_of,
+    token_similarity,
+    tokens_of,
+)
+from vitrail.model.architecture import Backbone, ResNetArchitecture, TimmArchitecture, VitArchitecture
+from vitrail.model.create import build
+from vitrail.model.variants import BIT, HYBRID
+
+KINDS = [
+    {},
+    {"registers": 2, "pool": "class+average"},
+    {"pool": "average", "position": "none"},
+    {"pool": "attention", "registers": 1},
+    {"pool": "average", "block": "axial"},
+    {"position": "relative", "position_prefix": "all"},
+]
+
+
+def vit(**options):
+    return small_vit(dtype=torch.float64, **{"depth": 3, **options})
+
+
+def pictures(count=6, size=(16, 24)):
+    return images(count, size, dtype=torch.float64)
+
+
+def bit():
+    """Feature maps of 16 × 16, 8 × 8 and 4 × 4 for images of 64."""
+    backbone = Backbone(blocks=(1, 2, 1), **BIT)
+    model = build(ResNetArchitecture(image_size=64, num_classes=3, backbone=backbone))
+    return randomise(model.to_empty(device="cpu").double())
+
+
+def hybrid():
+    backbone = Backbone(blocks=(1, 1), **HYBRID)
+    fields = {"image_size": 32, "patch_size": 1, "width": 16, "depth": 2, "mlp_dim": 16, "num_heads": 2}
+    model = build(VitArchitecture(backbone=backbone, num_classes=3, **fields))
+    return randomise(model.to_empty(device="cpu").double())
+
+
+def network(name, image_size=None):
+    """Of timm's, with every tensor of its checkpoint random."""
+    size = image_size or timm.models.get_pretrained_cfg(name).input_size[1:]
+    model = build(TimmArchitecture(name=name, image_size=size, num_classes=5))
+    generator = torch.Generator().manual_seed(0)
+    state = {}
+    for key, tensor in model.state_dict().items():
+        values = torch.randn(tensor.shape, generator=generator).abs() * 0.1 + (0.9 if tensor.ndim == 1 else -0.08)
+        state[key] = values if tensor.is_floating_point() else torch.zeros(tensor.shape, dtype=tensor.dtype)
+    model.load_state_dict(state, assign=True)
+    return model.double().eval()
+
+
+@torch.no_grad()
+def states_of_bit(model, batch):
+    """What each unit gives out, one after the other."""
+    x = model.backbone.root(batch)
+    x = F.max_pool2d(F.pad(x, model.backbone.pool_pad), kernel_size=3, stride=2)
+    return [x := unit(x) for unit in model.backbone.units]
+
+
+def by_loop(patches):
+    """(rows, columns, D) → (rows, columns, rows, columns), one pair at a time."""
+    rows, columns = patches.shape[:2]
+    found = np.empty((rows, columns, rows, columns))
+    for a in np.ndindex(rows, columns):
+        for b in np.ndindex(rows, columns):
+            x, y = patches[a].tolist(), patches[b].tolist()
+            lengths = math.sqrt(math.fsum(v * v for v in x)) * math.sqrt(math.fsum(v * v for v in y))
+            found[a + b] = math.fsum(v * w for v, w in zip(x, y, strict=True)) / lengths
+    return found
+
+
+def hsic_of_lists(x, y, total):
+    """Song et al. 2012, equation 5, term by term: n lists each → a number, of whatever kind the entries are."""
+    n, every = len(x), range(len(x))
+
+    def products(rows):
+        dot = [[total(v * w for v, w in zip(a, b, strict=True)) for b in rows] for a in rows]
+        return [[dot[i][j] if i != j else 0 for j in every] for i in every]
+
+    k, m = products(x), products(y)
+    trace = total(k[i][j] * m[j][i] for i in every for j in every)
+    sums = total(k[i][j] for i in every for j in every) * total(m[i][j] for i in every for j in every)
+    across = total(k[i][j] * m[j][q] for i in every for j in every for q in every)
+    return (trace + sums / ((n - 1) * (n - 2)) - 2 * across / (n - 2)) / (n * (n - 3))
+
+
+def hsic_by_definition(x, y):
+    """(n, F) and (n, F') → a number."""
+    return hsic_of_lists(x.tolist(), y.tolist(), math.fsum)
+
+
+def cka_by_definition(ours, theirs, sizes):
+    """Nguyen et al. 2021, equation 3: states of each layer, cut into batches."""
+    found = np.empty((len(ours), len(theirs)))
+    for row, a in enumerate(ours):
+        for column, b in enumerate(theirs):
+            batches = list(zip(a.flatten(1).split(sizes), b.flatten(1).split(sizes), strict=True))
+            both = sum(hsic_by_definition(x, y) for x, y in batches)
+            found[row, column] = both / math.sqrt(
+                sum(hsic_by_definition(x, x) for x, _ in batches) * sum(hsic_by_definition(y, y) for _, y in batches)
+            )
+    return found
+
+
+def states(model, batch):
+    with torch.no_grad():
+        return model.intermediate_layers(batch, range(model.architecture.depth))
+
+
+# Patches
+
+
+@pytest.mark.parametrize("options", KINDS)
+@pytest.mark.parametrize("layer", [0, 2, -1, -3])
+def test_patches_against_a_loop(options, layer):
+    model, batch = vit(**options), pictures(2)
+    expected = states(model, batch)[layer][:, model.prefix :].unflatten(1, (2, 3))
+    found = token_similarity(model, batch, layer)
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, [by_loop(patches) for patches in expected], rtol=0, atol=1e-12)
+
+
+def test_patches_at_another_size_and_of_hybrids():
+    model, batch = vit(), pictures(1, (32, 16))
+    expected = by_loop(states(model, batch)[-1][0, 1:].unflatten(0, (4, 2)))
+    np.testing.assert_allclose(token_similarity(model, batch)[0], expected, rtol=0, atol=1e-12)
+    model, batch = hybrid(), pictures(1, (16, 32))
+    expected = by_loop(states(model, batch)[0][0, 1:].unflatten(0, (2, 4)))
+    np.testing.assert_allclose(token_similarity(model, batch, 0)[0], expected, rtol=0, atol=1e-12)
+
+
+def test_places_of_feature_maps_of_a_resnet():
+    model, batch = bit(), pictures(2, (64, 32))
+    expected = states_of_bit(model, batch)
+    assert expected[-1].shape[2:] == (4, 2)
+    for layer in (1, 3):
+        maps = expected[layer].permute(0, 2, 3, 1)
+        found = token_similarity(model, batch, layer)
+        np.testing.assert_allclose(found, [by_loop(patches) for patches in maps], rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_places_of_feature_maps_of_timm():
+    model, batch = network("test_convnext", (64, 96)), pictures(1, (64, 96))
+    state = model.peer.stages[:2](model.peer.stem(batch))
+    expected = by_loop(state[0].permute(1, 2, 0))
+    np.testing.assert_allclose(token_similarity(model, batch, 1)[0], expected, rtol=0, atol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def swin():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # timm resizes tables of windows in a way that torch frowns upon
+        return network("swin_tiny_patch4_window7_224", (64, 64))
+
+
+@torch.no_grad()
+def test_places_of_feature_maps_of_timm_with_channels_last(swin):
+    batch = pictures(1, (64, 64))
+    state = swin.peer.layers[:3](swin.peer.patch_embed(batch))
+    assert state.shape == (1, 4, 4, 384)
+    np.testing.assert_allclose(token_similarity(swin, batch, 2)[0], by_loop(state[0]), rtol=0, atol=1e-12)
+
+
+def test_in_parts_as_at_once(monkeypatch):
+    model, batch = vit(), pictures(5)
+    whole = token_similarity(model, batch)
+    monkeypatch.setattr(anatomy, "MOST_IMAGES_AT_ONCE", 2)
+    np.testing.assert_allclose(token_similarity(model, batch), whole, rtol=0, atol=1e-12)
+
+
+def test_zeros_are_like_themselves_only():
+    vectors = torch.tensor([[3.0, 4.0], [0.0, 0.0], [6.0, 8.0], [-4.0, 3.0], [0.0, 0.0], [0.0, 0.0]])
+    expected = np.eye(6)
+    expected[0, 2] = expected[2, 0] = 1
+    np.testing.assert_array_equal(cosine_similarity(vectors), expected)
+    vectors = vectors.double()
+    vectors[4] = torch.tensor([-3e-100, -4e-100], dtype=torch.float64)
+    np.testing.assert_allclose(cosine_similarity(vectors)[4], [-1, 0, -1, 0, 1, 0], rtol=0, atol=1e-15)
+
+
+# As many layers as fit
+
+
+@pytest.mark.parametrize(
+    ("layers", "chosen"), [(12, range(1, 13)), (5, [1, 4, 6, 9, 12]), (3, [1, 6, 12]), (2, [1, 12]), (1, [12])]
+)
+def test_layers_that_are_kept_are_spread_evenly_with_the_last(layers, chosen):
+    model, batch = vit(depth=12), pictures(2)
+    found = tokens_of(model, batch, most_bytes=2 * 6**2 * layers)
+    assert found.layers == tuple(f"block {number}" for number in chosen)
+    for name, map_of in zip(found.layers, found.similarity, strict=True):
+        layer = int(name.removeprefix("block ")) - 1
+        np.testing.assert_allclose(map_of, token_similarity(model, batch, layer), rtol=0, atol=1e-12)
+
+
+def test_the_usual_budget_holds_every_layer_of_a_base_model_and_two_of_a_large_grid():
+    assert 8 * 12 * 196**2 <= similarity.MOST_BYTES < 3 * 8 * 576**2
+
+
+def test_fine_grids_are_left_out():
+    model = bit()  # a fourth, an eighth, an eighth, a sixteenth of the side
+    names = ("stage 1, unit 1", "stage 2, unit 1", "stage 2, unit 2", "stage 3, unit 1")
+    found = tokens_of(model, pictures(1, (128, 128)))
+    assert found.layers == names, "32 × 32 places are just allowed"
+    found = tokens_of(model, pictures(1, (160, 128)))
+    assert found.layers == names[1:]
+    assert [map_of.shape for map_of in found.similarity] == [(1, 20, 16, 20, 16)] * 2 + [(1, 10, 8, 10, 8)]
+
+
+def test_a_fine_grid_that_does_not_fit_makes_room_for_coarse_ones():
+    model, batch = bit(), pictures(2, (64, 64))
+    room = 2 * (64**2 + 16**2)
+    assert tokens_of(model, batch, most_bytes=room).layers == ("stage 2, unit 1", "stage 3, unit 1")
+    assert tokens_of(model, batch, most_bytes=room - 1).layers == ("stage 3, unit 1",)
+
+
+def test_maps_of_too_many_places_say_so():
+    backbone = Backbone(blocks=(1, 1), **BIT)
+    model = randomise(build(ResNetArchitecture(image_size=64, num_classes=0, backbone=backbone)).to_empty(device="cpu"))
+    with pytest.raises(NotApplicableError, match=r"maps of 64 places or more, too many .* for 2 images"):
+        tokens_of(model, images(2, (64, 64)), most_bytes=2 * 64**2 - 1)
+    with pytest.raises(NotApplicableError, match="maps of 2,112 places or more, too many"):
+        tokens_of(model, images(1, (352, 384)))
+
+
+def test_networks_without_maps_say_so():
+    model = network("xcit_nano_12_p16_224", (32, 32))
+    with pytest.raises(NotApplicableError, match="layers of timm's xcit_nano_12_p16_224 give out no map of the image"):
+        tokens_of(model, pictures(1, (32, 32)))
+
+
+def test_layers_are_counted_as_they_are():
+    with pytest.raises(ConfigError, match="layer 3 of a model with 3: give 0 to 2, or −1 for the last"):
+        token_similarity(vit(), pictures(1), 3)
+    with pytest.raises(InputError, match="for a single image give"):
+        token_similarity(vit(), pictures(1)[0])
+
+
+# Layers
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_layers_against_the_definition(options):
+    model, batch = vit(**options), pictures(5)
+    found = layers_of(model, batch)
+    assert found.names == found.others == ("block 1", "block 2", "block 3")
+    assert (found.cka.dtype, found.images) == (np.float64, 5)
+    expected = cka_by_definition(states(model, batch), states(model, batch), [5])
+    np.testing.assert_allclose(found.cka, expected, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(np.diag(found.cka), 1, rtol=0, atol=1e-12)
+    np.testing.assert_array_equal(layer_similarity(model, batch), found.cka)
+
+
+def test_in_batches_against_the_definition(monkeypatch):
+    monkeypatch.setattr(similarity, "MOST_IMAGES", 5)
+    model, batch = vit(depth=2), pictures(13)
+    expected = cka_by_definition(states(model, batch), states(model, batch), [5, 4, 4])
+    whole = cka_by_definition(states(model, batch), states(model, batch), [13])
+    assert abs(expected - whole).max() > 1e-4
+    np.testing.assert_allclose(layer_similarity(model, batch), expected, rtol=0, atol=1e-9)
+
+
+def test_two_models_with_images_of_their_own(monkeypatch):
+    monkeypatch.setattr(similarity, "MOST_IMAGES", 5)
+    a, b = vit(depth=2), bit()
+    images_a, images_b = pictures(9), pictures(9, (32, 32))
+    found = layers_between(a, images_a, b, images_b)
+    assert (found.names, found.others) == (tuple(anatomy.layers(a)), tuple(anatomy.layers(b)))
+    expected = cka_by_definition(states(a, images_a), states_of_bit(b, images_b)[2:], [5, 4])
+    np.testing.assert_allclose(found.cka[:, 2:], expected, rtol=0, atol=1e-9)
+    np.testing.assert_array_equal(layer_similarity(a, images_a, b, images_b), found.cka)
+    np.testing.assert_allclose(layer_similarity(b, images_b, a, images_a), found.cka.T, rtol=0, atol=1e-9)
+
+
+def test_the_same_images_serve_both_where_no_others_are_given():
+    a, b, batch = vit(), vit(pool="average"), pictures(4)
+    np.testing.assert_array_equal(layer_similarity(a, batch, b), layer_similarity(a, batch, b, batch))
+
+
+def test_neither_turns_nor_scales_nor_shifts_change_anything():
+    model, batch = vit(), pictures(6)
+    before = layer_similarity(model, batch)
+    features = 7 * 32  # of all tokens together
+    turn = torch.linalg.qr(torch.randn(features, features, generator=torch.Generator().manual_seed(0)).double())[0]
+    shift = torch.randn(7, 32, generator=torch.Generator().manual_seed(1)).double() * 50
+
+    def changed(module, arguments, output):
+        return 3 * (output.flatten(1) @ turn).unflatten(1, (7, 32)) + shift
+
+    other = vit()
+    other.encoder.blocks[-1].register_forward_hook(changed)
+    np.testing.assert_allclose(layer_similarity(other, batch), before, rtol=0, atol=1e-9)
+    between = layer_similarity(model, batch, other)
+    np.testing.assert_allclose(between, before, rtol=0, atol=1e-9)
+    assert between[-1, -1] == pytest.approx(1, abs=1e-12)
+
+
+def test_what_images_have_in_common_costs_no_digits():
+    """A large part that all share, against the definition in whole fractions."""
+    generator = np.random.default_rng(0)
+    ours, theirs = generator.standard_normal((5, 3)) + 1e6, generator.standard_normal((5, 4)) - 1e5
+
+    def exact(values):
+        return [[Fraction(value) for value in row] for row in values.tolist()]
+
+    expected = hsic_of_lists(exact(ours), exact(theirs), sum)
+    scale = hsic_of_lists(exact(ours), exact(ours), sum) * hsic_of_lists(exact(theirs), exact(theirs), sum)
+    grams = [similarity._gram(torch.from_numpy(values))[None] for values in (ours, theirs)]
+    found = similarity._cka([grams[0]], [grams[1]])
+    assert found[0, 0] == pytest.approx(float(expected) / math.sqrt(scale), abs=1e-8)
+    assert abs(hsic_by_definition(*map(torch.from_numpy, (ours, theirs))) / float(expected) - 1) > 1e-3
+
+
+def test_unrelated_representations_have_nothing_in_common():
+    """Noise that does not know the image: the plain estimate would be far above 0 with more features than images."""
+    model, generator = vit(depth=2), torch.Generator().manual_seed(0)
+    for block in model.encoder.blocks:
+        block.register_forward_hook(lambda module, arguments, z: torch.randn(z.shape, generator=generator).double())
+    found = layer_similarity(model, pictures(128))
+    np.testing.assert_allclose(np.diag(found), 1, rtol=0, atol=1e-12)
+    assert abs(found[0, 1]) < 0.1
+
+
+def test_a_layer_that_gives_the_same_for_every_image():
+    model = vit().float()
+    value = torch.full((1, 7, 32), 0.1)
+    noise = 1 + 1e-7 * torch.rand(6, 7, 32, generator=torch.Generator().manual_seed(0))  # as rounding leaves it
+    model.encoder.blocks[1].register_forward_hook(lambda module, arguments, z: value * noise)
+    found = layer_similarity(model, images(6))
+    np.testing.assert_array_equal(found[1], [0, 0, 0])
+    np.testing.assert_array_equal(found[:, 1], [0, 0, 0])
+    assert found[0, 0] == pytest.approx(1)
+
+
+def test_what_is_no_number_is_not_hidden():
+    model = vit()
+    model.encoder.blocks[-1].register_forward_hook(lambda module, arguments, z: z * math.nan)
+    found = layer_similarity(model, pictures(4))
+    assert np.isnan(found[-1]).all()
+    assert not np.isnan(found[:-1, :-1]).any()
+
+
+def test_layers_of_a_resnet():
+    model, batch = bit(), pictures(4, (32, 32))
+    expected = states_of_bit(model, batch)[1:]
+    found = layers_of(model, batch).cka
+    assert found.shape == (4, 4)
+    np.testing.assert_allclose(found[1:, 1:], cka_by_definition(expected, expected, [4]), rtol=0, atol=1e-9)
+
+
+@torch.no_grad()
+def test_layers_of_timm(swin):
+    convnext = network("test_convnext", (32, 32))
+    for model, batch, stem, stages in [
+        (convnext, pictures(4, (32, 32)), convnext.peer.stem, convnext.peer.stages),
+        (swin, pictures(4, (64, 64)), swin.peer.patch_embed, swin.peer.layers),
+    ]:
+        x = stem(batch)
+        expected = [x := stage(x) for stage in stages]
+        found = layers_of(model, batch).cka
+        assert found.shape == (4, 4)
+        np.testing.assert_allclose(np.diag(found), 1, rtol=0, atol=1e-12)
+        expected = [state - state.mean(dim=0) for state in expected]  # what they share costs the definition digits
+        np.testing.assert_allclose(found[2:, 3:], cka_by_definition(expected[2:], expected[3:], [4]), rtol=0, atol=1e-9)
+
+
+def batches_seen(model, batch):
+    seen = []
+    hook = anatomy.layers(model)["block 1"].register_forward_hook(lambda m, arguments, z: seen.append(len(z)))
+    layers_of(model, batch)
+    hook.remove()
+    assert seen[0] == 1, "one image tells how much all layers give out"
+    return seen[1:]
+
+
+@pytest.mark.parametrize(
+    ("count", "room", "expected"),
+    [
+        (64, 1_000, [32, 32]),
+        (33, 1_000, [17, 16]),
+        (20, 9, [7, 7, 6]),
+        (9, 4, [5, 4]),
+        (11, 1, [6, 5]),
+        (7, 0.5, [7]),
+        (4, 1_000, [4]),
+    ],
+)
+def test_batches_are_as_small_as_memory_asks_and_large_enough(monkeypatch, count, room, expected):
+    model = small_vit()
+    monkeypatch.setattr(similarity, "MOST_STATES", int(room * 2 * 7 * 32 * 4))  # layers, tokens, width, bytes
+    assert batches_seen(model, images(count)) == expected
+
+
+def test_both_models_see_the_same_batches(monkeypatch):
+    a, b, seen = small_vit(), small_vit(width=64), []
+    for model in (a, b):
+        model.encoder.blocks[0].register_forward_hook(lambda m, arguments, z: seen.append((z.shape[2], len(z))))
+    monkeypatch.setattr(similarity, "MOST_STATES", 10 * 2 * 7 * 32 * 4)
+    layers_between(a, images(20), b, images(20))
+    assert [size for width, size in seen if width == 64] == [1, 5, 5, 5, 5]
+    assert [size for width, size in seen if width == 32] == [1, 5, 5, 5, 5]
+
+
+def test_no_state_outlives_the_layer_after_it():
+    model, kept, most = vit(depth=8), [], 0
+
+    def reduce(state):
+        nonlocal most
+        kept.append(weakref.ref(state))
+        most = max(most, sum(reference() is not None for reference in kept))
+        return len(state)
+
+    assert len(similarity._of_layers(model, pictures(2), reduce)) == 8
+    assert most <= 2, "what a block is given, and what it gives out"
+
+
+def test_questions_without_an_answer():
+    model, batch = vit(), pictures(4)
+    with pytest.raises(NotApplicableError, match="takes at least 4 images and not 3"):
+        layer_similarity(model, batch[:3])
+    with pytest.raises(NotApplicableError, match="takes at least 4 images and not 0"):
+        layers_between(model, batch[:0], model, batch[:0])
+    with pytest.raises(InputError, match="4 images for one model and 3 for the other"):
+        layer_similarity(model, batch, model, batch[:3])
+    with pytest.raises(ConfigError, match="other_images were given without the model"):
+        layer_similarity(model, batch, other_images=batch)
+
+
+# Without a trace
+
+
+@pytest.mark.parametrize(
+    "measure", [lambda m, x: token_similarity(m, x), lambda m, x: tokens_of(m, x).similarity[0], layer_similarity]
+)
+def test_modes_and_hooks_are_as_before(measure):
+    model, batch = vit(dropout=0.5, stochastic_depth=0.5), pictures(4)
+    quiet = measure(model, batch)
+    model.train()
+    model.encoder.blocks[1].eval()
+    modes = [part.training for part in model.modules()]
+    np.testing.assert_array_equal(measure(model, batch), quiet, "evaluation mode, whatever it was in")
+    assert [part.training for part in model.modules()] == modes
+    assert not any(part._forward_hooks for part in model.modules())
+    with pytest.raises(InputError, match="does not divide into patches"):
+        measure(model, pictures(4, (16, 25)))
+    assert [part.training for part in model.modules()] == modes
+    assert not any(part._forward_hooks for part in model.modules())
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("measure", [token_similarity, layer_similarity])
+def test_a_compiled_model_is_no_trap(measure):
+    model, batch = vit(), pictures(4)
+    expected = measure(model, batch)
+    np.testing.assert_array_equal(measure(torch.compile(model, backend="eager"), batch), expected)
+    model.encoder.compile(backend="eager")
+    with torch.no_grad():
+        model(batch)  # compiled now, with nothing to listen to its blocks
+    np.testing.assert_allclose(measure(model, batch), expected, rtol=0, atol=1e-12)
+    with pytest.raises(ConfigError, match="no model of vitrail's in this Linear"):
+        measure(nn.Linear(2, 2), batch)
