@@ -32,6 +32,16 @@ def test_the_transfer_tables_are_made_of_the_raw_results():
     assert page.endswith(tables), "docs/evaluation.md: put what benchmarks/transfer_table.py prints at its end"
 
 
+def test_what_is_said_of_neighbours_was_measured():
+    found = json.loads((ROOT / "benchmarks/results/position_neighbours.json").read_text())
+    trained, fresh = found["trained"], [each["p_value"] for each in found["fresh"]]
+    page = " ".join((ROOT / "docs/inspection.md").read_text().split())
+    assert f"a mean similarity of {trained['near']:.3f}, all other pairs {trained['far']:.3f}" in page
+    assert f"(p = {trained['p_value']:g}). Of {len(fresh)} fresh tables" in page
+    assert f"p lies between {min(fresh):.2f} and {max(fresh):.2f}, and below 0.05 for none" in page
+    assert min(fresh) > 0.05
+
+
 def test_the_slurm_script_is_a_script():
     (script,) = blocks(SCALE, "bash slurm")
     assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False).returncode == 0

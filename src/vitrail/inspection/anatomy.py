@@ -18,7 +18,7 @@ from vitrail.model.peer import TimmModel
 from vitrail.model.positions import Grid
 from vitrail.model.vit import VisionTransformer
 
-MOST_AT_ONCE = 64 << 20
+MOST_AT_ONCE = 32 << 20
 """Bytes of one layer's attention maps, by which images are taken at a time."""
 MOST_IMAGES_AT_ONCE = 32
 

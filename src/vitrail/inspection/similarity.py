@@ -29,7 +29,7 @@ MOST_BYTES = 6_000_000
 """Of similarities between patches in a report, at a byte each."""
 MOST_PLACES = 1024
 """Of a grid whose places are compared each with each."""
-MOST_STATES = 256 << 20
+MOST_STATES = 128 << 20
 """Bytes that all layers give out for a batch, by which images are compared at a time."""
 MOST_IMAGES, LEAST_IMAGES = 32, 4
 """In a batch; the unbiased estimate divides by n − 3."""

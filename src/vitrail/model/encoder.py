@@ -70,7 +70,7 @@ class SelfAttention(nn.Module):
         Rows are queries and sum to 1; at least float32; without dropout.
         """
         q, k, _ = self.heads(x)
-        logits: Tensor = q @ k.transpose(2, 3) * q.shape[-1] ** -0.5
+        logits: Tensor = (q * q.shape[-1] ** -0.5) @ k.transpose(2, 3)  # scaled first: maps are large, queries small
         if self.relative is not None:
             logits = logits + self.relative(q)
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(dim=-1)
