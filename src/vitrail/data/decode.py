@@ -10,8 +10,10 @@ Images are (C, height, width) uint8 tensors; their memory is (height, width, C),
 from __future__ import annotations
 
 import io
+import threading
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,34 @@ Box = tuple[int, int, int, int]
 """Top, left, height, width."""
 
 
+class _Hush:
+    """Pillow's remarks on strangers' metadata are not shown while any thread decodes.
+
+    What is shown is the whole process's choice. Were it changed for each image, of two threads at once the one that
+    leaves last would put back what the other had set, for good. So the first to enter keeps what there was, and the
+    last to leave puts it back.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._before = threading.Lock(), 0, ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before.enter_context(warnings.catch_warnings())
+                warnings.simplefilter("ignore")
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._before.close()
+
+
+HUSH = _Hush()
+
+
 def decode(content: bytes, most_pixels: int = MOST_PIXELS_TRAINING) -> Tensor:
     """(3, height, width): the image as a person sees it, by the decoder of record."""
     return _tensor(np.array(decoded_image(content, most_pixels)))
@@ -43,8 +73,7 @@ def decode(content: bytes, most_pixels: int = MOST_PIXELS_TRAINING) -> Tensor:
 
 def decoded_image(content: bytes, most_pixels: int = MOST_PIXELS_TRAINING) -> Image.Image:
     """Upright and RGB; the first frame of an animation. A DataError says what is wrong with a file."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow's remarks on strangers' metadata
+    with HUSH:
         image = opened_image(content, most_pixels)
         try:
             image.load()

@@ -110,6 +110,23 @@ def csv_splits(path: Path) -> set[str]:
         return {row["split"] or "" for row in reader} if "split" in (reader.fieldnames or ()) else set()
 
 
+def files_below(root: Path) -> Iterator[str]:
+    """The files in a folder and in those within it, without hidden ones. Links are followed, but nowhere twice."""
+    entered = set[tuple[int, int]]()
+    for folder, folders, names in os.walk(root, followlinks=True, onerror=_refuse):
+        here = _identity(Path(folder))
+        if here in entered:
+            folders.clear()
+            continue
+        entered.add(here)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (f"{folder}{os.sep}{name}" for name in names if not name.startswith("."))
+
+
+def _refuse(error: OSError) -> None:
+    raise DataError(f"{shown(error.filename)} cannot be listed: {error.strerror}")
+
+
 def _rows(path: Path, split: str | None) -> Iterator[tuple[str, str]]:
     """The image and the label of each row."""
     with _table(path) as reader:

@@ -1,0 +1,163 @@
+"""vitrail predict: what is in your images, one line for each, or a table, JSON, CSV; embeddings into a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vitrail.cli.printing import interruptible, progress_bar
+
+if TYPE_CHECKING:
+    from vitrail.workflows.predict import Predicted, Predictions
+
+GAP = "  "
+PERCENT = len("probability")
+"""Characters of the last column."""
+
+Lines = Callable[["Predicted"], Iterator[str]]
+
+
+def predict(
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILES|DIR|-",
+            help="Images, folders with images at any depth, or -: standard input, an image or a list of files.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="MODEL: a folder or file of weights, a run, hf:owner/name, timm:name.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Labels for each image.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each image, on a line.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="CSV: file, rank, label, probability.")] = False,
+    embed: Annotated[
+        Path | None, typer.Option(help="out.parquet or out.npz: write the representation of each image there.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 32,
+    device: Annotated[str, typer.Option(help="cpu, cuda, …; a GPU where there is one.")] = "auto",
+) -> None:
+    """Say what is in images: the most probable labels of each.
+
+    vitrail predict photos/ --model MODEL prints them as they come. A file that cannot be read is left out with a word
+    on stderr, and the exit code at the end is 1.
+    """
+    from vitrail.errors import ConfigError
+    from vitrail.workflows.predict import Predictions
+
+    if as_json and as_csv:
+        raise ConfigError("--json and --csv: give one of them")
+    kept = "the rest was not looked at" + ("" if embed is None else f", and {embed} was not written")
+    with interruptible(kept):
+        predictions = Predictions(files or [], model, top=top, embed=embed, batch_size=batch_size, device=device)
+        heading, lines = _form(as_json, as_csv, predictions)
+        _print(predictions, heading, lines)
+    print(predictions.summary(), file=sys.stderr)
+    if predictions.left_out:
+        raise typer.Exit(1)
+
+
+def _print(predictions: Predictions, heading: str | None, lines: Lines) -> None:
+    stdout = sys.stdout  # a progress bar puts another in its place, which leads to stderr
+    encoding = stdout.encoding or "utf-8"
+
+    def say(line: str) -> None:
+        print(line.encode(encoding, "backslashreplace").decode(encoding), file=stdout, flush=True)
+
+    if heading is not None and predictions.labels:
+        say(heading)
+    # Rows on a terminal are progress enough, and a bar between them would be in the way.
+    silent = not predictions.labels or not stdout.isatty()
+    bar = progress_bar("predicting") if silent else nullcontext()
+    with bar as progress, closing(predictions.rows(progress)) as rows:
+        for row in rows:
+            if row.error is not None:
+                print(f"left out: {_named(row.file)}: {row.error}", file=sys.stderr)
+            for line in lines(row) if row.labels else ():
+                say(line)
+
+
+def _form(as_json: bool, as_csv: bool, predictions: Predictions) -> tuple[str | None, Lines]:
+    """A heading, if there is one, and what makes lines of a row."""
+    if as_json:
+        return None, _json_lines
+    if as_csv:
+        return _csv_line("file", "rank", "label", "probability"), _csv_lines
+    if sys.stdout.isatty():
+        return _table(predictions)
+    return None, _tab_lines
+
+
+def _json_lines(row: Predicted) -> Iterator[str]:
+    import json
+
+    labels = [{"label": label, "probability": _number(probability)} for label, probability in row.labels]
+    yield json.dumps({"file": row.file, "labels": labels})
+
+
+def _csv_lines(row: Predicted) -> Iterator[str]:
+    for rank, (label, probability) in enumerate(row.labels, start=1):
+        yield _csv_line(row.file, rank, label, _number(probability))
+
+
+def _csv_line(*cells: str | float) -> str:
+    """Written with both characters of CSV's line end, so that a name with either is quoted."""
+    import csv
+    import io
+
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\r\n").writerow(cells)
+    return line.getvalue().removesuffix("\r\n")
+
+
+def _tab_lines(row: Predicted) -> Iterator[str]:
+    from vitrail.data.source import shown
+
+    guesses = [cell for label, probability in row.labels for cell in (shown(label), f"{probability:.4f}")]
+    yield "\t".join([shown(row.file), *guesses])
+
+
+def _table(predictions: Predictions) -> tuple[str, Lines]:
+    """Columns whose widths are known before the first row; names that are too long have a line to themselves."""
+    from rich.cells import cell_len, set_cell_size
+    from rich.console import Console
+
+    from vitrail.data.source import shown
+    from vitrail.workflows.predict import file_name
+
+    across = Console().width
+    longest = max(cell_len(shown(file_name(image))) for image in predictions.images)
+    file = max(min(longest, across // 2), len("file"))
+    widest = max((cell_len(shown(label)) for label in predictions.labels), default=0)
+    label = max(min(widest, across - file - PERCENT - 2 * len(GAP)), len("label"))
+
+    def line(first: str, second: str, third: str) -> str:
+        padded = second if cell_len(second) > label else set_cell_size(second, label)
+        return f"{set_cell_size(first, file)}{GAP}{padded}{GAP}{third:>{PERCENT}}"
+
+    def lines(row: Predicted) -> Iterator[str]:
+        name = shown(row.file)
+        if cell_len(name) > file:
+            yield name
+            name = ""
+        for guess, probability in row.labels:
+            yield line(name, shown(guess), f"{probability:.2%}")
+            name = ""
+
+    return f"{set_cell_size('file', file)}{GAP}{set_cell_size('label', label)}{GAP}probability", lines
+
+
+def _named(file: str) -> str:
+    from vitrail.data.source import shown
+
+    return "standard input" if file == "-" else shown(file)
+
+
+def _number(probability: float) -> float:
+    """With the digits that a float32 has."""
+    return float(f"{probability:.9g}")

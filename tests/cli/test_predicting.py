@@ -1,0 +1,253 @@
+"""predict as a person types it: lines, tables, JSON, CSV, standard input, exit codes, closed pipes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from pictures import picture
+
+import vitrail
+from samples import randomise
+from vitrail.predict import Predictor
+
+SMALL = {"image_size": 16, "width": 32, "depth": 1, "num_heads": 2, "mlp_dim": 32, "seed": 0}
+LABELS = ["cat", 'a "b", c', "line\nbreak\ttab", "\x1b[31mred", "Größe"]
+STRANGE = ['quote".png', "tab\t.png", "new\nline.png", "comma, .png", "return\r.png", "\udcff.png", "=1+1.png"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """Two photos, one file that is none, a model with strange labels, a model without any."""
+    monkeypatch.chdir(tmp_path)
+    for number in (1, 2):
+        (tmp_path / f"{number}.png").write_bytes(picture(number))
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    model = randomise(vitrail.create_model("Ti/4", num_classes=5, **SMALL))
+    model.labels = LABELS
+    vitrail.save(model, tmp_path / "model")
+    vitrail.save(randomise(vitrail.create_model("Ti/4", num_classes=0, **SMALL)), tmp_path / "bare")
+    return tmp_path
+
+
+@pytest.fixture
+def predict(run):
+    """On the CPU, with the model of `here`."""
+    return lambda *words: run("predict", *words, "--model", "model", "--device", "cpu")
+
+
+def child(*words: str, **options) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "vitrail", "predict", *words, "--device", "cpu"]
+    return subprocess.Popen(command, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options})
+
+
+def wanted(image, top: int = 5) -> list[tuple[str, float]]:
+    return [(label, pytest.approx(share, rel=1e-4)) for label, share in Predictor("model", device="cpu")(image, top)]
+
+
+def strange(folder: Path) -> dict[str, bytes]:
+    """What strange files are called when they are told, and what they hold."""
+    (folder / "strange").mkdir()
+    for number, name in enumerate(STRANGE):
+        (folder / "strange" / name).write_bytes(picture(number))
+    return {f"strange/{name}".replace("\udcff", r"\xff"): picture(number) for number, name in enumerate(STRANGE)}
+
+
+def test_a_line_for_each_file_off_a_terminal(here, predict):
+    code, out, err = predict("1.png", "2.png", "--top", "2")
+    assert code == 0
+    for line, name in zip(out.splitlines(), ["1.png", "2.png"], strict=True):
+        file, *cells = line.split("\t")
+        assert file == name
+        (first, one), (second, two) = wanted(name, 2)
+        shown = {"line\nbreak\ttab": r"line\nbreak\ttab", "\x1b[31mred": r"\x1b[31mred"}
+        assert cells[::2] == [shown.get(first, first), shown.get(second, second)]
+        assert [float(share) for share in cells[1::2]] == pytest.approx([one.expected, two.expected], abs=6e-5)
+    assert "\x1b" not in out
+    assert err.startswith("2 images, ")
+    assert err.endswith(" images/s\n")
+
+
+def test_what_is_broken_is_left_out_and_the_code_is_1(here, predict):
+    code, out, err = predict("1.png", "broken.png", "nowhere.png", "2.png", "--batch-size", "2")
+    assert code == 1
+    assert [line.split("\t")[0] for line in out.splitlines()] == ["1.png", "2.png"]
+    assert err.splitlines()[:2] == [
+        "left out: broken.png: not an image of a known kind",
+        "left out: nowhere.png: cannot be read: No such file or directory",
+    ]
+    assert err.splitlines()[2].startswith("2 images, ")
+    assert err.endswith("images/s, 2 left out\n")
+
+
+def test_json_parses_back(here, predict):
+    files = strange(here)
+    code, out, _ = predict("strange", "--json", "--top", "3")
+    assert code == 0
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert {row["file"] for row in rows} == set(files)
+    for row in rows:
+        found = [(guess["label"], guess["probability"]) for guess in row["labels"]]
+        assert found == wanted(files[row["file"]], 3)
+
+
+def test_csv_parses_back(here, predict):
+    files = strange(here)
+    code, out, _ = predict("strange", "--csv", "--top", "5")
+    assert code == 0
+    heading, *rows = csv.reader(io.StringIO(out, newline=""))
+    assert heading == ["file", "rank", "label", "probability"]
+    assert len(rows) == 5 * len(files)
+    found = {}
+    for file, rank, label, probability in rows:
+        found.setdefault(file, []).append((label, float(probability)))
+        assert int(rank) == len(found[file])
+    assert found == {file: wanted(content) for file, content in files.items()}
+
+
+def test_strange_names_are_one_line_each(here, predict):
+    strange(here)
+    code, out, _ = predict("strange", "--top", "1")
+    assert (code, out.count("\n"), out.count("\t")) == (0, len(STRANGE), 2 * len(STRANGE))
+    (here / "strange" / "bad\nname.png").write_bytes(b"")
+    code, _, err = predict("strange/bad\nname.png")
+    assert (code, err) == (1, "left out: strange/bad\\nname.png: empty\n0 images, 1 left out\n")
+
+
+def test_a_table_on_a_terminal(here, predict, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "70")
+    (here / ("long" * 20 + ".png")).write_bytes(picture(5))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    code, out, _ = predict("1.png", "long" * 20 + ".png", "--top", "2")
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[0].split() == ["file", "label", "probability"]
+    assert lines[1].startswith("1.png ")
+    assert lines[2].startswith("      ")
+    assert lines[3] == "long" * 20 + ".png", "a line to itself, and not cut"
+    assert len(lines) == 6
+    for line in (lines[1], lines[2], lines[4], lines[5]):
+        assert len(line) == len(lines[0]) <= 70
+        assert line.endswith("%")
+    assert lines[1].endswith(f"{wanted('1.png')[0][1].expected:.2%}")
+
+
+def test_standard_input_both_ways(here, predict, monkeypatch):
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(picture(1))))
+    code, out, _ = predict("-", "--json")
+    row = json.loads(out)
+    assert (code, row["file"]) == (0, "-")
+    assert [(guess["label"], guess["probability"]) for guess in row["labels"]] == wanted("1.png")
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"2.png\nbroken.png\n1.png\n")))
+    code, out, err = predict("-")
+    assert (code, [line.split("\t")[0] for line in out.splitlines()]) == (1, ["2.png", "1.png"])
+    assert "left out: broken.png: " in err
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(picture(1)[:100])))
+    code, out, err = predict("-")
+    assert (code, out) == (1, "")
+    assert err.startswith("left out: standard input: damaged")
+
+
+def test_embeddings_beside_the_guesses(here, predict):
+    code, out, _ = predict("1.png", "broken.png", "2.png", "--embed", "out.parquet")
+    assert (code, len(out.splitlines())) == (1, 2)
+    table = pq.read_table("out.parquet")
+    assert table["file"].to_pylist() == ["1.png", "2.png"]
+    found = Predictor("model", device="cpu").embed(["1.png", "2.png"])
+    np.testing.assert_allclose(np.array(table["embedding"].to_pylist()), found, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", [[], ["--csv"], ["--json"]])
+def test_a_model_without_classes_prints_the_count_only(here, run, form):
+    code, out, err = run("predict", "1.png", "--model", "bare", "--device", "cpu", "--embed", "out.npz", *form)
+    assert (code, out, err.startswith("1 image, ")) == (0, "", True)
+    with np.load("out.npz") as file:
+        assert (file["names"].tolist(), file["embeddings"].shape) == (["1.png"], (1, 32))
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (["1.png"], 2, "error: --model is missing: vitrail predict photo.jpg --model MODEL\n"),
+        (["--model", "model"], 2, "error: no images were given: vitrail predict photo.jpg --model MODEL\n"),
+        (["1.png", "--model", "model", "--json", "--csv"], 2, "error: --json and --csv: give one of them\n"),
+        (["1.png", "--model", "model", "--embed", "out.txt"], 2, "error: --embed out.txt: give a file that ends in"),
+        (["1.png", "--model", "bare"], 2, "error: the model has no classes"),
+        (["empty", "--model", "model"], 1, "error: no images in empty: give image files"),
+        (["1.png", "--model", "nowhere"], 1, "error: there is no model 'nowhere'"),
+    ],
+)
+def test_what_cannot_be(here, run, words, code, sentence):
+    (here / "empty").mkdir()
+    found, out, err = run("predict", *words)
+    assert (found, out) == (code, "")
+    assert err.startswith(sentence)
+
+
+def test_ctrl_c_says_what_there_is(here, predict, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr("vitrail.predict.Predictor._streamed", interrupted)
+    code, _, err = predict("1.png", "--embed", "out.npz")
+    assert (code, err) == (130, "stopped: the rest was not looked at, and out.npz was not written\n")
+    assert not Path("out.npz").exists()
+
+
+def test_words_that_an_encoding_lacks_are_told_otherwise(here, predict, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(told := io.BytesIO(), encoding="ascii"))
+    (here / "ü.png").write_bytes(picture(1))
+    code, _, _ = predict("ü.png")
+    lines = told.getvalue().decode("ascii").splitlines()
+    assert code == 0
+    assert lines[0].startswith("\\xfc.png\t")
+
+
+def test_a_pipe_that_is_closed_ends_quietly(here):
+    with child(*["1.png"] * 400, "--model", "model", "--batch-size", "1", "--embed", "out.npz") as reader:
+        assert reader.stdout.readline().startswith(b"1.png\t")
+        reader.stdout.close()
+        err = reader.stderr.read()
+    assert (err, reader.returncode) == (b"", 1)
+    assert not [path for path in here.iterdir() if "out.npz" in path.name]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudoterminal")
+def test_rows_go_to_stdout_while_a_bar_is_on_the_terminal(here):
+    terminal, other = os.openpty()
+    with child("1.png", "broken.png", "2.png", "--model", "model", stderr=other) as program:
+        os.close(other)
+        out, told = program.stdout.read(), b""
+        while True:
+            try:
+                part = os.read(terminal, 4096)
+            except OSError:  # how the end of a pseudoterminal is told
+                break
+            if not part:
+                break
+            told += part
+    os.close(terminal)
+    assert [line.split(b"\t")[0] for line in out.splitlines()] == [b"1.png", b"2.png"]
+    assert b"left out: broken.png: not an image" in told
+    assert b"2 images, " in told
+    assert b"1.png" not in told
+
+
+def test_looking_at_the_help_loads_nothing_heavy():
+    code = "import sys; sys.argv = ['vitrail', 'predict', '--help']\nfrom vitrail import cli\n"
+    code += (
+        "try: cli.main()\nexcept SystemExit: print(*sorted({'torch', 'numpy', 'PIL', 'pyarrow'} & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "--embed" in out
+    assert out.splitlines()[-1] == ""
