@@ -45,6 +45,7 @@ STYLE = {
 
 LETTERS_PER_INCH = 9
 """Of a title: more do not fit."""
+TITLE = "title"
 
 
 @contextmanager
@@ -68,7 +69,13 @@ def drawn(path: Path, width: float, height: float) -> Iterator[Figure]:
 
 
 def set_title(figure: Figure, title: str) -> None:
-    """Above everything, as long as there is room for it."""
+    """Above everything, as long as there is room for it; in an SVG it is the group with the id `TITLE`."""
+    title = printable(title)
     letters = int(figure.get_figwidth() * LETTERS_PER_INCH)
     title = title if len(title) <= letters else f"{title[: letters - 1]}…"
-    figure.suptitle(title, x=0.012, ha="left", fontsize=13, fontweight="bold", color=INK, parse_math=False)
+    figure.suptitle(title, x=0.012, ha="left", fontsize=13, fontweight="bold", color=INK, parse_math=False, gid=TITLE)
+
+
+def printable(words: str) -> str:
+    """On one line, with marks for what cannot be drawn."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in words)

@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import vitrail
 from peers import timm
-from samples import images, small_vit
+from samples import SMALL, images, randomise, small_vit
 from vitrail.errors import InputError, NotApplicableError
 from vitrail.inspection import anatomy
 from vitrail.inspection.attention import (
@@ -28,10 +28,11 @@ from vitrail.inspection.attention import (
     rollout_by_layer,
     what_is_read,
 )
-from vitrail.model.architecture import TimmArchitecture
+from vitrail.model.architecture import Backbone, TimmArchitecture, VitArchitecture
 from vitrail.model.create import build
 from vitrail.model.encoder import RowAttention, SelfAttention
 from vitrail.model.peer import TimmModel
+from vitrail.model.variants import HYBRID
 
 MODELS = {
     "class token": {},
@@ -45,16 +46,21 @@ MODELS = {
     "relative positions": {"position": "relative"},
     "axial": {"block": "axial", "pool": "average"},
     "axial, attention pool": {"block": "axial", "pool": "attention"},
-    "hybrid": {"name": "R50+S/16", "image_size": (32, 48)},
+    "hybrid": {},
 }
 """Grids are 2 × 3, so that rows and columns cannot be taken for each other."""
+
+
+def small_hybrid() -> vitrail.VisionTransformer:
+    """A ResNet of two units, then patches of 2 pixels of its feature map, which has an eighth of the image's side."""
+    fields = {**SMALL, "image_size": (32, 48), "patch_size": 2, "backbone": Backbone(blocks=(1, 1), **HYBRID)}
+    return randomise(build(VitArchitecture(**fields)).to_empty(device="cpu").double())
 
 
 @functools.cache
 def made(kind: str) -> tuple[vitrail.VisionTransformer, torch.Tensor]:
     """A model with random weights in float64, whose attention is far from uniform, and two images for it."""
-    options = dict(MODELS[kind])
-    model = small_vit(options.pop("name", "S/8"), torch.float64, **options)
+    model = small_hybrid() if kind == "hybrid" else small_vit(dtype=torch.float64, **MODELS[kind])
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, SelfAttention):
@@ -343,6 +349,28 @@ def test_names():
     assert attention_names(axial) == ("1 rows", "1 columns", "2 rows", "2 columns")
 
 
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, ("class token",)),
+        ({"pool": "average"}, ()),
+        ({"registers": 1}, ("class token", "register")),
+        ({"registers": 2}, ("class token", "register 1", "register 2")),
+        ({"pool": "average", "registers": 2}, ("register 1", "register 2")),
+        ({"pool": "distilled", "registers": 1}, ("class token", "distillation token")),
+        ({"pool": "distilled", "registers": 2}, ("class token", "distillation token", "register")),
+        (
+            {"pool": "distilled", "registers": 3},
+            ("class token", "distillation token", "register 1", "register 2"),
+        ),
+    ],
+)
+def test_names_of_tokens_that_are_no_patch(options, names):
+    model = small_vit(**options)
+    assert anatomy.prefix_names(model) == names
+    assert len(names) == model.prefix
+
+
 READ = {
     "class token, registers": "the class token",
     "average": "the mean of the patches",
@@ -515,7 +543,7 @@ def maps_of_timm(model: TimmModel, batch: torch.Tensor, monkeypatch: pytest.Monk
     [
         ("eva02_tiny_patch14_224", (28, 42), ("class token",), 14, "average"),
         ("vit_tiny_patch16_224", (32, 48), ("class token",), 16, "class"),
-        ("deit_tiny_distilled_patch16_224", (32, 48), ("class token", "register"), 16, "distilled"),
+        ("deit_tiny_distilled_patch16_224", (32, 48), ("class token", "distillation token"), 16, "distilled"),
         ("test_vit2", (32, 48), ("register",), 16, "average"),
         ("vit_tiny_r_s16_p8_224", (64, 96), ("class token",), 32, "class"),
     ],
@@ -587,6 +615,61 @@ def test_timms_poolings_that_have_no_row_of_attention():
     with pytest.raises(NotApplicableError, match='pools its tokens by "map"'):
         what_is_read(model)
     assert mean_attention_distance(of_timm("test_vit3", (32, 32)), images(size=(32, 32), dtype=torch.float64)).size
+
+
+MEASURES = [mean_attention_distance, attention_rollout, rollout_by_layer, head_attention, attention_of_images]
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_grids_that_are_too_large_say_so_before_anything_is_computed(measure, monkeypatch):
+    options = {"width": 4, "depth": 1, "num_heads": 1, "mlp_dim": 4, "num_classes": 0, "device": "meta"}
+    model = vitrail.create_model("Ti/4", image_size=(256, 260), **options)
+    with pytest.raises(NotApplicableError, match=r"64×65 = 4,160 patches .* up to 4,096 .* smaller image size"):
+        measure(model, torch.empty(1, 3, 256, 260, device="meta"))
+    monkeypatch.setattr(anatomy, "MOST_PATCHES", 5)
+    with pytest.raises(NotApplicableError, match="2×3 = 6 patches"):
+        measure(made("class token")[0], made("class token")[1])
+    with pytest.raises(NotApplicableError, match="14×14 = 196 patches"):
+        measure(empty("vit_tiny_patch16_224"), torch.empty(1, 3, 224, 224, device="meta"))
+    monkeypatch.setattr(anatomy, "MOST_PATCHES", 6)
+    measure(made("class token")[0], made("class token")[1])
+
+
+@pytest.mark.parametrize("kind", ["class token", "attention pool", "axial"])
+def test_models_whose_weights_are_no_numbers_give_none(kind):
+    model = small_vit(**MODELS[kind])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(math.nan)
+    for measure in (mean_attention_distance, attention_rollout, rollout_by_layer):
+        assert np.isnan(measure(model, images())).all()
+    assert np.isnan(attention_of_images(model, images()).rollout).all()
+
+
+def parallel() -> TimmModel:
+    """Two blocks, each with two attentions side by side."""
+    block = timm.models.vision_transformer.ParallelThingsBlock
+    network = timm.models.vision_transformer.VisionTransformer(
+        img_size=(32, 48), patch_size=16, embed_dim=32, depth=2, num_heads=2, num_classes=3, block_fn=block
+    )
+    model = empty("vit_tiny_patch16_224")
+    model.peer = network
+    return model.double().eval()
+
+
+def test_attentions_side_by_side_have_no_rollout():
+    model, batch = parallel(), images(size=(32, 48), dtype=torch.float64)
+    for measure in (attention_rollout, rollout_by_layer, attention_of_images):
+        with pytest.raises(NotApplicableError, match=r"several attentions side by side in a block.*[^.]$"):
+            measure(model, batch)
+    assert mean_attention_distance(model, batch).shape == (4, 2)
+    assert head_attention(model, batch).shape == (2, 4, 2, 7)
+
+
+def test_timms_own_network_of_parallel_attentions_has_no_rollout():
+    model = empty("vit_small_patch16_18x2_224")
+    with pytest.raises(NotApplicableError, match="timm's vit_small_patch16_18x2_224 has several attentions"):
+        attention_rollout(model, torch.empty(1, 3, 224, 224, device="meta"))
 
 
 def test_a_resnet_has_no_attention():

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_up import nothing, resnet, vit
+from made_up import made_layers, nothing, resnet, vit
 from matplotlib.figure import Figure
 from PIL import Image
 
 from vitrail.inspection.canvas import cut, mosaic
-from vitrail.inspection.figures import draw_between, draw_findings
+from vitrail.inspection.figures import draw_between, draw_findings, farthest
 from vitrail.inspection.findings import Absent, Distance, Filters, Layers, Positions, Shown, Tokens
 
 ALL = ["filters-1", "positions", "distance", "rollout", "tokens", "layers", "curves"]
@@ -58,15 +58,72 @@ def labels(axis) -> list[str]:
 def test_all_parts_are_drawn_as_png_and_svg_and_the_same_again(tmp_path):
     findings = vit(embeddings=2)
     first = draw_findings(findings, tmp_path / "first")
-    second = draw_findings(findings, tmp_path / "second")
-    assert sorted(first) == sorted(second) == sorted([*ALL, "filters-2"])
+    assert sorted(first) == sorted([*ALL, "filters-2"])
     for name, path in first.items():
         assert path == tmp_path / "first" / f"{name}.png"
         assert np.ptp(np.asarray(Image.open(path).convert("L"))) > 100
         assert ET.parse(path.with_suffix(".svg")).getroot().tag.endswith("svg")
-        for suffix in (".png", ".svg"):
-            assert path.with_suffix(suffix).read_bytes() == second[name].with_suffix(suffix).read_bytes()
     assert len(list((tmp_path / "first").iterdir())) == 2 * len(first)
+    two = replace(nothing("vit"), positions=findings.positions, layers=findings.layers)  # for the others as well
+    second = draw_findings(two, tmp_path / "second")
+    assert sorted(second) == ["layers", "positions"]
+    for name, path in second.items():
+        for suffix in (".png", ".svg"):
+            assert path.with_suffix(suffix).read_bytes() == first[name].with_suffix(suffix).read_bytes()
+
+
+@pytest.fixture
+def laid_out(monkeypatch):
+    """Every figure as it was painted: places are settled."""
+    figures: list[Figure] = []
+    savefig = Figure.savefig
+
+    def keep(self, file, format, **options):
+        if format == "svg":
+            figures.append(self)
+            return file.write(b"left out")
+        return savefig(self, file, format=format, **options)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return figures
+
+
+@pytest.mark.parametrize("grid", [(1, 16), (16, 1), (1, 1), (3, 50), (1, 2)])
+def test_long_and_narrow_grids_can_be_seen(tmp_path, laid_out, grid):
+    found = vit(grid=grid, layers=ABSENT, filters=ABSENT, records=())  # which no grid is in
+    assert list(draw_findings(found, tmp_path)) == ["positions", "distance", "rollout", "tokens"]
+    for figure in laid_out:
+        assert max(figure.get_size_inches()) <= 12
+        whole = figure.bbox
+        title = figure._suptitle.get_window_extent()
+        for axes in [*figure.axes, *(bar for each in figure.axes for bar in each.child_axes)]:
+            if axes.images:
+                assert min(axes.get_window_extent().size) > 45  # pixels
+                assert axes.get_tightbbox().y1 < title.y0
+            words = [axes.title, axes._left_title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
+            ticks = [axes.get_xticklabels(), axes.get_yticklabels()] if axes.axison else []
+            for text in itertools.chain(words, *ticks):
+                if text.get_text():
+                    box = text.get_window_extent()
+                    assert whole.x0 <= box.x0 <= box.x1 <= whole.x1, text
+                    assert whole.y0 <= box.y0 <= box.y1 <= whole.y1, text
+            for labels in ticks:  # one beside the other
+                boxes = [label.get_window_extent() for label in labels if label.get_text()]
+                assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes))
+
+
+def test_filters_of_any_shape_and_one_layer_against_many_can_be_seen(tmp_path, laid_out):
+    draw = np.random.default_rng(0)
+    shapes = [(28, 1, 64, 3), (28, 64, 1, 3), (1, 1, 1, 1), (300, 1, 1, 5)]
+    filters = tuple(Filters("it", draw.normal(size=shape), np.full(shape[0], 0.01)) for shape in shapes)
+    draw_findings(only("filters", filters), tmp_path)
+    many = tuple(f"block {number}" for number in range(60))
+    for names in (("stem",), many), (many, ("stem",)), (("stem",), ("stem",)):
+        draw_between(made_layers(*names), tmp_path / "between.png", "one", "other")
+    assert len(laid_out) == 7
+    for figure in laid_out:
+        assert max(figure.get_size_inches()) <= 12
+        assert min(figure.axes[0].get_window_extent().size) > 45
 
 
 def test_what_is_absent_is_not_drawn(tmp_path, parts):
@@ -161,11 +218,13 @@ def test_each_small_map_stands_in_the_place_of_its_patch(parts, grid):
     assert axes.images[0].get_clim() == (-1, 1)
     places = [[int(label) - 1 for label in labels(axis)] for axis in (axes.yaxis, axes.xaxis)]
     middles = [axes.get_yticks(), axes.get_xticks()]
-    times = -(-24 // max(grid))
+    there = ~np.isnan(picture)
+    spans = [there.any(axis=1 - axis).sum() // (len(places[axis]) * grid[axis]) for axis in (0, 1)]  # pixels of a place
     for (row, y), (column, x) in itertools.product(*(zip(*pair, strict=True) for pair in zip(places, middles))):  # noqa: B905
-        top, left = (round(middle - (side * times - 1) / 2) for middle, side in zip((y, x), grid, strict=True))
-        tile = picture[top : top + grid[0] * times : times, left : left + grid[1] * times : times]
-        assert np.array_equal(tile, similarity[row, column])
+        sides = [side * span for side, span in zip(grid, spans, strict=True)]
+        top, left = (round(middle - (side - 1) / 2) for middle, side in zip((y, x), sides, strict=True))
+        tile = picture[top : top + sides[0], left : left + sides[1]]
+        assert np.array_equal(tile, np.kron(similarity[row, column], np.ones(spans)))
     shown = [len(found) for found in places]
     assert all(count == side if side <= 16 else 10 <= count <= 14 for count, side in zip(shown, grid, strict=True))
     assert ("is shown" in axes.get_title("left")) == (max(grid) > 16)
@@ -236,12 +295,41 @@ def test_the_axis_ends_where_it_is_told_to(parts):
     assert parts(found, top=float("nan"))["distance"].axes[0].get_ylim()[1] < 200
 
 
+def test_a_line_outside_of_the_axis_is_not_in_the_legend(parts):
+    def legend(top):
+        axes = parts(found, top=top)["distance"].axes[0]
+        return {text.get_text() for text in axes.get_legend().get_texts()}
+
+    near = Distance(("1",), np.array([[3.0, 4.0]]), (64, 96), 1)
+    found = only("distance", near, positions=vit().positions)
+    uniform = farthest(found)
+    assert uniform > 30
+    heads = {"a head", "mean of the heads"}
+    assert legend(top=1.05 * uniform) == heads | {"uniform attention"}
+    assert legend(top=None) == heads | {"uniform attention"}
+    assert legend(top=uniform / 2) == heads
+
+
+def test_how_far_an_axis_must_reach():
+    nowhere = Distance(("1", "2"), np.array([[np.nan, np.inf], [np.nan, np.nan]]), (64, 96), 1)
+    far = Distance(("1", "2"), np.array([[np.nan, np.inf], [7.5, 500.0]]), (64, 96), 1)
+    assert farthest(nothing()) == farthest(only("distance", nowhere)) == 0
+    assert farthest(only("distance", far)) == 500
+    places = [(16 * row, 16 * column) for row in range(4) for column in range(6)]
+    uniform = np.mean([math.dist(one, other) for one in places for other in places])
+    known = only("distance", nowhere, positions=vit(grid=(4, 6)).positions)
+    assert farthest(known) == pytest.approx(uniform)
+    assert farthest(replace(known, distance=far)) == 500
+    axial = replace(nowhere, layers=("1 rows", "1 columns"))
+    assert farthest(replace(known, distance=axial)) == 0
+
+
 def test_heads_that_never_attend_to_patches_are_left_out(parts):
     pixels = np.array([[1.0, np.nan, 3.0], [np.nan] * 3, [4.0, 6.0, np.nan]])
     axes, *_ = parts(only("distance", Distance(("1", "2", "3"), pixels, (16, 16), 9)))["distance"].axes
     assert line(axes, "mean of the heads").get_ydata() == pytest.approx([2, np.nan, 5], nan_ok=True)
     assert np.isfinite(dots(axes)).all(axis=1).sum() == 4
-    for nowhere in (np.full((1, 1), np.nan), np.zeros((1, 1))):
+    for nowhere in (np.full((1, 1), np.nan), np.zeros((1, 1)), np.full((1, 1), np.inf)):
         axes, *_ = parts(only("distance", Distance(("1",), nowhere, (16, 16), 9)))["distance"].axes
         assert axes.get_ylim()[0] == 0
         assert axes.get_ylim()[1] > 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -212,6 +214,23 @@ def test_filters_that_are_all_alike_have_none(value):
     nn.init.constant_(model.patch_embed.projection.weight, value)
     with pytest.raises(NotApplicableError, match="the filters of the patch embedding are all alike"):
         embedding_filters(model)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_filters_that_are_not_numbers_have_none(value):
+    model = small_vit()
+    model.patch_embed.projection.weight[3, 5] = value
+    with pytest.raises(NotApplicableError, match=r"weights of the patch embedding are not all numbers.*[^.]$"):
+        filters_of(model)
+    model = bit()
+    model.backbone.root.weight[3, 1, 2, 2] = value
+    with pytest.raises(NotApplicableError, match="weights of the root convolution are not all numbers"):
+        embedding_filters(model)
+    model = network("test_vit4", "patch_embed.proj")
+    model.peer.patch_embed.proj.weight[3, 1, 2, 2] = value
+    with pytest.raises(NotApplicableError, match="weights of the patch embedding are not all numbers"):
+        filters_of(model)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

@@ -167,11 +167,10 @@ def test_files_are_called_by_their_own_name(tmp_path):
     assert names == ["0000.png (label: cat)", "0000.png (label: dog)"]
 
 
-def test_large_images_are_measured_on_smaller_and_shown_as_they_are(monkeypatch):
-    monkeypatch.setattr(images, "MOST_PIXELS", 100)
+def test_large_images_are_made_smaller():
     large = torch.arange(60 * 40, dtype=torch.int32).view(1, 60, 40).to(torch.uint8).expand(3, -1, -1)
-    picked = from_source(Listed([(large, 0), (large[:, :10, :10], 0)]), "a list", 3)
-    assert same([pixels for _, pixels in picked.shown], [large, large[:, :10, :10]])
+    picked = from_source(Listed([(large, 0), (large[:, :10, :10], 0)]), "a list", 3, pixels=100)
+    assert same([pixels for _, pixels in picked.shown], picked.measured)
     assert [tuple(pixels.shape) for pixels in picked.measured] == [(3, 12, 8), (3, 10, 10)]
     assert torch.equal(picked.measured[1], large[:, :10, :10])
 

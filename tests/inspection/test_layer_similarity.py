@@ -207,9 +207,7 @@ def test_zeros_are_like_themselves_only():
 # As many layers as fit
 
 
-@pytest.mark.parametrize(
-    ("layers", "chosen"), [(12, range(1, 13)), (5, [1, 4, 6, 9, 12]), (3, [1, 6, 12]), (2, [1, 12]), (1, [12])]
-)
+@pytest.mark.parametrize(("layers", "chosen"), [(12, range(1, 13)), (5, [1, 4, 6, 9, 12]), (4, [1, 5, 8, 12])])
 def test_layers_that_are_kept_are_spread_evenly_with_the_last(layers, chosen):
     model, batch = vit(depth=12), pictures(2)
     found = tokens_of(model, batch, most_bytes=2 * 6**2 * layers)
@@ -219,34 +217,87 @@ def test_layers_that_are_kept_are_spread_evenly_with_the_last(layers, chosen):
         np.testing.assert_allclose(map_of, token_similarity(model, batch, layer), rtol=0, atol=1e-12)
 
 
-def test_the_usual_budget_holds_every_layer_of_a_base_model_and_two_of_a_large_grid():
-    assert 8 * 12 * 196**2 <= similarity.MOST_BYTES < 3 * 8 * 576**2
+@pytest.mark.parametrize(
+    ("most_bytes", "grid", "layers"),
+    [
+        (2 * 4 * 6**2 - 1, (1, 2), 12),
+        (2 * 5 * 2**2, (1, 2), 5),
+        (2 * 4 * 2**2, (1, 2), 4),
+        (2 * 4 * 2**2 - 1, (1, 1), 12),
+        (8, (1, 1), 4),
+        (1, (1, 1), 4),  # less than the least that can be told
+    ],
+)
+def test_grids_are_made_coarser_before_there_are_fewer_than_four_layers(most_bytes, grid, layers):
+    found = tokens_of(vit(depth=12), pictures(2), most_bytes=most_bytes)
+    assert len(found.layers) == layers
+    assert (found.layers[0], found.layers[-1]) == ("block 1", "block 12")
+    assert {map_of.shape for map_of in found.similarity} == {(2, *grid, *grid)}
 
 
-def test_fine_grids_are_left_out():
+def test_a_model_of_few_layers_keeps_them_all():
+    found = tokens_of(vit(depth=2), pictures(2), most_bytes=2 * 2 * 6**2)
+    assert found.layers == ("block 1", "block 2")
+    assert found.similarity[0].shape == (2, 2, 3, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("grid", "expected", "layers"),
+    [
+        ((14, 14), (14, 14), 12),  # 224 pixels in patches of 16
+        ((24, 24), (24, 24), 4),  # 384
+        ((30, 30), (15, 15), 12),  # 480
+        ((37, 37), (19, 19), 11),  # 518 in patches of 14, as DINOv2 has them
+        ((32, 48), (16, 24), 10),
+        ((1, 1800), (1, 450), 7),  # by 3 it would still be too fine
+        ((1, 600), (1, 300), 12),
+    ],
+)
+def test_every_resolution_has_at_least_four_layers(grid, expected, layers):
+    model = small_vit(
+        "Ti/1", width=8, depth=12, num_heads=1, mlp_dim=4, image_size=grid, num_classes=0, position="sin-cos"
+    )
+    found = tokens_of(model, images(8, grid))
+    assert len(found.layers) == layers
+    assert found.layers[-1] == "block 12"
+    assert {map_of.shape for map_of in found.similarity} == {(8, *expected, *expected)}
+
+
+def averaged(patches, factor):
+    """(rows, columns, D): the mean over blocks, which share a row or column where the grid does not divide."""
+    sides = [-(-side // factor) for side in patches.shape[:2]]
+    cuts = [
+        [(place * side // count, -(-(place + 1) * side // count)) for place in range(count)]
+        for side, count in zip(patches.shape[:2], sides, strict=True)
+    ]
+    return torch.stack(
+        [torch.stack([patches[a:b, c:d].flatten(0, 1).mean(dim=0) for c, d in cuts[1]]) for a, b in cuts[0]]
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "factor", "grid"), [((32, 48), 2, (2, 3)), ((40, 56), 2, (3, 4)), ((88, 24), 3, (4, 1))]
+)
+def test_patches_of_fine_grids_are_averaged_before_they_are_compared(size, factor, grid, monkeypatch):
+    monkeypatch.setattr(similarity, "MOST_PLACES", 12 if factor == 2 else 10)
+    model, batch = vit(), pictures(2, size)
+    found = tokens_of(model, batch)
+    assert found.layers == ("block 1", "block 2", "block 3")
+    for state, map_of in zip(states(model, batch), found.similarity, strict=True):
+        patches = state[:, 1:].unflatten(1, (size[0] // 8, size[1] // 8))
+        expected = [by_loop(averaged(image, factor)) for image in patches]
+        assert map_of.shape == (2, *grid, *grid)
+        np.testing.assert_allclose(map_of, expected, rtol=0, atol=1e-12)
+    exact = token_similarity(model, batch)
+    assert exact.shape[1:3] == (size[0] // 8, size[1] // 8), "the function itself compares every patch"
+
+
+def test_grids_that_differ_are_averaged_each_for_itself():
     model = bit()  # a fourth, an eighth, an eighth, a sixteenth of the side
-    names = ("stage 1, unit 1", "stage 2, unit 1", "stage 2, unit 2", "stage 3, unit 1")
-    found = tokens_of(model, pictures(1, (128, 128)))
-    assert found.layers == names, "32 × 32 places are just allowed"
     found = tokens_of(model, pictures(1, (160, 128)))
-    assert found.layers == names[1:]
-    assert [map_of.shape for map_of in found.similarity] == [(1, 20, 16, 20, 16)] * 2 + [(1, 10, 8, 10, 8)]
-
-
-def test_a_fine_grid_that_does_not_fit_makes_room_for_coarse_ones():
-    model, batch = bit(), pictures(2, (64, 64))
-    room = 2 * (64**2 + 16**2)
-    assert tokens_of(model, batch, most_bytes=room).layers == ("stage 2, unit 1", "stage 3, unit 1")
-    assert tokens_of(model, batch, most_bytes=room - 1).layers == ("stage 3, unit 1",)
-
-
-def test_maps_of_too_many_places_say_so():
-    backbone = Backbone(blocks=(1, 1), **BIT)
-    model = randomise(build(ResNetArchitecture(image_size=64, num_classes=0, backbone=backbone)).to_empty(device="cpu"))
-    with pytest.raises(NotApplicableError, match=r"maps of 64 places or more, too many .* for 2 images"):
-        tokens_of(model, images(2, (64, 64)), most_bytes=2 * 64**2 - 1)
-    with pytest.raises(NotApplicableError, match="maps of 2,112 places or more, too many"):
-        tokens_of(model, images(1, (352, 384)))
+    assert found.layers == ("stage 1, unit 1", "stage 2, unit 1", "stage 2, unit 2", "stage 3, unit 1")
+    grids = [(20, 16), (20, 16), (20, 16), (10, 8)]
+    assert [map_of.shape for map_of in found.similarity] == [(1, *grid, *grid) for grid in grids]
 
 
 def test_networks_without_maps_say_so():
@@ -364,6 +415,17 @@ def test_what_is_no_number_is_not_hidden():
     found = layer_similarity(model, pictures(4))
     assert np.isnan(found[-1]).all()
     assert not np.isnan(found[:-1, :-1]).any()
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_models_whose_weights_are_no_numbers_give_none(options):
+    model, batch = small_vit(**options), images(4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(math.nan)
+    assert np.isnan(layer_similarity(model, batch)).all()
+    off_diagonal = ~np.eye(6, dtype=bool)
+    assert np.isnan(tokens_of(model, batch).similarity[0].reshape(4, 6, 6)[:, off_diagonal]).all()
 
 
 def test_layers_of_a_resnet():

@@ -26,6 +26,6 @@ def test_training_on_real_images_makes_neighbours_alike(tmp_path):
     assert found.near > found.far + 0.1
     options = {"width": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64, "in_channels": 1, "image_size": 16}
     fresh = [vitrail.create_model("Ti/2", **options, seed=seed) for seed in range(20)]
-    values = [neighbour_test(position_similarity(model)).p_value for model in fresh]
+    values = [neighbour_test(position_similarity(model), permutations=2999).p_value for model in fresh]
     assert min(values) > 0.01 / len(values), "as chance would have it"
     assert sum(value < 0.05 for value in values) <= 4

@@ -17,8 +17,10 @@ import vitrail
 from peers import timm
 from samples import small_vit
 from vitrail.errors import ConfigError, NotApplicableError
-from vitrail.inspection import positions
+from vitrail.inspection import anatomy, positions
+from vitrail.inspection.findings import Neighbours, Positions
 from vitrail.inspection.positions import neighbour_test, position_similarity, positions_of
+from vitrail.inspection.report import _neighbourly
 from vitrail.model.architecture import TimmArchitecture
 from vitrail.model.create import build
 
@@ -166,6 +168,33 @@ def test_models_without_such_a_table_say_what_they_have():
         positions_of(vitrail.create_model("BiT-R50x1", device="meta"))
     with pytest.raises(ConfigError, match="no model of vitrail's in this Linear"):
         position_similarity(nn.Linear(2, 2))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("measure", [position_similarity, positions_of])
+def test_tables_that_are_not_numbers_say_so(value, measure):
+    model = vit()
+    model.position_embedding[0].table[0] = value
+    measure(model)  # the row of the class token, which is no patch
+    model.position_embedding[0].table[7, 3] = value
+    with pytest.raises(NotApplicableError, match=r"weights of the position embeddings are not all numbers.*[^.]$"):
+        measure(model)
+
+
+@pytest.mark.parametrize("measure", [position_similarity, positions_of])
+def test_grids_that_are_too_large_say_so_before_anything_is_compared(measure, monkeypatch):
+    options = {"width": 4, "depth": 1, "num_heads": 1, "mlp_dim": 4, "num_classes": 0, "device": "meta"}
+    model = vitrail.create_model("Ti/4", image_size=(256, 260), **options)
+    with pytest.raises(NotApplicableError, match=r"64×65 = 4,160 patches .* up to 4,096 .* smaller image size"):
+        measure(model)
+    monkeypatch.setattr(anatomy, "MOST_PATCHES", 14)
+    with pytest.raises(NotApplicableError, match="3×5 = 15 patches"):
+        measure(vit())
+    with pytest.raises(NotApplicableError, match="5×10 = 50 patches"):
+        measure(build(TimmArchitecture(name="test_vit4", image_size=(80, 160), num_classes=5)))
+    monkeypatch.setattr(anatomy, "MOST_PATCHES", 15)
+    measure(vit())
 
 
 # timm's
@@ -342,6 +371,43 @@ def test_too_small_to_tell():
     assert positions_of(vit((2, 3))).neighbours is None
     with pytest.raises(ConfigError, match="permutations = 0: give 1 or more"):
         neighbour_test(smooth((3, 3)), permutations=0)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_is_not_tested(value):
+    similarity = smooth((4, 4))
+    similarity[1, 2, 3, 3] = value
+    assert neighbour_test(similarity) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "learned"),
+    [
+        ("learned-1d", True),
+        ("learned-1d and rotary", True),
+        ("learned-2d", False),
+        ("sin-cos", False),
+        ("fixed", False),
+        ("fixed and rotary", False),
+    ],
+)
+def test_what_is_so_by_construction_is_not_told_as_knowledge(kind, learned):
+    found = Positions(kind, smooth((4, 4)), Neighbours(0.75, -0.125, 0.0001, 9999))
+    assert found.learned is learned
+    words = _neighbourly(found)
+    assert "a mean similarity of 0.75, all others of −0.12" in words
+    assert ("p = 0.0001: they tell neighbours from others" in words) is learned
+    assert ("in this kind neighbours are alike by construction" in words) is not learned
+    assert ("p =" in words) is learned
+
+
+@pytest.mark.parametrize("kind", ["learned-2d", "sin-cos"])
+def test_fresh_tables_that_are_alike_by_construction_get_no_verdict(kind):
+    options = {"width": 32, "depth": 1, "num_heads": 1, "mlp_dim": 8, "num_classes": 0, "seed": 0}
+    found = positions_of(vitrail.create_model("Ti/4", image_size=32, position=kind, **options))
+    assert found.neighbours.near > found.neighbours.far
+    assert found.neighbours.p_value < 0.01, "though nothing was learned"
+    assert "in this kind neighbours are alike by construction" in _neighbourly(found)
 
 
 def test_a_large_grid_takes_little_time():

@@ -317,16 +317,17 @@ def test_drawings_take_their_colours_from_the_page(full):
     assert "DOCTYPE svg" not in full
 
 
-def test_a_drawing_loses_its_title_and_nothing_else(tmp_path):
-    for name, title in (("without", None), ("with", "A title y")):
+@pytest.mark.parametrize("title", ["A title y", "モデル y 模型", "$x", "a\nb\0"])
+def test_a_drawing_loses_its_title_and_nothing_else(tmp_path, title):
+    for name, words in (("without", None), ("with", title)):
         with drawn(tmp_path / f"{name}.png", 4, 3) as figure:
             axes = figure.add_subplot()
             axes.plot([0, 1], [0, 1])
             axes.set(xticks=[0, 1], yticks=[0, 1])
             axes.set_title("A title y", fontweight="bold")  # the same letters: their outlines are still wanted
             figure.supxlabel("below")
-            if title:
-                set_title(figure, title)
+            if words:
+                set_title(figure, words)
     plain, titled = (
         ElementTree.fromstring(drawing(tmp_path / f"{name}.png", name, "")) for name in ("without", "with")
     )

@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ET
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -127,6 +128,87 @@ def test_without_records_there_is_no_file(tmp_path):
     for records in ([], [{"kind": "train", "step": 1}]):
         assert draw_curves(records, tmp_path / "curves.png", "x") is False
     assert not list(tmp_path.iterdir())
+
+
+KNOWN = {"kind": "evaluation", "step": 5, "part": "val", "loss": 1.0, "accuracy": 0.5}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"part": None},
+        {"part": ["val"]},
+        {"kind": ["train"]},
+        {"kind": None},
+        {"kind": "a note", "part": "val"},
+        {"step": 10**30},
+        {"step": -1},
+        {"step": "7"},
+        {"step": 7.5},
+        {"step": True},
+        {"step": None},
+        {"loss": {"total": 2.0}},
+        {"loss": "low"},
+        {"loss": [2.0]},
+        {"loss": True},
+        {"accuracy": [0.5]},
+        {"kind": "train", "learning_rate": {}},
+    ],
+    ids=str,
+)
+def test_records_of_another_shape_are_left_out(drawn, tmp_path, other):
+    strange = {**KNOWN, "step": 9, **other}
+    axes = drawn([strange, KNOWN])
+    assert list(axes) == ["Loss", "Accuracy"]
+    assert [line(axes[name], "val") for name in axes] == [([5], [1.0]), ([5], [0.5])]
+    assert all(len(part.lines) == 1 for part in axes.values())
+    assert draw_curves([strange], tmp_path / "none.png", "x") is False
+
+
+@pytest.mark.parametrize("name", ["kind", "step", "part"])
+def test_records_that_lack_a_name_are_left_out(drawn, name):
+    axes = drawn([{key: value for key, value in (KNOWN | {"step": 9}).items() if key != name}, KNOWN])
+    assert line(axes["Loss"], "val") == ([5], [1.0])
+
+
+def test_records_that_are_none_are_left_out(tmp_path):
+    assert draw_curves([None, [], "loss", 3], tmp_path / "curves.png", "x") is False
+
+
+def test_an_evaluation_of_the_part_that_is_trained_on_is_a_line_of_its_own(drawn):
+    training = [{"kind": "train", "step": step, "loss": 1.0} for step in (1, 2)]
+    axes = drawn([*training, {"kind": "evaluation", "part": "train", "step": 2, "loss": 3.0}])["Loss"]
+    assert line(axes, "training") == ([1, 2], [1.0, 1.0])
+    assert line(axes, "train") == ([2], [3.0])
+
+
+@pytest.mark.parametrize(
+    "parts", [["$\\frac{$", "", "\ud800\udcff\0\n"], ["_hidden"], ["花" * 500, "W" * 40]], ids=["odd", "_", "long"]
+)
+def test_parts_of_any_name(tmp_path, monkeypatch, parts):
+    legends = []
+    legend = Axes.legend
+    monkeypatch.setattr(Axes, "legend", lambda self, **options: legends.append(legend(self, **options)) or legends[-1])
+    records = [KNOWN | {"part": part, "step": 10**15} for part in parts]
+    assert draw_curves(records, tmp_path / "curves.png", "\ud800") is True
+    assert [len(each.get_texts()) for each in legends] == [len(parts)] * 2
+    assert ET.parse(tmp_path / "curves.svg").getroot().tag.endswith("svg")
+
+
+@pytest.mark.parametrize("value", [10**400, -1e308, 1e30, 5e-324, -75.5], ids=lambda value: f"{value!s:.6}")
+def test_values_of_any_size(tmp_path, value):
+    records = [
+        {"kind": "train", "step": step, "loss": value, "accuracy": value, "learning_rate": value}
+        for step in (0, 10**15)
+    ]
+    records += [KNOWN, KNOWN | {"loss": value, "accuracy": value, "step": 10**15}]
+    assert draw_curves(records, tmp_path / "curves.png", "x") is True
+
+
+def test_accuracy_that_is_no_share_is_all_in_the_frame(drawn):
+    axes = drawn([KNOWN | {"step": step, "accuracy": 50.0 + step} for step in range(9)])["Accuracy"]
+    low, high = axes.get_ylim()
+    assert low < 50 < 58 < high
 
 
 def test_what_is_not_finite_is_a_gap(drawn):

@@ -11,7 +11,14 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.train.start import start
 from vitrail.workflows.finetune import finetune, folder_name, look_at, raised
 
-SMALL = ["model.width=32", "model.num_heads=2", "model.mlp_dim=64", "model.depth=1", "run.trackers=[]"]
+SMALL = [
+    "model.width=32",
+    "model.num_heads=2",
+    "model.mlp_dim=64",
+    "model.depth=1",
+    "run.trackers=[]",
+    "run.report=false",
+]
 SHORT = ["schedule.steps=40", "schedule.warmup_steps=5", *SMALL]
 
 
@@ -27,7 +34,9 @@ def here(tmp_path, monkeypatch):
 
 
 def test_from_nothing(folder, here):
-    lines = list(finetune(str(folder), overrides=["schedule.steps=80", "model.depth=2", "run.trackers=[]"]))
+    lines = list(
+        finetune(str(folder), overrides=["schedule.steps=80", "model.depth=2", "run.trackers=[]", "run.report=false"])
+    )
     assert "from scratch" in lines[0]
     model = vitrail.load(here / "runs/finetune-stripes")
     assert model.labels == ("colour-0", "colour-1", "colour-2")
@@ -39,7 +48,7 @@ def test_from_nothing(folder, here):
 
 def test_from_a_model_of_the_quickstarts_kind(folder, here):
     start(runs.config(here / "pretrained", schedule={"steps": 60, "warmup_steps": 4}))
-    lines = list(finetune(str(folder), str(here / "pretrained"), overrides=["run.trackers=[]"]))
+    lines = list(finetune(str(folder), str(here / "pretrained"), overrides=["run.trackers=[]", "run.report=false"]))
     found = here / "runs/finetune-stripes-from-pretrained"
     model = vitrail.load(found)
     assert model.image_size == (24, 24), "the resolution is raised"
@@ -183,7 +192,7 @@ def test_a_run_that_is_not_finished_is_no_model_yet(here):
 
 def test_a_sweep_from_a_model_tries_the_papers_four(folder, here):
     start(runs.config(here / "pretrained", schedule={"steps": 4, "warmup_steps": 1}))
-    short = ["schedule.steps=20", "run.trackers=[]", "run.folder=mine"]
+    short = ["schedule.steps=20", "run.trackers=[]", "run.report=false", "run.folder=mine"]
     lines = list(finetune(str(folder), str(here / "pretrained"), sweep=True, overrides=short))
     tried = [float(line.split()[2].rstrip(":")) for line in lines if line.startswith("learning rate ")]
     # Of the paper's .001 .003 .01 .03 at a batch of 512, those for this batch of 8.

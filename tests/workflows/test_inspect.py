@@ -21,7 +21,6 @@ from vitrail.workflows import inspect
 from vitrail.workflows.inspect import after, newest_run, report_path, run, run_folder
 
 SMALL = {"width": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64, "num_classes": 5, "seed": 0}
-RESNET = {"blocks": (1, 1), "form": "hybrid", "norm_eps": 1e-5, "standardise_by": "std", "standardise_eps": 1e-5}
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +62,12 @@ def test_every_finished_run_has_its_report(finished):
     assert line == f"report: {result.folder / 'report.html'}"
     page = (result.folder / "report.html").read_text()
     assert "validated on" in page, "its own images"
-    assert "Training" in page
-    names = {path.name for path in (result.folder / "report").iterdir()}
+    assert 'id="curves"' in page
+    names = {path.name for path in (result.folder / "report_files").iterdir()}
     for name in ("filters-1", "positions", "distance", "rollout", "tokens", "layers", "curves"):
         assert {f"{name}.png", f"{name}.svg"} <= names
         assert {f"{name}.npz", f"{name}.csv"} & names
-    assert "<title>Inside digits" in page, "without its path, for a report may go to strangers"
+    assert str(result.folder.parent) not in page, "a report may go to strangers"
 
 
 def test_a_run_that_wants_none_has_none(finished):
@@ -123,7 +122,7 @@ def test_where_the_report_goes(finished, tmp_path):
 
 
 def test_a_place_that_cannot_be_written(finished, tmp_path, looked):
-    (tmp_path / "report").write_text("in the way")
+    (tmp_path / "report_files").write_text("in the way")
     with pytest.raises(ConfigError, match=r"cannot be written .*--out"):
         run([str(finished[1].folder)], out=tmp_path / "report.html")
 
@@ -224,9 +223,9 @@ def test_two_models_side_by_side(tmp_path):
     one, other = saved(tmp_path / "one"), saved(tmp_path / "other", depth=3, seed=1)
     done = run([one, other], out=tmp_path / "both.html")
     assert {"one", "other", "between.png", "between.svg", "between.npz", "between.csv"} == {
-        path.name for path in (tmp_path / "both").iterdir()
+        path.name for path in (tmp_path / "both_files").iterdir()
     }
-    with np.load(tmp_path / "both/between.npz", allow_pickle=False) as kept:
+    with np.load(tmp_path / "both_files/between.npz", allow_pickle=False) as kept:
         assert kept["cka"].shape == (2, 3)
     assert done.report == tmp_path / "both.html"
     assert all(path.exists() for path in (*done.figures, *done.data))
@@ -235,8 +234,37 @@ def test_two_models_side_by_side(tmp_path):
 def test_the_same_model_twice_keeps_its_files_apart(tmp_path, looked):
     model = saved(tmp_path / "one")
     run([model, model], out=tmp_path / "both.html")
-    assert {path.name for path in (tmp_path / "both").iterdir() if path.is_dir()} == {"one-1", "one-2"}
+    assert {path.name for path in (tmp_path / "both_files").iterdir() if path.is_dir()} == {"one", "one-2"}
+    assert [each.name for each in looked[:2]] == ["one", "one 2"]
     np.testing.assert_allclose(np.diagonal(looked[2].cka), 1, atol=1e-5)
+
+
+def test_what_a_run_left_can_be_damaged(tmp_path, looked):
+    """Its configuration from a newer version, its records cut or hostile: the rest is still shown."""
+    start(runs.config(tmp_path / "run", schedule={"steps": 2, "warmup_steps": 0}))
+    (tmp_path / "run" / "config.toml").write_text("[run]\nnew_thing = 3\n")
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"kind": "train", "step": "x"}\nnonsense\n')
+    done = run([str(tmp_path / "run")])
+    assert looked[0].images_from == "the two photographs inside scikit-learn"
+    assert not looked[0].records
+    assert any("without training curves" in note for note in done.notes)
+
+
+def test_a_dot_is_a_model_too(finished, tmp_path, looked, monkeypatch):
+    monkeypatch.chdir(finished[1].folder / "model")
+    done = run(["."])
+    assert looked[0].name == "digits"
+    assert done.report.resolve() == (finished[1].folder / "report.html").resolve()
+    assert looked[0].records
+
+
+def test_control_c_in_the_report_does_not_spoil_the_run(finished, monkeypatch):
+    def interrupt(*given, **others):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(inspect, "look_inside", interrupt)
+    config, result = finished
+    assert list(after(config, result)) == [f"report: stopped; vitrail inspect {result.folder} makes it"]
 
 
 def test_progress_comes_to_its_end(tmp_path, looked):

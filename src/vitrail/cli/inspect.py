@@ -37,7 +37,7 @@ def inspect(
     """
     from vitrail.workflows.inspect import run
 
-    with interruptible(), progress_bar("looking inside") as progress:
+    with interruptible("the report is not finished"), progress_bar("looking inside") as progress:
         done = run(models or [], images, out, most=most, device=device, progress=progress)
     print_lines(done.notes)
     print_lines(f"figure: {path}" for path in done.figures)

@@ -21,6 +21,8 @@ from vitrail.model.vit import VisionTransformer
 MOST_AT_ONCE = 32 << 20
 """Bytes of one layer's attention maps, by which images are taken at a time."""
 MOST_IMAGES_AT_ONCE = 32
+MOST_PATCHES = 4096
+"""That are compared each with each: 64×64. Twice the side would take sixteen times the memory."""
 
 
 def image_model(model: nn.Module) -> ImageModel:
@@ -61,18 +63,30 @@ def patch_grid(model: ImageModel, images: Tensor) -> Grid:
     raise NotApplicableError(f"{kind_of(model)} does not cut images into patches")
 
 
+def check_grid(grid: Grid) -> None:
+    """Raise a NotApplicableError where a grid has too many patches to compare each with each."""
+    patches = math.prod(grid)
+    if patches > MOST_PATCHES:
+        raise NotApplicableError(
+            f"there are {grid[0]}×{grid[1]} = {patches:,} patches to compare each with each, and up to "
+            f"{MOST_PATCHES:,} are compared: a smaller image size helps"
+        )
+
+
 def prefix_names(model: ImageModel) -> tuple[str, ...]:
-    """The tokens before the patches, by name: a class token, registers."""
+    """The tokens before the patches, by name: a class token, a distillation token, registers."""
     if isinstance(model, VisionTransformer):
-        first, registers = model.architecture.class_token, model.architecture.registers
+        count, first = model.prefix, model.architecture.class_token
+        distilled = model.architecture.pool == "distilled"
     elif isinstance(model, TimmModel) and _is_transformer(model):
         count = int(getattr(model.peer, "num_prefix_tokens", 0))
         first = count > 0 and getattr(model.peer, "cls_token", None) is not None
-        registers = count - first
+        distilled = count > first and getattr(model.peer, "dist_token", None) is not None
     else:
         return ()
+    registers = count - first - distilled
     names = ["register"] if registers == 1 else [f"register {number}" for number in range(1, registers + 1)]
-    return (*(["class token"] if first else []), *names)
+    return (*["class token"][:first], *["distillation token"][:distilled], *names)
 
 
 def layers(model: ImageModel) -> dict[str, nn.Module]:

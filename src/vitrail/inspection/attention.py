@@ -16,10 +16,12 @@ from torch import Tensor, nn
 
 from vitrail.errors import NotApplicableError
 from vitrail.inspection.anatomy import (
+    check_grid,
     evaluating,
     few_at_a_time,
     image_model,
     kind_of,
+    layers,
     patch_grid,
     patch_stride,
     prefix_names,
@@ -87,7 +89,8 @@ def attention_rollout(model: ImageModel, images: Tensor) -> Array:
     As Abnar and Zuidema have it (arXiv 2005.00928): the mean over heads, with the identity added for the residual and
     rows scaled to sum to 1, multiplied over layers, later ones from the left. Of the product that row is shown which
     the representation is read from: the class token's, or the mean of the patches' (`what_is_read`). What falls on
-    tokens that are no patch is left out, so that the map sums to 1 only where there are none.
+    tokens that are no patch is left out, so that the map sums to 1 only where there are none. A network with several
+    attentions side by side in a block has no such product: a NotApplicableError.
 
     Args:
         images: (B, C, height, width), normalised, on the model's device and of its dtype; of any size it takes.
@@ -102,6 +105,9 @@ def rollout_by_layer(model: ImageModel, images: Tensor) -> Array:
 
     Where an attention pool reads the tokens, its weights on the last ones are taken for every layer.
     """
+    model = image_model(model)
+    _tokens(model, images)
+    _check_sequence(model)
     return _array(torch.cat([rollout for rollout, _ in _read_in_parts(model, images)]))
 
 
@@ -118,6 +124,7 @@ def attention_of_images(model: ImageModel, images: Tensor) -> Attention:
     """Rollout and heads of a few images, from one pass."""
     model = image_model(model)
     prefix, grid = _tokens(model, images)
+    _check_sequence(model)
     rollout, heads = (_array(torch.cat(parts)) for parts in zip(*_read_in_parts(model, images), strict=True))
     return Attention(
         layers=attention_names(model),
@@ -249,11 +256,11 @@ def _summed(maps: Tensor, distances: Tensor) -> Tensor:
 def _each_layer(model: ImageModel, images: Tensor, reduce: Reduce) -> None:
     """One pass: `reduce` sees one layer's maps after the other's, and they are gone before the next layer runs."""
     groups = _groups(model, images)
-    layers = _layers(model)
+    attentions = _layers(model)
 
     def tell(layer: int, maps: Tensor) -> None:
         of_layer = groups[layer % len(groups)]
-        _check_maps(model, layers[layer], maps, len(images) * len(of_layer), of_layer.shape[1])
+        _check_maps(model, attentions[layer], maps, len(images) * len(of_layer), of_layer.shape[1])
         reduce(of_layer, maps.unflatten(0, (len(images), len(of_layer))))
 
     with evaluating(model), observe_attention(model, tell):
@@ -279,17 +286,30 @@ def _check_maps(model: ImageModel, layer: nn.Module, maps: Tensor, count: int, t
         )
 
 
+def _check_sequence(model: ImageModel) -> None:
+    """Raise a NotApplicableError where a block of a network of timm's has several attention layers."""
+    attentions = set(_layers(model))
+    several = any(len(attentions.intersection(block.modules())) > 1 for block in layers(model).values())
+    if several and isinstance(model, TimmModel):  # an axial block has two, one after the other
+        raise NotApplicableError(
+            f"{kind_of(model)} has several attentions side by side in a block, and rollout follows layers that come "
+            "one after the other"
+        )
+
+
 def _tokens(model: ImageModel, images: Tensor) -> tuple[int, Grid]:
     """How many tokens come before the patches, and the grid of these."""
     _layers(model)
     model.check_images(images)
     try:
-        return len(prefix_names(model)), patch_grid(model, images)
+        prefix, grid = len(prefix_names(model)), patch_grid(model, images)
     except NotApplicableError:
         raise NotApplicableError(
             f"the attention of {kind_of(model)} is not known to go from patch to patch: it may lie within windows, "
             "between channels or between grids of several sizes"
         ) from None
+    check_grid(grid)
+    return prefix, grid
 
 
 def _layers(model: ImageModel) -> list[nn.Module]:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 MOST_TICKS = 24
+TALLEST, WIDEST = 2.0, 3.0
+"""How many times as high as wide, or as wide as high, something is drawn; what is longer still is pressed together."""
+INCHES_PER_LETTER = 0.063
+"""Of the label of a bar."""
 FEW_PIXELS = 200
 """Of a picture that is put into an SVG as it is."""
 
@@ -38,18 +42,29 @@ def with_gaps(picture: Array) -> Array:
     return np.concatenate([np.where(there, picture, 1), there], axis=2).clip(0, 1)
 
 
-def show_picture(axes: Axes, picture: NDArray[Any]) -> Axes:
-    """Pixels as they are where they are few, so that an SVG is sharp; else as many as can be seen."""
-    axes.imshow(picture, interpolation="none" if max(picture.shape) < FEW_PIXELS else None)
+def seen_shape(height: float, width: float) -> float:
+    """Height over width to draw something with: its own, unless it would be a hairline or a tower."""
+    return min(max(height / width, 1 / WIDEST), TALLEST)
+
+
+def show_picture(axes: Axes, picture: NDArray[Any], aspect: float = 1) -> Axes:
+    """Pixels as they are where they are few, so that an SVG is sharp; else as many as can be seen.
+
+    `aspect`: how many times as high as wide each is.
+    """
+    axes.imshow(picture, interpolation="none" if max(picture.shape) < FEW_PIXELS else None, aspect=aspect)
     axes.set_axis_off()
     return axes
 
 
-def add_bar(axes: Axes, image: AxesImage, label: str, inches: float, ticks: list[float] | None = None) -> None:
-    """What its colours mean, beside a map of so many inches across and as high as it is."""
-    bar = axes.figure.colorbar(image, cax=axes.inset_axes((1 + 0.1 / inches, 0, 0.16 / inches, 1)), ticks=ticks)
+def add_bar(
+    axes: Axes, image: AxesImage, label: str, inches: tuple[float, float], ticks: list[float] | None = None
+) -> None:
+    """What its colours mean, beside a map of so many inches up and across; in words if they are no longer than it."""
+    height, width = inches
+    bar = axes.figure.colorbar(image, cax=axes.inset_axes((1 + 0.1 / width, 0, 0.16 / width, 1)), ticks=ticks)
     bar.outline.set_visible(False)
-    bar.set_label(label)
+    bar.set_label(label if len(label) * INCHES_PER_LETTER < height else "", fontsize=9)
     bar.ax.tick_params(labelsize=8.5)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from vitrail.inspection.canvas import (
     describe,
     mosaic,
     name_figure,
+    seen_shape,
     set_ticks,
     show_map,
     show_picture,
@@ -52,6 +54,8 @@ MOST_IMAGES, MOST_LAYERS, MOST_CHOSEN = 8, 4, 2
 """Images in the figure of rollouts; layers, and images, in that of tokens."""
 NUMBERED = 12
 """Layers up to which a map of their similarity bears its numbers."""
+LONGEST = 4
+"""How many times as long as wide the picture of all position embeddings may be; else the shorter side is stretched."""
 GUESSES = 3
 SIDE, LEAST_SIDE, MOST_SIDE = 256, 24, 700
 """Pixels: that a smaller image is enlarged to, so that a map over it can be smooth; likewise a small map of many; that
@@ -80,7 +84,7 @@ def draw_findings(findings: Findings, folder: Path, top: float | None = None) ->
     if isinstance(findings.positions, Positions):
         _draw_positions(findings.positions, path("positions"), name)
     if isinstance(findings.distance, Distance):
-        _draw_distance(findings.distance, path("distance"), name, _grid(findings), top)
+        _draw_distance(findings.distance, path("distance"), name, _uniform(findings), top)
     if isinstance(findings.attention, Attention) and images:
         _draw_rollout(findings.attention, images[:MOST_IMAGES], path("rollout"), name)
     if isinstance(findings.tokens, Tokens) and images:
@@ -112,8 +116,9 @@ def _draw_filters(filters: Filters, path: Path, name: str) -> None:
     tiles = np.full((down * ACROSS, height, width, 3), np.nan)
     tiles[:count] = 0.5 + 0.5 * scaled  # zero is grey
     picture = mosaic(tiles.reshape(down, ACROSS, height, width, 3), max(1, round(width / 8)))
-    with drawn(path, 8, 7.7 * picture.shape[0] / picture.shape[1] + 0.95) as figure:
-        axes = show_picture(figure.add_subplot(), with_gaps(picture))
+    aspect = seen_shape(height, width) * width / height
+    with drawn(path, 8, min(7.7 * aspect * picture.shape[0] / picture.shape[1], 9) + 0.95) as figure:
+        axes = show_picture(figure.add_subplot(), with_gaps(picture), aspect)
         describe(axes, what)
         name_figure(figure, filters.of, name)
     return None
@@ -121,13 +126,14 @@ def _draw_filters(filters: Filters, path: Path, name: str) -> None:
 
 def _draw_strip(strip: Array, path: Path, of: str, name: str, what: str) -> None:
     """Components down, channels across: what has other channels than colours cannot be shown as a picture."""
-    with drawn(path, 8, 1.7 + 0.1 * len(strip)) as figure:
+    height = min(max(0.7 + 0.1 * len(strip), 1), 7)
+    with drawn(path, 8, height + 1) as figure:
         axes = figure.add_subplot()
         flat = strip.reshape(len(strip), -1)
         image = show_map(axes, flat, AROUND_ZERO, -1, aspect="auto")
         axes.set(xlabel="channel" if strip.shape[1] == 1 else "channel, place after place", ylabel="component")
         set_ticks(axes.yaxis, [str(number + 1) for number in range(len(strip))], most=6)
-        add_bar(axes, image, "of the largest", 7, [-1, 0, 1])
+        add_bar(axes, image, "of the largest", (height, 7), [-1, 0, 1])
         describe(axes, what)
         name_figure(figure, of, name)
 
@@ -138,15 +144,19 @@ def _draw_strip(strip: Array, path: Path, of: str, name: str, what: str) -> None
 def _draw_positions(positions: Positions, path: Path, name: str) -> None:
     rows, columns = positions.similarity.shape[:2]
     down, across = _thinned(rows), _thinned(columns)
+    maps = positions.similarity[down][:, across]
     times = -(-LEAST_SIDE // max(rows, columns))  # small maps enlarged, so that the gaps are narrow
-    maps = np.kron(positions.similarity[down][:, across], np.ones((times, times)))
+    gap = max(1, round(max(rows, columns) * times / 10))
+    sides = maps.shape[0] * rows, maps.shape[1] * columns
+    stretched = [math.ceil(times * max(1, max(sides) / (LONGEST * side))) for side in sides]
+    maps = np.kron(maps, np.ones(stretched))
     height, width = maps.shape[2:]
-    gap = max(1, round(max(height, width) / 10))
     picture = mosaic(maps, gap)
-    inches = min(6.2, 1 + 0.9 * max(maps.shape[:2])) / max(picture.shape)
-    tall, wide = (max(inches * side, 1.4) for side in picture.shape)
-    with drawn(path, max(wide + 1.5, 4.6), tall + 1.3) as figure:
-        axes = figure.add_subplot()
+    inches = max(min(6.2, 1 + 0.9 * max(maps.shape[:2])) / max(picture.shape), 1.4 / min(picture.shape))
+    tall, wide = (inches * side for side in picture.shape)
+    across_all = max(wide + 1.5, 4.6)
+    with drawn(path, across_all, tall + 1.3) as figure:
+        axes = figure.add_subplot(anchor="W")
         smooth = {"interpolation": None} if max(picture.shape) > MOST_SIDE else {}
         image = show_map(axes, picture, SIMILARITY, -1, **smooth)
         axes.set(xlabel="column of the patch", ylabel="row of the patch")
@@ -156,9 +166,9 @@ def _draw_positions(positions: Positions, path: Path, name: str) -> None:
         ):
             middles = [(side + gap) * number + (side - 1) / 2 for number in range(len(places))]
             set_ticks(axis, [str(place + 1) for place in places], middles)
-        add_bar(axes, image, "cosine similarity", wide, [-1, -0.5, 0, 0.5, 1])
-        left_out = _left_out(down.step, across.step)
-        describe(axes, f"{shown(positions.kind)}; each small map: one patch's similarity to every patch{left_out}")
+        add_bar(axes, image, "cosine similarity", (tall, wide), [-1, -0.5, 0, 0.5, 1])
+        told = f"{cut(positions.kind, 30)}; each small map: one patch's similarity to every patch"
+        describe(axes, textwrap.fill(told, int(13 * across_all) - 14) + _left_out(down.step, across.step))
         name_figure(figure, "Position embeddings", name)
 
 
@@ -179,32 +189,56 @@ def _left_out(down: int, across: int) -> str:
 # Attention distance
 
 
-def _draw_distance(distance: Distance, path: Path, name: str, grid: tuple[int, int] | None, top: float | None) -> None:
-    layers, heads = distance.pixels.shape
+def farthest(findings: Findings) -> float:
+    """Pixels that an axis of distances must reach to show all of them, and the line of uniform attention; 0 for none.
+
+    The largest of several models is where a common axis can end: `top` of `draw_findings`.
+    """
+    if not isinstance(findings.distance, Distance):
+        return 0.0
+    pixels = findings.distance.pixels
+    return max(float(pixels[np.isfinite(pixels)].max(initial=0)), _uniform(findings) or 0.0)
+
+
+def _draw_distance(distance: Distance, path: Path, name: str, uniform: float | None, top: float | None) -> None:
+    pixels = np.where(np.isfinite(distance.pixels), distance.pixels, np.nan)
+    layers, heads = pixels.shape
     numbers = list(range(1, layers + 1))
     apart = np.linspace(-0.16, 0.16, heads) if heads > 1 else np.zeros(1)
-    counts = np.isfinite(distance.pixels).sum(axis=1)
-    means = np.where(counts > 0, np.nansum(distance.pixels, axis=1) / np.maximum(counts, 1), np.nan)
-    plain = all(layer.isdecimal() for layer in distance.layers)  # rows and columns cannot be as far as the image
-    uniform = _uniform_distance(distance.image_size, grid) if grid is not None and plain else None
-    highest = max(float(np.nanmax(distance.pixels, initial=0)), uniform or 0.0) or 1.0
+    counts = np.isfinite(pixels).sum(axis=1)
+    means = np.where(counts > 0, np.nansum(pixels, axis=1) / np.maximum(counts, 1), np.nan)
+    if top is None or not (np.isfinite(top) and top > 0):
+        top = 1.06 * max(float(np.nanmax(pixels, initial=0)), uniform or 0.0) or 1.0
     with drawn(path, 7.5, 4.8) as figure:
         axes = figure.add_subplot()
-        if uniform is not None:
+        if uniform is not None and uniform <= top:
             axes.axhline(uniform, color=FAINT, linewidth=1, linestyle=(0, (4, 3)), label="uniform attention")
         axes.plot(numbers, means, color=VERMILION, linewidth=1.6, label="mean of the heads", zorder=3,
                   marker="_" if layers == 1 else None, markersize=24)  # fmt: skip
         where = np.add.outer(numbers, apart).ravel()
-        axes.scatter(where, distance.pixels.ravel(), 26, BLUE, alpha=0.6, linewidths=0, label="a head", zorder=4)
-        axes.set_ylim(0, top if top is not None and np.isfinite(top) and top > 0 else 1.06 * highest)
+        axes.scatter(where, pixels.ravel(), 26, BLUE, alpha=0.6, linewidths=0, label="a head", zorder=4)
+        axes.set_ylim(0, top)
         axes.set_xlim(0.4, layers + 0.6)
         axes.set(xlabel="layer", ylabel=f"pixels of {show_size(distance.image_size)}")
         axes.grid(False, axis="x")
-        set_ticks(axes.xaxis, distance.layers, at=numbers, turned=not plain)
+        set_ticks(axes.xaxis, distance.layers, at=numbers, turned=not _plain(distance))
         handles, labels = axes.get_legend_handles_labels()
         axes.legend(handles[::-1], labels[::-1], loc="lower left", bbox_to_anchor=(-0.012, 1.0), ncols=3,
                     borderaxespad=0.2, handlelength=1.6, columnspacing=1.6)  # fmt: skip
         name_figure(figure, "Mean attention distance", name)
+
+
+def _plain(distance: Distance) -> bool:
+    """Whether each layer attends over the whole image; rows and columns, which have names, cannot be as far."""
+    return all(layer.isdecimal() for layer in distance.layers)
+
+
+def _uniform(findings: Findings) -> float | None:
+    """Where the line of uniform attention is, if there can be one."""
+    distance, grid = findings.distance, _grid(findings)
+    if grid is None or not isinstance(distance, Distance) or not _plain(distance):
+        return None
+    return _uniform_distance(distance.image_size, grid)
 
 
 def _uniform_distance(image_size: tuple[int, int], grid: tuple[int, int]) -> float:
@@ -251,8 +285,10 @@ def _draw_rollout(attention: Attention, images: Sequence[Shown], path: Path, nam
 
 def _pair(image: Shown, heat: Array) -> NDArray[np.floating[Any]]:
     """(height, 2 widths and a gap, 4): an image, and once more under a map of it."""
-    times = -(-SIDE // max(image.pixels.shape))
-    photo = np.kron(image.pixels, np.ones((times, times, 1), np.uint8)) / 255
+    height, width = image.pixels.shape[:2]
+    times, stretch = -(-SIDE // max(height, width)), seen_shape(height, width) * width / height
+    down, across = round(times * max(stretch, 1)), round(times * max(1 / stretch, 1))
+    photo = np.kron(image.pixels, np.ones((down, across, 1), np.uint8)) / 255
     photo = np.broadcast_to(photo, (*photo.shape[:2], 3))
     return with_gaps(mosaic(np.stack([photo, _under(photo, heat)])[None], max(2, photo.shape[1] // 40)))
 
@@ -287,20 +323,21 @@ def _draw_tokens(tokens: Tokens, images: Sequence[Shown], path: Path, name: str)
     lowest = np.floor(10 * min(float(np.nanmin(each, initial=0.9)) for row in maps for each in row)) / 10
     height, width = images[0].pixels.shape[:2]
     side, letters = 1.85, 22
-    with drawn(
-        path, side * (len(chosen) + 1) + 1.1, (0.9 * side * height / width + 0.35) * len(images) + 0.65
-    ) as figure:
+    tall = 0.9 * side * seen_shape(height, width)
+    aspect = seen_shape(height, width) * width / height
+    with drawn(path, side * (len(chosen) + 1) + 1.1, (tall + 0.35) * len(images) + 0.65) as figure:
         places = figure.subplots(len(images), len(chosen) + 1, squeeze=False)
         for row, image in enumerate(images):
-            photo = show_picture(places[row, 0], np.broadcast_to(image.pixels, (*image.pixels.shape[:2], 3)))
+            photo = show_picture(places[row, 0], np.broadcast_to(image.pixels, (*image.pixels.shape[:2], 3)), aspect)
             describe(photo, cut(image.name, letters), size=8.5)
             _mark(photo, image, maps[row][0].shape)
             for axes, layer, each in zip(places[row, 1:], chosen, maps[row], strict=True):
-                drawn_map = show_map(axes, each, SIMILARITY, lowest, extent=photo.images[0].get_extent())
+                extent = photo.images[0].get_extent()
+                drawn_map = show_map(axes, each, SIMILARITY, lowest, extent=extent, aspect=aspect)
                 axes.set_axis_off()
                 _mark(axes, image, each.shape)
                 describe(axes, cut(tokens.layers[layer], letters) if row == 0 else "", size=8.5)
-            add_bar(axes, drawn_map, "cosine similarity", side)
+            add_bar(axes, drawn_map, "cosine similarity", (tall, side))
         name_figure(figure, "Patches like the marked one", name)
 
 
@@ -339,7 +376,7 @@ def _draw_layers(layers: Layers, path: Path, name: str, across: str = "", down: 
                 value = layers.cka[row, column]
                 axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8 if longer > 8 else 9,
                           color=ON_DARK if value < 0.65 else ON_LIGHT)  # fmt: skip
-        add_bar(axes, image, "linear CKA", width, [0, 0.25, 0.5, 0.75, 1])
+        add_bar(axes, image, "linear CKA", (height, width), [0, 0.25, 0.5, 0.75, 1])
         name_figure(figure, "Layers alike", name)
 
 

@@ -107,6 +107,11 @@ def _principal(of: str, weight: Tensor, components: int) -> Filters:
         raise ConfigError(f"components = {components}: give 1 or more")
     filters = weight.detach().cpu().double().permute(0, 2, 3, 1)
     rows = filters.flatten(1)
+    if not rows.isfinite().all():
+        raise NotApplicableError(
+            f"the weights of the {of} are not all numbers (some are NaN or infinite), so they have no principal "
+            "components"
+        )
     _, strengths, directions = torch.linalg.svd(rows - rows.mean(dim=0), full_matrices=False)
     # As strong as errors of one rounding would be, if they were drawn by lot: below it nothing is told from them.
     rounding = torch.finfo(weight.dtype).eps * rows.square().mean().sqrt() * sum(map(math.sqrt, rows.shape))

@@ -73,6 +73,11 @@ class Positions:
     neighbours: Neighbours | None
     """None where the grid is too small to tell."""
 
+    @property
+    def learned(self) -> bool:
+        """Whether the table could only learn which patches touch; all other kinds have it by construction."""
+        return self.kind.startswith("learned-1d")
+
 
 @dataclass(frozen=True)
 class Distance:
@@ -111,8 +116,8 @@ class Tokens:
 
     layers: tuple[str, ...]
     similarity: tuple[Array, ...]
-    """For each layer (images, rows, columns, rows, columns) of cosine similarities; grids may differ from layer to
-    layer."""
+    """For each layer (images, rows, columns, rows, columns) of cosine similarities. Grids may differ from layer to
+    layer, and may be coarser than the layer's own: of a fine one, blocks of patches were averaged first."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ Shapes: C channels, height × width pixels.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +18,7 @@ from torch.nn import functional as F
 
 from vitrail.data.decode import decode, to_channels
 from vitrail.data.evaluation import fitted, normalise
-from vitrail.data.folder import SUFFIXES
+from vitrail.data.folder import SUFFIXES, files_below
 from vitrail.data.open import open_data, splits_of, tested_part
 from vitrail.data.source import Source, read_file, shown
 from vitrail.errors import DataError, NotApplicableError
@@ -28,8 +27,9 @@ from vitrail.model.base import ImageModel
 
 MOST, SHOWN = 128, 8
 """Images that are measured on, as in the paper; and of these, images that are shown."""
-MOST_PIXELS = 1_000_000
-"""Of an image that is measured on. Larger ones are made smaller first: so many of a camera's would fill the memory."""
+MOST_PIXELS = 400_000
+"""Of an image that is kept. Larger ones are made smaller first: so many of a camera's would fill the memory. Whoever
+knows that a model sees more asks for more."""
 DATA_SUFFIXES = (".csv", ".parquet", ".tar")
 PHOTOGRAPHS = "the two photographs inside scikit-learn"
 SQUARES = ((1.0, 1, 2), (0.6, 2, 3), (0.45, 2, 4))
@@ -41,9 +41,9 @@ class Picked:
     """Images as they were decoded, and where they come from."""
 
     shown: list[tuple[str, Tensor]]
-    """Name and (C, height, width) uint8 pixels, as decoded."""
+    """Name and (C, height, width) uint8 pixels, as decoded; those of large images made smaller."""
     measured: list[Tensor]
-    """Pixels likewise; those of very large images made smaller."""
+    """Pixels likewise."""
     shown_from: str
     """In words: "8 of the 1,000 images of photos/"."""
     measured_on: str
@@ -51,7 +51,7 @@ class Picked:
     """What could not be read, and why."""
 
 
-def from_folder(place: str, channels: int, most: int = MOST, show: int = SHOWN) -> Picked:
+def from_folder(place: str, channels: int, most: int = MOST, show: int = SHOWN, pixels: int = MOST_PIXELS) -> Picked:
     """Images that a person names: a folder with images anywhere below it, an image file, or any DATA.
 
     Args:
@@ -59,30 +59,33 @@ def from_folder(place: str, channels: int, most: int = MOST, show: int = SHOWN) 
         channels: what the model takes.
         most: of many, so many are measured on, evenly spread.
         show: of these, so many are shown, evenly spread, among them the first.
+        pixels: larger images are made smaller to about so many; twice what the model sees is enough.
     """
     path = Path(place).expanduser()
     if place == "digits" or place.startswith("hf:"):
-        return _from_data(place, channels, most, show)
+        return _from_data(place, channels, most, show, pixels)
     try:
         if path.is_file() and path.name.lower().endswith(SUFFIXES):
-            picked = _from_files([str(path)], path.parent, _called(place), channels, most, show)
+            picked = _from_files([str(path)], path.parent, _called(place), channels, most, show, pixels)
             return replace(picked, shown_from=_called(place), measured_on=_called(place))
-        below = sorted(_files_below(path)) if path.is_dir() else [str(path)] if path.is_file() else []
+        below = sorted(files_below(path)) if path.is_dir() else [str(path)] if path.is_file() else []
     except OSError as error:
         raise DataError(f"{shown(place)} cannot be read: {error.strerror}") from None
     if images := [name for name in below if name.lower().endswith(SUFFIXES)]:
-        return _from_files(images, path, _called(place), channels, most, show)
+        return _from_files(images, path, _called(place), channels, most, show, pixels)
     if any(name.lower().endswith(DATA_SUFFIXES) for name in below):
-        return _from_data(place, channels, most, show)
+        return _from_data(place, channels, most, show, pixels)
     wrong = "holds no images" if path.is_dir() else "is no image" if path.is_file() else "does not exist"
     raise DataError(
         f"{shown(place)} {wrong}: give a folder with images ({', '.join(SUFFIXES)}), one image, or a data set"
     )
 
 
-def from_source(source: Source, name: str, channels: int, most: int = MOST, show: int = SHOWN) -> Picked:
+def from_source(
+    source: Source, name: str, channels: int, most: int = MOST, show: int = SHOWN, pixels: int = MOST_PIXELS
+) -> Picked:
     """Images of a data set, which is called `name`; otherwise as `from_folder`."""
-    return _picked(len(source), partial(_sample, source, channels), source.called, name, most, show)
+    return _picked(len(source), partial(_sample, source, channels), source.called, name, most, show, pixels)
 
 
 def photographs(channels: int, most: int = MOST) -> Picked:
@@ -127,13 +130,15 @@ def spread(count: int, most: int) -> list[int]:
     return [number * count // most for number in range(most)] if count > most else list(range(count))
 
 
-def _from_data(place: str, channels: int, most: int, show: int) -> Picked:
+def _from_data(place: str, channels: int, most: int, show: int, pixels: int) -> Picked:
     split = tested_part(place) or ("train" if "train" in splits_of(place) else None)
     name = f"{_called(place)} ({split})" if split else _called(place)
-    return from_source(open_data(place, split), name, channels, most, show)
+    return from_source(open_data(place, split), name, channels, most, show, pixels)
 
 
-def _from_files(files: Sequence[str], root: Path, name: str, channels: int, most: int, show: int) -> Picked:
+def _from_files(
+    files: Sequence[str], root: Path, name: str, channels: int, most: int, show: int, pixels: int
+) -> Picked:
     _check_channels(channels)
 
     def called(index: int) -> str:
@@ -142,7 +147,7 @@ def _from_files(files: Sequence[str], root: Path, name: str, channels: int, most
     def read(index: int) -> tuple[str, Tensor]:
         return called(index), decode(read_file(Path(files[index])))
 
-    return _picked(len(files), read, called, name, most, show)
+    return _picked(len(files), read, called, name, most, show, pixels)
 
 
 def _picked(
@@ -152,24 +157,25 @@ def _picked(
     name: str,
     most: int,
     show: int,
+    pixels: int,
 ) -> Picked:
     """Of so many images, those that can be read; `read` gives the name of one and its pixels."""
-    found, broken = dict[int, Tensor](), list[str]()
+    found, broken = list[tuple[str, Tensor]](), list[str]()
     for index in spread(count, most):
         try:
-            found[index] = _small_enough(read(index)[1])
+            told, image = read(index)
+            found.append((told, _small_enough(image, pixels)))
         except DataError as error:
             broken.append(f"{called(index)}: {error}")
     if not found:
         told = f"; the first, {broken[0]}" if broken else ""
         raise DataError(f"none of {_some(count, 'image')} of {name} can be read{told}: give others by --images")
-    measured = list(found)
-    at = [measured[place] for place in spread(len(measured), show)]
+    shown_ones = [found[place] for place in spread(len(found), show)]
     return Picked(
-        shown=[read(index) for index in at],  # once more, because these may have been made smaller
-        measured=list(found.values()),
-        shown_from=_of(len(at), count, name),
-        measured_on=_of(len(measured), count, name),
+        shown=shown_ones,
+        measured=[image for _, image in found],
+        shown_from=_of(len(shown_ones), count, name),
+        measured_on=_of(len(found), count, name),
         broken=tuple(broken),
     )
 
@@ -188,13 +194,13 @@ def _sample(source: Source, channels: int, index: int) -> tuple[str, Tensor]:
     return f"{name} (label: {as_word(source.classes[sample.label])})" if known else name, pixels
 
 
-def _small_enough(pixels: Tensor) -> Tensor:
-    height, width = pixels.shape[1:]
-    scale = (MOST_PIXELS / (height * width)) ** 0.5
+def _small_enough(image: Tensor, pixels: int) -> Tensor:
+    height, width = image.shape[1:]
+    scale = (pixels / (height * width)) ** 0.5
     if scale >= 1:
-        return pixels
+        return image
     size = [max(int(side * scale), 1) for side in (height, width)]
-    return F.interpolate(pixels[None], size=size, mode="bilinear", antialias=True)[0]
+    return F.interpolate(image[None], size=size, mode="bilinear", antialias=True)[0]
 
 
 def _squares(photo: Tensor) -> Iterator[Tensor]:
@@ -205,23 +211,6 @@ def _squares(photo: Tensor) -> Iterator[Tensor]:
         for top in np.linspace(0, height - side, down).astype(int).tolist():
             for left in np.linspace(0, width - side, across).astype(int).tolist():
                 yield photo[:, top : top + side, left : left + side]
-
-
-def _files_below(root: Path) -> Iterator[str]:
-    """The files in a folder and in those within it, without hidden ones. Links are followed, but nowhere twice."""
-    entered = set[tuple[int, int]]()
-    for folder, folders, names in os.walk(root, followlinks=True, onerror=_refuse):
-        stat = Path(folder).stat()
-        if (stat.st_dev, stat.st_ino) in entered:
-            folders.clear()
-            continue
-        entered.add((stat.st_dev, stat.st_ino))
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (f"{folder}{os.sep}{name}" for name in names if not name.startswith("."))
-
-
-def _refuse(error: OSError) -> None:
-    raise DataError(f"{shown(error.filename)} cannot be listed: {error.strerror}")
 
 
 def _check_channels(channels: int) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitrail.drawing import BLUE, FAINT, GRID, INK
+from vitrail.drawing import BLUE, FAINT, GRID, INK, TITLE
 
 MOST_BYTES_OF_A_VECTOR = 1_500_000
 """A larger drawing is carried as pixels."""
@@ -84,18 +84,16 @@ def _vector(path: Path, prefix: str, label: str) -> str:
 def _untitled(root: ElementTree.Element) -> float:
     """Takes the title off a drawing (`drawing.set_title`), since the page has said it; points that it took up.
 
-    It is the bold line that belongs to no axes. The outlines of its letters stay, because others may share them.
+    The outlines of its letters stay, because others may share them.
     """
-    for part in root.findall("./{*}g[@id='figure_1']/{*}g"):
-        letters = [use for use in part.iter() if _local(use.tag) == "use"]
-        place = _PLACE.match(next((inner.get("transform", "") for inner in part), ""))
-        if place and letters and all("-Bold-" in name for use in letters for name in _references(use)):
-            for parent in list(part.iter()):
-                for use in letters:
-                    if use in list(parent):
-                        parent.remove(use)
-            return float(place.group(1)) + BELOW_TITLE
-    return 0.0
+    title = root.find(f".//{{*}}g[@id='{TITLE}']")
+    place = None if title is None else _PLACE.match(next((inner.get("transform", "") for inner in title), ""))
+    if title is None or place is None:
+        return 0.0
+    for parent in list(title.iter()):
+        for letter in parent.findall("{*}use"):
+            parent.remove(letter)
+    return float(place.group(1)) + BELOW_TITLE
 
 
 def _references(part: ElementTree.Element) -> list[str]:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import NotApplicableError
-from vitrail.evaluate.imagenet import as_word, names
 from vitrail.evaluate.passes import Progress, in_full_precision
 from vitrail.inspection import anatomy
 from vitrail.inspection.attention import attention_names, attention_of_images, mean_attention_distance
@@ -21,6 +20,7 @@ from vitrail.inspection.images import Picked, batch, seen
 from vitrail.inspection.positions import positions_of
 from vitrail.inspection.similarity import layers_between, layers_of, tokens_of
 from vitrail.model.base import ImageModel
+from vitrail.predict import labels_of
 from vitrail.weights.card import facts
 
 GUESSES = 5
@@ -70,35 +70,34 @@ def look_inside(
 
 
 def look_between(
-    first: ImageModel, second: ImageModel, one: Picked | Absent, other: Picked | Absent
+    first: ImageModel,
+    second: ImageModel,
+    one: Picked | Absent,
+    other: Picked | Absent,
+    progress: Progress | None = None,
 ) -> Layers | Absent:
     """The layers of two models beside each other, on the same images, each in its own preprocessing."""
     if isinstance(one, Absent):
         return one
     if isinstance(other, Absent):
         return other
-    return _if_any(lambda: layers_between(first, batch(one.measured, first), second, batch(other.measured, second)))
+    images = batch(one.measured, first), batch(other.measured, second)
+    with counted(second, len(other.measured), progress):
+        return _if_any(lambda: layers_between(first, images[0], second, images[1]))
 
 
 def guesses(model: ImageModel, images: Tensor, most: int = GUESSES) -> list[tuple[tuple[str, float], ...]]:
     """For each image the labels that the model gives the highest probabilities; none where it has no classes."""
     if not model.num_classes:
         return [()] * len(images)
-    labels = model.labels or _usual_labels(model.num_classes)
+    labels = labels_of(model)
     with torch.inference_mode(), anatomy.evaluating(model):
         probabilities = torch.cat([model(part).softmax(dim=1) for part in anatomy.few_at_a_time(model, images)])
     values, classes = probabilities.topk(min(most, model.num_classes), dim=1)
     return [
-        tuple((as_word(labels[number]), value) for value, number in zip(row, column, strict=True))
+        tuple((labels[number], value) for value, number in zip(row, column, strict=True))
         for row, column in zip(values.tolist(), classes.tolist(), strict=True)
     ]
-
-
-def _usual_labels(num_classes: int) -> Sequence[str]:
-    """A thousand classes without names are ImageNet's."""
-    if num_classes == len(names()):
-        return [words[0] for words in names()]
-    return [f"class {number}" for number in range(num_classes)]
 
 
 @contextmanager
@@ -121,6 +120,7 @@ def counted(model: ImageModel, total: int, progress: Progress | None) -> Iterato
     hook = last.register_forward_hook(tell)
     try:
         yield
+        progress(total, total)
     finally:
         hook.remove()
 

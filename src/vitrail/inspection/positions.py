@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError, NotApplicableError
-from vitrail.inspection.anatomy import image_model, kind_of, patch_grid, prefix_names
+from vitrail.inspection.anatomy import check_grid, image_model, kind_of, patch_grid, prefix_names
 from vitrail.inspection.findings import Array, Neighbours, Positions
 from vitrail.inspection.similarity import cosine_similarity
 from vitrail.model.base import ImageModel
@@ -30,16 +30,16 @@ def position_similarity(model: ImageModel, layer: int = 0) -> Array:
     """(rows, columns, rows, columns): cosine similarity of the position embeddings of the patches, on the model's grid.
 
     A row of zeros is like itself (1) and like no other (0). `layer`: which table, where every layer has its own. A
-    NotApplicableError says what a model has that has no such table.
+    NotApplicableError says what a model has that has no such table, or one of more than 4,096 patches.
     """
     _, table, grid = _table(image_model(model), layer)
-    return cosine_similarity(table).reshape(*grid, *grid)
+    return _similarity(table, grid)
 
 
 def positions_of(model: ImageModel) -> Positions:
     """`position_similarity` of the first table, and the test on neighbours."""
     kind, table, grid = _table(image_model(model), 0)
-    similarity = cosine_similarity(table).reshape(*grid, *grid)
+    similarity = _similarity(table, grid)
     return Positions(kind, similarity, neighbour_test(similarity))
 
 
@@ -54,13 +54,13 @@ def neighbour_test(similarity: Array, permutations: int = 9999, seed: int = 0) -
         similarity: (rows, columns, rows, columns).
 
     Returns:
-        None for fewer than 9 patches.
+        None for fewer than 9 patches, and where not every similarity is a number.
     """
     if permutations < 1:
         raise ConfigError(f"permutations = {permutations}: give 1 or more")
     rows, columns = similarity.shape[:2]
     count = rows * columns
-    if count < LEAST_PATCHES:
+    if count < LEAST_PATCHES or not np.isfinite(similarity).all():
         return None
     flat = similarity.reshape(count, count).astype(np.float64)
     flat = (flat + flat.T) / 2
@@ -75,6 +75,16 @@ def neighbour_test(similarity: Array, permutations: int = 9999, seed: int = 0) -
         p_value=(1 + as_large) / (1 + permutations),
         permutations=permutations,
     )
+
+
+def _similarity(table: Tensor, grid: Grid) -> Array:
+    check_grid(grid)
+    if not table.isfinite().all():
+        raise NotApplicableError(
+            "the weights of the position embeddings are not all numbers (some are NaN or infinite), so there is "
+            "nothing to compare"
+        )
+    return cosine_similarity(table).reshape(*grid, *grid)
 
 
 def _neighbours(grid: Grid) -> NDArray[np.int64]:

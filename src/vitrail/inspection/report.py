@@ -246,12 +246,11 @@ def _neighbourly(found: Positions) -> str:
     words = f"Position embeddings of the kind {found.kind}, {rows} by {columns} patches."
     if (test := found.neighbours) is None:
         return f"{words} There are too few to test whether neighbours are alike."
+    words += f" Patches that touch have a mean similarity of {_signed(test.near)}, all others of {_signed(test.far)}"
+    if not found.learned:
+        return f"{words}; in this kind neighbours are alike by construction, whatever was learned."
     known = "they tell neighbours from others" if test.p_value < CERTAIN else "that can be chance"
-    near, far = _signed(test.near), _signed(test.far)
-    return (
-        f"{words} Patches that touch have a mean similarity of {near}, all others of {far}; "
-        f"with the patches placed at random {test.permutations:,} times, p = {test.p_value:.2g}: {known}."
-    )
+    return f"{words}; with the patches placed at random {test.permutations:,} times, p = {test.p_value:.2g}: {known}."
 
 
 def _tokens(model: _Model) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,18 +21,23 @@ from vitrail.errors import ConfigError, InputError, NotApplicableError
 from vitrail.inspection import anatomy
 from vitrail.inspection.findings import Array, Layers, Tokens
 from vitrail.model.base import ImageModel
+from vitrail.model.positions import Grid
 from vitrail.model.recording import uncompiled
 
 Reduced = TypeVar("Reduced")
 
-MOST_BYTES = 6_000_000
-"""Of similarities between patches in a report, at a byte each."""
-MOST_PLACES = 1024
-"""Of a grid whose places are compared each with each."""
+MOST_BYTES = 12_000_000
+"""Of similarities between patches in a report, at a byte each: four layers for eight images on the finest grid."""
+MOST_PLACES = 576
+"""Of a grid whose places a report compares each with each: 24×24."""
+LEAST_LAYERS = 4
+"""In a report, of a model that has so many: rather coarser grids than fewer."""
 MOST_STATES = 128 << 20
 """Bytes that all layers give out for a batch, by which images are compared at a time."""
 MOST_IMAGES, LEAST_IMAGES = 32, 4
 """In a batch; the unbiased estimate divides by n − 3."""
+AT_ONCE = 1 << 16
+"""Numbers of each image that go to float64 at a time."""
 SAME = 1e-6
 """States that differ by less than this share of the largest are one state, rounded."""
 
@@ -54,26 +59,24 @@ def token_similarity(model: ImageModel, images: Tensor, layer: int = -1) -> Arra
 def tokens_of(model: ImageModel, images: Tensor, most_bytes: int = MOST_BYTES) -> Tokens:
     """`token_similarity` of as many layers as fit into so many bytes, at a byte each, evenly spread and with the last.
 
-    Layers on grids of more than 1,024 places are left out.
+    A grid of more than 576 places is made coarser before its places are compared: what a layer gives out for patches
+    side by side is averaged over blocks of 2×2, of 3×3, …, the smallest that suffice; where the grid does not divide,
+    blocks share a row or a column. The same is done where fewer than four layers would fit otherwise.
     """
     model = anatomy.image_model(model)
     model.check_images(images)
-    grids = _of_layers(model, images[:1], lambda state: _places(model, images[:1], state))
-    if not any(grids.values()):
+    grids = _of_layers(model, images[:1], lambda state: _grid(model, images[:1], state))
+    names = [name for name, grid in grids.items() if grid]
+    if not names:
         raise NotApplicableError(f"the layers of {anatomy.kind_of(model)} give out no map of the image")
-    sizes = {name: len(images) * places**2 for name, places in grids.items() if 0 < places <= MOST_PLACES}
-    fitting = [name for name, size in sizes.items() if size <= most_bytes]
-    if not fitting:
-        least = min(filter(None, grids.values()))
-        raise NotApplicableError(
-            f"the layers of {anatomy.kind_of(model)} have maps of {least:,} places or more, "
-            f"too many to compare each with each for {len(images)} images: it takes smaller images, or fewer"
-        )
-    for count in range(len(fitting), 0, -1):
-        chosen = [fitting[place] for place in _spread(len(fitting), count)]
+    least = min(LEAST_LAYERS, len(names))
+    places = min(MOST_PLACES, math.isqrt(most_bytes // (least * len(images))))
+    sizes = {name: len(images) * math.prod(_coarser(grid, places)) ** 2 for name, grid in grids.items() if grid}
+    for count in range(len(names), least - 1, -1):
+        chosen = [names[place] for place in _spread(len(names), count)]
         if sum(sizes[name] for name in chosen) <= most_bytes:
             break
-    return Tokens(tuple(chosen), tuple(_tokens(model, images, chosen)))
+    return Tokens(tuple(chosen), tuple(_tokens(model, images, chosen, places)))
 
 
 def layer_similarity(
@@ -131,11 +134,16 @@ def cosine_similarity(vectors: Tensor) -> Array:
 
 @torch.no_grad()
 def _of_layers(
-    model: ImageModel, images: Tensor, reduce: Callable[[Tensor], Reduced], names: Collection[str] | None = None
+    model: ImageModel,
+    images: Tensor,
+    reduce: Callable[[Tensor], Reduced],
+    names: Collection[str] | None = None,
+    rooms: Mapping[str, Any] | None = None,
 ) -> dict[str, Reduced]:
     """`reduce` of what each layer gives out for a batch, by name; computed as the layer runs, so no state is kept.
 
-    Some layers of timm's give out several tensors, or do not run as modules: they are left out.
+    Some layers of timm's give out several tensors, or do not run as modules: they are left out. `rooms`: arrays, by
+    name, that take what is computed.
     """
     found: dict[str, Reduced] = {}
 
@@ -143,6 +151,9 @@ def _of_layers(
         def hook(module: nn.Module, arguments: Any, output: Any) -> None:
             if isinstance(output, Tensor) and len(output) == len(images):
                 found[name] = reduce(output)
+                if rooms is not None:
+                    rooms[name][:] = found[name]
+                    found[name] = rooms[name]
 
         return hook
 
@@ -159,12 +170,22 @@ def _of_layers(
 # Patches
 
 
-def _places(model: ImageModel, images: Tensor, state: Tensor) -> int:
-    """Of the grid that a state lies on; 0 for one that lies on none."""
+def _grid(model: ImageModel, images: Tensor, state: Tensor) -> Grid | None:
+    """That a state lies on, if it lies on any."""
     try:
-        return math.prod(anatomy.on_grid(model, images, state).shape[1:3])
+        _, rows, columns, _ = anatomy.on_grid(model, images, state).shape
     except NotApplicableError:
-        return 0
+        return None
+    return rows, columns
+
+
+def _coarser(grid: Grid, places: int) -> Grid:
+    """One with at most so many places, by the smallest whole factor; a single place always fits."""
+    for factor in range(1, max(grid)):
+        rows, columns = (-(-side // factor) for side in grid)
+        if rows * columns <= places:
+            return rows, columns
+    return 1, 1
 
 
 def _spread(count: int, chosen: int) -> list[int]:
@@ -172,13 +193,16 @@ def _spread(count: int, chosen: int) -> list[int]:
     return [count - 1 - round(index * (count - 1) / max(chosen - 1, 1)) for index in reversed(range(chosen))]
 
 
-def _tokens(model: ImageModel, images: Tensor, names: Sequence[str]) -> list[Array]:
-    """(B, rows, columns, rows, columns) for each of the layers."""
+def _tokens(model: ImageModel, images: Tensor, names: Sequence[str], places: int | None = None) -> list[Array]:
+    """(B, rows, columns, rows, columns) for each of the layers; on a coarser grid, where its own has more places."""
 
     def alike_in(part: Tensor) -> Callable[[Tensor], Array]:
         def alike(state: Tensor) -> Array:
             tokens = anatomy.on_grid(model, part, state)
-            grid = tokens.shape[1:3]
+            _, rows, columns, _ = tokens.shape
+            grid = (rows, columns) if places is None else _coarser((rows, columns), places)
+            if grid != (rows, columns):
+                tokens = F.adaptive_avg_pool2d(tokens.permute(0, 3, 1, 2), grid).permute(0, 2, 3, 1)
             return cosine_similarity(tokens.flatten(1, 2)).reshape(-1, *grid, *grid)
 
         return alike
@@ -210,7 +234,12 @@ def _batches(count: int, at_once: int) -> list[int]:
 
 def _grams(model: ImageModel, images: Tensor, sizes: Sequence[int]) -> tuple[tuple[str, ...], list[Array]]:
     """The names of the layers, and for each batch of images their centred Gram matrices, (L, n, n)."""
-    parts = [_of_layers(model, part, _gram) for part in images.split(list(sizes))]
+    layers = list(anatomy.layers(model))
+    # Made beforehand: small things that stay between large ones that go would scatter the memory.
+    rooms = [dict(zip(layers, np.empty((len(layers), size, size)), strict=True)) for size in sizes]
+    parts = [
+        _of_layers(model, part, _gram, rooms=room) for part, room in zip(images.split(list(sizes)), rooms, strict=True)
+    ]
     return tuple(parts[0]), [np.stack(list(part.values())) for part in parts]
 
 
@@ -220,12 +249,17 @@ def _gram(state: Tensor) -> Array:
     Without the diagonal, all rows and columns sum to zero. The HSIC₁ of two such matrices is the sum of their products
     over n (n − 3): the definition of Song et al. in fewer terms (Székely and Rizzo, 2014).
     """
-    values = state.flatten(1).cpu().double()
-    centred = values - values.mean(dim=0)  # changes nothing below but the rounding
-    if centred.abs().max() <= SAME * values.abs().max():
-        centred.zero_()
-    gram: Array = (centred @ centred.T).numpy()
-    n = len(gram)
+    n = len(state)
+    products = torch.zeros(n, n, dtype=torch.float64)
+    largest = farthest = torch.zeros((), dtype=torch.float64)
+    for values in state.flatten(1).split(AT_ONCE, dim=1):  # all at once in float64, they would scatter the memory
+        values = values.cpu().double()
+        centred = values - values.mean(dim=0)  # changes nothing below but the rounding
+        products += centred @ centred.T
+        largest, farthest = torch.maximum(largest, values.abs().max()), torch.maximum(farthest, centred.abs().max())
+    if farthest <= SAME * largest:
+        products.zero_()
+    gram: Array = products.numpy()
     np.fill_diagonal(gram, 0.0)
     sums = gram.sum(axis=1)
     gram = gram - (sums[:, None] + sums) / (n - 2) + sums.sum() / ((n - 1) * (n - 2))

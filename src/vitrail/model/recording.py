@@ -23,8 +23,9 @@ Tell = Callable[[int, Tensor], None]
 def attention_layers(model: nn.Module) -> list[nn.Module]:
     """The attention layers of a model in the order in which they run: vitrail's own, or those of a network of timm's.
 
-    Of timm's those that can be told to compute their maps in the open. Without any: a NotApplicableError for a network
-    of timm's, a ConfigError for all others.
+    Of timm's those that can be told to compute their maps in the open; several that lie side by side in a block are
+    counted one after the other. Without any: a NotApplicableError for a network of timm's, a ConfigError for all
+    others.
     """
     own: list[nn.Module] = [module for module in model.modules() if isinstance(module, SelfAttention)]
     if own:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.drawing import BLUE, FAINT, GREEN, INK, PURPLE, VERMILION, drawn, set_title
+from vitrail.drawing import BLUE, FAINT, GREEN, INK, PURPLE, VERMILION, drawn, printable, set_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +26,10 @@ SMOOTHED_FROM = 20
 """Records; fewer are shown as they are."""
 MOST_POINTS = 2000
 """Of a line: more cannot be seen, and would make the SVG large."""
+LAST_STEP, LARGEST = 10**15, 1e30
+"""No run has more steps than the first; values beyond the second are gaps, as those that are not finite."""
+MOST_LETTERS = 30
+"""Of the name of a part."""
 OUTSIDE = 3.0
 """Losses leave the frame where the highest is so many times what nine of ten stay below: else a first record, or the
 end of a run that went wrong, would press all others flat."""
@@ -33,8 +38,10 @@ end of a run that went wrong, would press all others flat."""
 def draw_curves(records: Sequence[Record], path: Path, title: str) -> bool:
     """The curves of a run, as `path` in PNG and beside it in SVG; the same records give the same bytes.
 
-    Values that are not finite are gaps. Without records no file is written, and the answer is False.
+    Values that are not finite are gaps, and records of another shape than a run's are left out: they may be a
+    stranger's. Without records no file is written, and the answer is False.
     """
+    records = [record for record in records if _is_known(record)]
     if not any("loss" in record for record in records):
         return False
     with drawn(path, WIDTH, HEIGHT) as figure:
@@ -42,10 +49,25 @@ def draw_curves(records: Sequence[Record], path: Path, title: str) -> bool:
     return True
 
 
+def _is_known(record: Any) -> bool:
+    """Whether it has the shape of what a run writes."""
+    if not isinstance(record, Mapping) or record.get("kind") not in ("train", "evaluation"):
+        return False
+    step = record.get("step")
+    values = [record[name] for name in ("loss", "accuracy", "learning_rate") if record.get(name) is not None]
+    return (
+        isinstance(step, int)
+        and not isinstance(step, bool)
+        and 0 <= step <= LAST_STEP
+        and (record["kind"] == "train" or isinstance(record.get("part"), str))
+        and all(isinstance(value, Real) and not isinstance(value, bool) for value in values)
+    )
+
+
 def _draw(figure: Figure, records: Sequence[Record], title: str) -> None:
     """Loss, beside it accuracy where there is one, below them the learning rate."""
     names = [name for name in ("loss", "accuracy") if any(name in record for record in records)]
-    rates = _line(records, "train", "learning_rate")
+    rates = _line(records, None, "learning_rate")
     rows = 2 if len(rates[0]) else 1
     last = max(1, *(record["step"] for record in records))
     grid = figure.add_gridspec(rows, len(names), height_ratios=[3.2, 1][:rows])
@@ -80,7 +102,7 @@ def _draw_rates(axes: Axes, rates: tuple[Array, Array]) -> None:
 
 def _draw_metric(axes: Axes, records: Sequence[Record], name: str) -> None:
     """Training as it was and smoothed; evaluations with a dot for each, because few can be far between."""
-    training = steps, values = _line(records, "train", name)
+    training = steps, values = _line(records, None, name)
     parts = dict.fromkeys(record["part"] for record in records if record["kind"] == "evaluation")
     evaluations = {part: _line(records, part, name) for part in parts}
     everything = np.concatenate([values, *(line[1] for line in evaluations.values())])
@@ -110,8 +132,11 @@ def _frame(axes: Axes, values: Array, name: str, top: float) -> None:
         axes.set_yticks([])
         axes.text(0.5, 0.5, "no finite value", transform=axes.transAxes, ha="center", color=FAINT)
         return
-    axes.legend(loc="best")
-    if name == "accuracy":
+    legend = axes.legend(loc="best")
+    legend.set_in_layout(False)  # it lies inside; a long name must not push the frame together
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    if name == "accuracy" and values.min() >= 0 and values.max() <= 1:
         bottom, above = axes.get_ylim()
         axes.set_ylim(max(bottom, -0.02), min(above, 1.02))
         axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
@@ -120,15 +145,15 @@ def _frame(axes: Axes, values: Array, name: str, top: float) -> None:
         axes.set_title(f"{axes.get_title('left')} (up to {_short(values.max())}, above the frame)")
 
 
-def _line(records: Sequence[Record], part: str, name: str) -> tuple[Array, Array]:
+def _line(records: Sequence[Record], part: str | None, name: str) -> tuple[Array, Array]:
     """Steps and values of training, or of the evaluations of a part; not a number where a value is not finite."""
     found = [
-        (record["step"], record[name])
+        (record["step"], record[name] if abs(record[name]) <= LARGEST else np.nan)
         for record in records
-        if (record["kind"] if record["kind"] == "train" else record["part"]) == part and record.get(name) is not None
+        if (None if record["kind"] == "train" else record["part"]) == part and record.get(name) is not None
     ]
     steps, values = np.array(found, dtype=np.float64).reshape(-1, 2).T
-    return steps, np.where(np.isfinite(values), values, np.nan)
+    return steps, values
 
 
 def smoothed(values: Array) -> Array:
@@ -167,11 +192,13 @@ def _markers(line: tuple[Array, Array]) -> dict[str, Any]:
 
 def _label(part: str, line: tuple[Array, Array], name: str) -> str:
     """A part, and its best value."""
+    part = printable(part if len(part) <= MOST_LETTERS else f"{part[: MOST_LETTERS - 1]}…")
+    part = f" {part}" if part.startswith("_") else part or "?"  # else it would be kept out of the legend
     steps, values = line
     if not np.isfinite(values).any():
         return part
     best = np.nanargmax(values) if name == "accuracy" else np.nanargmin(values)
-    value = f"{values[best]:.1%}" if name == "accuracy" else _short(values[best])
+    value = f"{values[best]:.1%}" if name == "accuracy" and 0 <= values[best] <= 1 else _short(values[best])
     return f"{part}, best {value} at step {steps[best]:,.0f}"
 
 
