@@ -6,6 +6,7 @@
     ├── NotApplicableError   a question that a model of that kind has no answer to: the attention of a ResNet
     ├── DataError            images or data sets that cannot be read, or too many broken ones
     ├── WeightsError         a file or folder of weights that cannot be read, trusted, understood or written
+    ├── ExportError          a model that cannot be exported, or an export that does not compute the same
     ├── TrainingError        a run that cannot go on: losses that are no numbers, a lost rank, a full disk
     │   ├── Diverged         one whose gradients are no numbers any more
     │   └── Stopped          one that was asked to stop, and has saved where it was
@@ -43,6 +44,10 @@ class DataError(VitrailError):
 
 class WeightsError(VitrailError):
     """A checkpoint that cannot be read, trusted or understood, or an architecture that a format cannot hold."""
+
+
+class ExportError(VitrailError):
+    """A model that cannot be exported, or an export that fails to run or differs from its model."""
 
 
 class TrainingError(VitrailError):

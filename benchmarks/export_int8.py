@@ -1,0 +1,103 @@
+"""Accuracy and latency of a model in float32 and in int8, both through onnxruntime, on images with labels.
+
+    python benchmarks/export_int8.py MODEL DATA [--most 1000] > benchmarks/results/export_int8.json
+
+int8 is exported twice: with ranges found at run time, and calibrated on images of the training part, or, where there is
+none, on those after the ones that are scored. Latency is the median of alternating runs at batch 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+import vitrail
+from vitrail.data.decode import decode
+from vitrail.data.open import open_data, splits_of, tested_part
+from vitrail.data.source import Source
+from vitrail.export.graphs import Graph, graph_of
+from vitrail.export.int8 import write_int8
+from vitrail.export.onnx import open_onnx, write_onnx
+from vitrail.export.runtimes import Run
+from vitrail.inspection.images import batch, spread
+from vitrail.model.base import ImageModel
+
+CALIBRATED, BATCH, TIMED = 64, 50, 50
+
+
+def read(source: Source, model: ImageModel, most: int, shift: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images spread over a data set, and their labels among the model's classes."""
+    places = {label: number for number, label in enumerate(model.labels or source.classes)}
+    pixels, labels = [], []
+    for index in spread(len(source) - shift, most):
+        sample = source.read(index + shift)
+        content = sample.content
+        pixels.append(content if isinstance(content, torch.Tensor) else decode(content))
+        labels.append(places[source.classes[sample.label]])
+    return batch(pixels, model), torch.tensor(labels)
+
+
+def guesses(run: Run, images: torch.Tensor) -> torch.Tensor:
+    return torch.cat([run(part).argmax(dim=1) for part in images.split(BATCH)])
+
+
+def milliseconds(runs: dict[str, Run], image: torch.Tensor) -> dict[str, float]:
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(TIMED):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run(image)
+            taken[name].append(1e3 * (time.perf_counter() - start))
+    return {name: statistics.median(values[2:]) for name, values in taken.items()}
+
+
+def exported(graph: Graph, calibration: list[torch.Tensor], folder: Path) -> dict[str, Path]:
+    paths = {name: folder / f"{name}.onnx" for name in ("fp32", "int8", "int8 calibrated")}
+    write_onnx(graph, paths["fp32"])
+    write_int8(graph, paths["int8"])
+    write_int8(graph, paths["int8 calibrated"], calibration)
+    return paths
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("data")
+    parser.add_argument("--most", type=int, default=1000)
+    given = parser.parse_args()
+    model = vitrail.load(given.model).float()
+    tested = open_data(given.data, tested_part(given.data))
+    images, labels = read(tested, model, given.most)
+    training = "train" in splits_of(given.data)
+    others = open_data(given.data, "train") if training else tested
+    calibration = list(read(others, model, CALIBRATED, shift=0 if training else 1)[0].split(1))
+    with tempfile.TemporaryDirectory() as folder:
+        paths = exported(graph_of(model), calibration, Path(folder))
+        runs = {name: open_onnx(path) for name, path in paths.items()}
+        found = {name: guesses(run, images) for name, run in runs.items()}
+        latency = milliseconds(runs, images[:1])
+        rows = {
+            name: {
+                "accuracy": float((found[name] == labels).float().mean()),
+                "agreement": float((found[name] == found["fp32"]).float().mean()),
+                "milliseconds": latency[name],
+                "bytes": paths[name].stat().st_size,
+            }
+            for name in runs
+        }
+    machine = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    machine["threads"] = torch.get_num_threads()
+    architecture = json.loads(model.architecture.model_dump_json(exclude_defaults=True))
+    print(json.dumps({"architecture": architecture, "images": len(labels), **machine, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
