@@ -1,0 +1,191 @@
+"""Requests a second and how long they take: `vitrail serve` on one core, the load on another; LitServe beside it.
+
+    pip install -c constraints.txt ".[test,serve]"          # and litserve, for --peer
+    python benchmarks/serve_load.py --seconds 10 --peer > serve_load.json
+
+Each model is served by a process that is pinned to one core, and asked by this one, pinned to another, over as many
+connections as given, each of which asks again as soon as it is answered. Offline is what the same pinned core does with
+the same bytes in a loop, decoding and all, without a server. Weights are fresh: they cost what trained ones cost. The
+image is one photograph inside scikit-learn, as a JPEG.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import io
+import json
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+SIZES = {"Ti/16 at 64": ("Ti/16", 64, (96, 64)), "B/16 at 224": ("B/16", 224, (500, 375))}
+"""The model, its image size, and width and height of the JPEG."""
+VITRAIL = "import typer; from vitrail.cli.serve import serve; typer.run(serve)"
+OFFLINE = """
+import json, sys, time, torch, vitrail
+from vitrail.data.decode import decode
+from vitrail.data.evaluation import fitted, normalise
+torch.set_num_threads(1)
+model, content = vitrail.load(sys.argv[1]).eval(), open(sys.argv[2], "rb").read()
+batch, seconds = 32, float(sys.argv[3])
+how, done = model.preprocessing, -1
+with torch.inference_mode():
+    while done < 0 or time.perf_counter() - start < seconds:
+        model(normalise(torch.stack([fitted(decode(content), how) for _ in range(batch)]), how)).softmax(dim=1)
+        if done < 0:  # the first is for warming up
+            done, start = 0, time.perf_counter()
+        else:
+            done += batch
+print(json.dumps(done / (time.perf_counter() - start)))
+"""
+LITSERVE = """
+import sys, torch, vitrail, litserve
+from vitrail.data.decode import decode
+from vitrail.data.evaluation import fitted, normalise
+from fastapi import Request
+
+class Api(litserve.LitAPI):
+    def setup(self, device):
+        torch.set_num_threads(1)
+        self.model = vitrail.load(sys.argv[1]).eval()
+    async def decode_request(self, request: Request):
+        return fitted(decode(await request.body()), self.model.preprocessing)
+    def batch(self, inputs):
+        return normalise(torch.stack(inputs), self.model.preprocessing)
+    def predict(self, images):
+        with torch.inference_mode():
+            return self.model(images).softmax(dim=1).topk(5)
+    def unbatch(self, output):
+        return list(zip(output.values.tolist(), output.indices.tolist()))
+    def encode_response(self, output):
+        return {"labels": [{"label": str(n), "probability": p} for p, n in zip(*output)]}
+
+api = Api(max_batch_size=32, batch_timeout=0.005, api_path="/v1/classify")
+litserve.LitServer(api, accelerator="cpu", workers_per_device=1).run(port=int(sys.argv[2]), generate_client_file=False)
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--connections", type=int, nargs="+", default=[1, 32, 64])
+    parser.add_argument("--models", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--rounds", type=int, default=3, help="The servers take turns; a figure is the median.")
+    parser.add_argument("--peer", action="store_true", help="LitServe too, if installed.")
+    options = parser.parse_args()
+    ours, theirs = sorted(os.sched_getaffinity(0))[:2]
+    os.sched_setaffinity(0, {theirs})
+    names = ["vitrail", "litserve"] if options.peer else ["vitrail"]
+    if options.peer and importlib.util.find_spec("litserve") is None:
+        sys.exit("litserve is not installed: pip install litserve")
+    found: dict[str, Any] = {"machine": platform.processor() or platform.machine(), "python": platform.python_version()}
+    for title in options.models:
+        with tempfile.TemporaryDirectory() as folder:
+            model, photo = prepared(Path(folder), *SIZES[title])
+            rows: dict[str, Any] = {"offline": [], **{name: {c: [] for c in options.connections} for name in names}}
+            for _ in range(options.rounds):
+                rows["offline"].append(offline(model, photo, options.seconds, ours))
+                for name in names:
+                    with server(name, model, ours) as port:
+                        for count in options.connections:
+                            asyncio.run(load(port, photo.read_bytes(), count, min(options.seconds, 2.0)))
+                            told = asyncio.run(load(port, photo.read_bytes(), count, options.seconds))
+                            rows[name][count].append(told)
+            found[title] = {"offline": statistics.median(rows["offline"])} | {
+                name: {count: middle(told) for count, told in rows[name].items()} for name in names
+            }
+    print(json.dumps(found, indent=1))
+
+
+def prepared(folder: Path, name: str, size: int, photo_size: tuple[int, int]) -> tuple[Path, Path]:
+    """A model and a photograph on the disk."""
+    from PIL import Image
+    from sklearn.datasets import load_sample_images
+
+    import vitrail
+    from vitrail.weights.save import save
+
+    file = io.BytesIO()
+    Image.fromarray(load_sample_images().images[0]).resize(photo_size).save(file, "JPEG", quality=90)
+    (folder / "photo.jpg").write_bytes(file.getvalue())
+    return save(vitrail.create_model(name, image_size=size, seed=0), folder / "model"), folder / "photo.jpg"
+
+
+def pinned(core: int, *command: str, **options: Any) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(["taskset", "-c", str(core), sys.executable, *command], env=environment, **options)
+
+
+def offline(model: Path, photo: Path, seconds: float, core: int) -> float:
+    process = pinned(core, "-c", OFFLINE, str(model), str(photo), str(seconds), stdout=subprocess.PIPE)
+    return float(json.loads(process.communicate()[0]))
+
+
+@contextmanager
+def server(name: str, model: Path, core: int) -> Iterator[int]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    command = ["-c", VITRAIL, "--model", f"model={model}", "--port", str(port), "--threads", "1"]
+    if name == "litserve":
+        command = ["-c", LITSERVE, str(model), str(port)]
+    process = pinned(core, *command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(
+                    f"http://127.0.0.1:{port}/{'readyz' if name == 'vitrail' else 'health'}", timeout=1
+                )
+                break
+            except OSError:
+                assert process.poll() is None, f"{name} ended"
+                time.sleep(0.1)
+        yield port
+    finally:
+        process.terminate()
+        process.wait()
+
+
+async def load(port: int, photo: bytes, connections: int, seconds: float) -> dict[str, float]:
+    """As many questions as are answered in that time."""
+    head = f"POST /v1/classify HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\nContent-Length: {len(photo)}\r\n\r\n"
+    request, times, statuses = head.encode() + photo, [], dict[str, int]()
+    start = time.perf_counter()
+
+    async def ask() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        while (sent := time.perf_counter()) - start < seconds:
+            writer.write(request)
+            headers = (await reader.readuntil(b"\r\n\r\n")).lower()
+            await reader.readexactly(int(headers.split(b"content-length: ")[1].split(b"\r\n")[0]))
+            status = headers[9:12].decode()
+            statuses[status] = statuses.get(status, 0) + 1
+            if status == "200":
+                times.append(time.perf_counter() - sent)
+        writer.close()
+
+    await asyncio.gather(*(ask() for _ in range(connections)))
+    taken = time.perf_counter() - start
+    cuts = statistics.quantiles(times, n=100) if len(times) > 1 else [times[0]] * 99
+    told = {"per_second": len(times) / taken, "p50_ms": cuts[49] * 1000, "p99_ms": cuts[98] * 1000}
+    return told | {f"status_{status}": float(count) for status, count in statuses.items()}
+
+
+def middle(told: list[dict[str, float]]) -> dict[str, float]:
+    return {name: round(statistics.median(one.get(name, 0.0) for one in told), 2) for name in told[0]}
+
+
+if __name__ == "__main__":
+    main()

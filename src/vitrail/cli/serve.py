@@ -1,0 +1,59 @@
+"""vitrail serve: models behind HTTP, and a page where anyone can drop a photo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vitrail.cli.printing import print_lines
+
+if TYPE_CHECKING:
+    from vitrail.serve.settings import Settings
+
+
+def serve(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]MODEL",
+            help="A folder or file of weights, a run, hf:owner/name, timm:name, an .onnx file; several by name.",
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    backend: Annotated[str, typer.Option(help="torch, or onnx for .onnx files.")] = "torch",
+    batch: Annotated[int, typer.Option(help="Images computed at a time, at most.")] = 32,
+    wait: Annotated[float, typer.Option(help="Milliseconds an idle model waits for images on their way.")] = 5.0,
+    queue: Annotated[int, typer.Option(help="Images inside at a time, at most; beyond, 429.")] = 256,
+    deadline: Annotated[float, typer.Option(help="Seconds within which what is accepted is answered.")] = 10.0,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File with the token that clients must show; or VITRAIL_TOKEN.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="For each product; all cores if not given.")] = None,
+) -> None:
+    """Serve models over HTTP, with batching, limits, metrics, and a page at /.
+
+    vitrail serve --model MODEL, then open http://127.0.0.1:8000 and drop a photo; or
+    curl --data-binary @photo.jpg -H "Content-Type: image/jpeg" http://127.0.0.1:8000/v1/classify
+    """
+    from vitrail.workflows.serve import run
+
+    def ready(settings: Settings, names: list[str]) -> None:
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        print_lines([f"serving {', '.join(names)} at http://{host}:{settings.port}"])
+
+    run(
+        model or [],
+        host=host,
+        port=port,
+        backend=backend,
+        batch=batch,
+        wait=wait,
+        queue=queue,
+        deadline=deadline,
+        token_file=token_file,
+        threads=threads,
+        ready=ready,
+    )

@@ -1,0 +1,61 @@
+"""The examples on the page about serving, and the container file, are of the server that there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+from vitrail.serve.app import OPEN, ROUTES
+from vitrail.serve.metrics import Metrics
+from vitrail.serve.settings import Settings
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = (ROOT / "docs/serving.md").read_text()
+
+
+def test_the_kubernetes_example_is_yaml_and_fits_together():
+    (text,) = re.findall(r"^```yaml kubernetes\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    deployment, service, scaler = yaml.safe_load_all(text)
+    template = deployment["spec"]["template"]
+    assert (
+        deployment["spec"]["selector"]["matchLabels"] == template["metadata"]["labels"] == service["spec"]["selector"]
+    )
+    (container,) = template["spec"]["containers"]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"]["path"] in OPEN
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in template["spec"]["volumes"]}
+    sleep = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert template["spec"]["terminationGracePeriodSeconds"] > sleep + Settings().drain_seconds
+    assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+
+
+def test_every_route_and_metric_stands_on_the_page():
+    for route in ROUTES - {"/page.css", "/page.js", "/docs.css"}:
+        assert route in PAGE
+    told = Metrics().text().decode()
+    for name in set(re.findall(r"vitrail_[a-z_]+", PAGE)):
+        assert f"# TYPE {name} " in told, name
+
+
+def test_the_limits_are_the_ones_told():
+    settings = Settings()
+    assert f"| bytes of a body | {settings.most_bytes // 10**6} MB |" in PAGE
+    assert f"| seconds for a body | {settings.body_seconds:g} |" in PAGE
+    assert f"| seconds for headers | {settings.header_seconds:g} |" in PAGE
+    assert f"| images inside | `--queue` {settings.limits.queue} |" in PAGE
+    assert f"| seconds to the answer | `--deadline` {settings.limits.deadline:g} |" in PAGE
+    assert f"| images in one request | {settings.most_images}," in PAGE
+    assert f"({settings.drain_seconds:g} s at most)" in PAGE
+
+
+def test_the_container_file():
+    lines = (ROOT / "Containerfile").read_text().splitlines()
+    words = [line.split()[0] for line in lines if line and not line.startswith(("#", " "))]
+    assert words[0] == "FROM"
+    assert {"USER", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT"} <= set(words)
+    assert lines[-1] == 'ENTRYPOINT ["vitrail", "serve", "--host", "0.0.0.0"]'
+    copied = [name for line in lines if line.startswith("COPY") for name in line.split()[1:-1]]
+    assert all((ROOT / name).exists() for name in copied)
