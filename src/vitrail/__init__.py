@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from vitrail.model.positions import resize_position_embedding
     from vitrail.model.recording import record_attention
     from vitrail.model.vit import VisionTransformer
+    from vitrail.predict import Predictor
     from vitrail.weights.convert import convert
     from vitrail.weights.load import load
     from vitrail.weights.save import save
@@ -39,6 +40,7 @@ _HOMES = {
     "EvaluationLoader": "vitrail.data.loader",
     "InputError": "vitrail.errors",
     "MissingExtraError": "vitrail.errors",
+    "Predictor": "vitrail.predict",
     "Preprocessing": "vitrail.config",
     "TimmModel": "vitrail.model.peer",
     "TrainingLoader": "vitrail.data.loader",
@@ -66,6 +68,7 @@ __all__ = [
     "EvaluationLoader",
     "InputError",
     "MissingExtraError",
+    "Predictor",
     "Preprocessing",
     "TimmModel",
     "TrainingLoader",

@@ -33,7 +33,21 @@ def test_models_answers_soon():
 
 def test_help_names_every_verb():
     text = run("--help").stdout
-    for verb in ("quickstart", "train", "finetune", "models", "doctor", "convert", "data"):
+    for verb in (
+        "quickstart",
+        "train",
+        "finetune",
+        "evaluate",
+        "fewshot",
+        "predict",
+        "inspect",
+        "models",
+        "doctor",
+        "convert",
+        "export",
+        "serve",
+        "data",
+    ):
         assert verb in text
         assert run(verb, "--help").returncode == 0
 

@@ -292,7 +292,7 @@ class Stopped(BaseException):
     """Nothing catches it."""
 
 
-@pytest.mark.parametrize("form", ["tar", "parquet"])
+@pytest.mark.parametrize("form", ["tar", pytest.param("parquet", marks=pytest.mark.slow)])
 def test_stopped_anywhere_and_going_on_gives_the_same_bytes(form, tmp_path, monkeypatch):
     """A stop before each time that something would have been on the disk for sure."""
     photos = make_photos(tmp_path / "photos", train=6, val=3)

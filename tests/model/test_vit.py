@@ -299,7 +299,9 @@ def fresh_compiler():
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("options", COMPILED)
+@pytest.mark.parametrize(
+    "options", [COMPILED[0], *(pytest.param(each, marks=pytest.mark.slow) for each in COMPILED[1:])]
+)
 def test_compiles_without_a_graph_break(options):
     model = small_vit(**options)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
@@ -314,7 +316,7 @@ def test_compiles_without_a_graph_break(options):
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("name", ["R26+S/32", "BiT-R50x1"])
+@pytest.mark.parametrize("name", [pytest.param("R26+S/32", marks=pytest.mark.slow), "BiT-R50x1"])
 def test_convolutional_models_compile_without_a_graph_break(name):
     model = vitrail.create_model(name, image_size=64).eval()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)

@@ -17,7 +17,11 @@ STEPS = 120
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"data": {"workers": 2}}, {"objective": runs.MASKED, "model": {"num_classes": 0}}],
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"data": {"workers": 2}},
+        {"objective": runs.MASKED, "model": {"num_classes": 0}},
+    ],
     ids=["alone", "with two workers", "masked patches"],
 )
 def test_killed_at_20_random_moments(tmp_path, changes):

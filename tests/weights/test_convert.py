@@ -169,7 +169,7 @@ def test_timm_loads_what_came_under_other_names(release, tmp_path):
     assert_same(model(batch), theirs(batch))
 
 
-@pytest.mark.parametrize("name", ["R26+S/32", "BiT-R50x1"])
+@pytest.mark.parametrize("name", [pytest.param("R26+S/32", marks=pytest.mark.slow), "BiT-R50x1"])
 @torch.no_grad()
 def test_timm_loads_our_convolutional_models(name, tmp_path):
     source = timm_folder(name, timm_model(name), tmp_path / "source")

@@ -86,7 +86,14 @@ def test_from_the_cache_without_network(name, offline, repositories, tmp_path):
     assert child.stdout == EXPECTED[name], child.stderr
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "someone/transformers",
+        pytest.param("someone/timm", marks=pytest.mark.slow),
+        pytest.param("someone/bin", marks=pytest.mark.slow),
+    ],
+)
 def test_from_the_network_then_from_the_cache(name, repositories, tmp_path):
     with hub(repositories) as (endpoint, requests):
         child = load(f"hf:{name}", tmp_path, endpoint)

@@ -9,7 +9,21 @@ import sys
 
 import typer
 
-from vitrail.cli import convert, data, doctor, evaluate, fewshot, finetune, inspect, models, quickstart, train
+from vitrail.cli import (
+    convert,
+    data,
+    doctor,
+    evaluate,
+    export,
+    fewshot,
+    finetune,
+    inspect,
+    models,
+    predict,
+    quickstart,
+    serve,
+    train,
+)
 from vitrail.errors import ConfigError, Stopped, VitrailError
 
 FAILED, WRONG_COMMAND, STOPPED = 1, 2, 3
@@ -27,9 +41,12 @@ app.command()(train.train)
 app.command()(finetune.finetune)
 app.command()(evaluate.evaluate)
 app.command()(fewshot.fewshot)
+app.command()(predict.predict)
 app.command()(inspect.inspect)
 app.command()(models.models)
 app.command()(convert.convert)
+app.command()(export.export)
+app.command()(serve.serve)
 app.command()(doctor.doctor)
 app.add_typer(data.app, name="data")
 
