@@ -256,14 +256,18 @@ class Predictor:
 
 
 def labels_of(model: ImageModel) -> tuple[str, ...]:
-    """The names of a model's classes in words; "class 7" where nothing tells them.
+    """The names of a model's classes in words."""
+    return words_of(model.labels, model.num_classes)
+
+
+def words_of(names: Sequence[str] | None, classes: int) -> tuple[str, ...]:
+    """The names of so many classes in words; "class 7" where nothing tells them.
 
     WordNet ids of ImageNet's are told by their usual words, and with the id too where a word stands for several
     classes: "crane (n02012849)". A thousand classes without names are ImageNet's.
     """
-    names: Sequence[str] | None = model.labels
     if names is None:
-        names = wnids() if model.num_classes == len(wnids()) else [f"class {n}" for n in range(model.num_classes)]
+        names = wnids() if classes == len(wnids()) else [f"class {number}" for number in range(classes)]
     words = [as_word(name) for name in names]
     count = Counter(words)
     pairs = zip(words, names, strict=True)

@@ -8,29 +8,15 @@ import pytest
 from exported import made
 
 import vitrail
-from vitrail import cli
-from vitrail.cli import export as command
+from commands import runner
 
 
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
     """Words of a command → exit code, stdout, stderr; in a folder with a model."""
-    if not any(each.callback is command.export for each in cli.app.registered_commands):
-        cli.app.command()(command.export)
     monkeypatch.chdir(tmp_path)
     vitrail.save(made(), tmp_path / "model")
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["vitrail", "export", *arguments])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        told = capsys.readouterr()
-        return code, told.out, told.err
-
-    return run
+    return runner(monkeypatch, capsys, "export")
 
 
 def test_the_table_and_the_json(run, tmp_path):

@@ -15,9 +15,10 @@ from vitrail.config import Preprocessing
 from vitrail.data.evaluation import fitted
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.evaluate.imagenet import wnids
+from vitrail.predict import words_of
 from vitrail.serve.batching import Limits
 from vitrail.serve.images import grey_png, part_seen
-from vitrail.serve.models import Work, in_plain_words
+from vitrail.serve.models import Work
 from vitrail.serve.settings import Settings
 from vitrail.workflows.serve import by_name, open_model, read_token, run
 
@@ -51,14 +52,14 @@ def test_a_map_of_nothing_is_a_black_picture():
 
 
 def test_labels_are_words():
-    assert in_plain_words(None, 0) == ()
-    assert in_plain_words(None, 2) == ("class 0", "class 1")
-    assert in_plain_words(("cat", "n01440764"), 2) == ("cat", "tench")
-    usual = in_plain_words(None, 1000)
+    assert words_of(None, 0) == ()
+    assert words_of(None, 2) == ("class 0", "class 1")
+    assert words_of(("cat", "n01440764"), 2) == ("cat", "tench")
+    usual = words_of(None, 1000)
     assert usual[0] == "tench"
     assert len(set(usual)) == 1000
     assert sum(label.startswith("crane (n") for label in usual) == 2
-    assert usual == in_plain_words(wnids(), 1000)
+    assert usual == words_of(wnids(), 1000)
 
 
 def test_models_by_name(tmp_path):
@@ -143,8 +144,8 @@ def test_one_batch_of_all_kinds(folder):
 @pytest.fixture(scope="module")
 def onnx_file(folder, tmp_path_factory):
     """As the exporter writes it: the metadata and the names are all that the server knows of."""
-    onnx = pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
+    onnx = pytest.importorskip("onnx", reason="the extra `export` is not installed")
+    pytest.importorskip("onnxruntime", reason="the extra `export` is not installed")
     import vitrail
 
     model = vitrail.load(folder)

@@ -21,11 +21,11 @@ from torch import Tensor
 from vitrail.config import Preprocessing
 from vitrail.data.evaluation import normalise
 from vitrail.errors import ConfigError, MissingExtraError, NotApplicableError, WeightsError
-from vitrail.evaluate.imagenet import as_word, wnids
 from vitrail.evaluate.passes import in_full_precision
 from vitrail.inspection.anatomy import patch_grid, prefix_names
 from vitrail.inspection.attention import rollout_by_layer
 from vitrail.model.base import ImageModel
+from vitrail.predict import words_of
 from vitrail.serve.images import Box, pixels_of
 from vitrail.train.distributed import chosen_device
 
@@ -156,7 +156,7 @@ class TorchBackend:
         in_full_precision(model)
         self.model = model.to(chosen_device(device)).eval().requires_grad_(False)
         self.preprocessing = model.preprocessing
-        self.labels = in_plain_words(model.labels, model.num_classes)
+        self.labels = words_of(model.labels, model.num_classes)
         self.threads = threads
         self.layers: int | None = None
         self.why_no_attention = ""
@@ -228,7 +228,7 @@ class OnnxBackend:
             raise WeightsError(f"{path} has metadata that cannot be read: {error}") from None
         width = self.probabilities(self._blank(), raw=True).shape[1]
         classes = 0 if output.name.startswith("embed") or architecture.get("num_classes") == 0 else width
-        self.labels = in_plain_words(labels or None, classes)
+        self.labels = words_of(labels or None, classes)
         if len(self.labels) != classes:
             raise WeightsError(f"{path} has {classes} classes and {len(self.labels)} labels")
         self.embedding = None if classes else width
@@ -259,20 +259,3 @@ class OnnxBackend:
 
     def _blank(self) -> Tensor:
         return torch.zeros(1, len(self.preprocessing.mean), *self.preprocessing.image_size, dtype=torch.uint8)
-
-
-def in_plain_words(labels: Sequence[str] | None, classes: int) -> tuple[str, ...]:
-    """Words for WordNet ids, told apart by the id where two have the same; a thousand without names are ImageNet's."""
-    if not classes:
-        return ()
-    if labels is None and classes != len(wnids()):
-        return tuple(f"class {number}" for number in range(classes))
-    labels = wnids() if labels is None else labels
-    words = [as_word(label) for label in labels]
-    counts: dict[str, int] = {}
-    for word in words:
-        counts[word] = counts.get(word, 0) + 1
-    return tuple(
-        word if counts[word] == 1 or word == label else f"{word} ({label})"
-        for word, label in zip(words, labels, strict=True)
-    )
