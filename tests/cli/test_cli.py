@@ -25,7 +25,7 @@ def seconds(*arguments: str) -> float:
 
 
 def busy() -> float:
-    """Seconds that children have kept a core busy: other tests run beside this one, and a clock would count them too."""
+    """Seconds that children kept a core busy. Other tests run beside this one, and a clock would count them too."""
     spent = os.times()
     return spent.children_user + spent.children_system
 
