@@ -1,23 +1,25 @@
 """Requests a second and how long they take: `vitrail serve` on one core, the load on another; LitServe beside it.
 
     pip install -c constraints.txt ".[test,serve]"          # and litserve, for --peer
-    python benchmarks/serve_load.py --seconds 10 --peer > serve_load.json
+    python benchmarks/serve_load.py --peer --out benchmarks/results/serve_load.json
 
 Each model is served by a process that is pinned to one core, and asked by this one, pinned to another, over as many
 connections as given, each of which asks again as soon as it is answered. Offline is what the same pinned core does with
 the same bytes in a loop, decoding and all, without a server. Weights are fresh: they cost what trained ones cost. The
-image is one photograph inside scikit-learn, as a JPEG.
+image is one photograph inside scikit-learn, as a JPEG. The three take turns, and a figure is the median of the rounds.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.metadata
 import importlib.util
 import io
 import json
 import os
 import platform
+import signal
 import socket
 import statistics
 import subprocess
@@ -26,12 +28,27 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-SIZES = {"Ti/16 at 64": ("Ti/16", 64, (96, 64)), "B/16 at 224": ("B/16", 224, (500, 375))}
-"""The model, its image size, and width and height of the JPEG."""
+
+class Case(NamedTuple):
+    """What is served and asked."""
+
+    model: str
+    image_size: int
+    photo: tuple[int, int]
+    """Width and height of the JPEG."""
+    connections: tuple[int, ...]
+    seconds: float
+    """Of each measurement, after as many as 2 that are not counted."""
+
+
+CASES = {
+    "Ti/16 at 64": Case("Ti/16", 64, (96, 64), (1, 32, 64), 8),
+    "B/16 at 224": Case("B/16", 224, (500, 375), (1, 8), 25),
+}
 VITRAIL = "import typer; from vitrail.cli.serve import serve; typer.run(serve)"
 OFFLINE = """
 import json, sys, time, torch, vitrail
@@ -80,35 +97,61 @@ if __name__ == "__main__":  # its workers import this file again
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--connections", type=int, nargs="+", default=[1, 32, 64])
-    parser.add_argument("--models", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--rounds", type=int, default=3, help="The servers take turns; a figure is the median.")
-    parser.add_argument("--peer", action="store_true", help="LitServe too, if installed.")
+    parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peer", action="store_true", help="LitServe too.")
+    parser.add_argument("--out", type=Path, help="A file for the figures, which are printed too.")
     options = parser.parse_args()
     ours, theirs = sorted(os.sched_getaffinity(0))[:2]
     os.sched_setaffinity(0, {theirs})
     names = ["vitrail", "litserve"] if options.peer else ["vitrail"]
     if options.peer and importlib.util.find_spec("litserve") is None:
         sys.exit("litserve is not installed: pip install litserve")
-    found: dict[str, Any] = {"machine": platform.processor() or platform.machine(), "python": platform.python_version()}
+    found: dict[str, Any] = {"machine": machine(), "versions": versions(names), "rounds": options.rounds}
     for title in options.models:
-        with tempfile.TemporaryDirectory() as folder:
-            model, photo = prepared(Path(folder), *SIZES[title])
-            rows: dict[str, Any] = {"offline": [], **{name: {c: [] for c in options.connections} for name in names}}
-            for _ in range(options.rounds):
-                rows["offline"].append(offline(model, photo, options.seconds, ours))
-                for name in names:
-                    with server(name, model, ours) as port:
-                        for count in options.connections:
-                            request = asked(photo.read_bytes(), form=name == "litserve")
-                            asyncio.run(load(port, request, count, min(options.seconds, 2.0)))
-                            told = asyncio.run(load(port, request, count, options.seconds))
-                            rows[name][count].append(told)
-            found[title] = {"offline": statistics.median(rows["offline"])} | {
-                name: {count: middle(told) for count, told in rows[name].items()} for name in names
-            }
-    print(json.dumps(found, indent=1))
+        found[title] = measured(CASES[title], names, options.rounds, ours)
+        text = json.dumps(found, indent=1)
+        if options.out is not None:
+            options.out.write_text(text + "\n")
+    print(text)
+
+
+def measured(case: Case, names: list[str], rounds: int, core: int) -> dict[str, Any]:
+    """The medians, and what they are medians of."""
+    with tempfile.TemporaryDirectory() as folder:
+        model, photo = prepared(Path(folder), case.model, case.image_size, case.photo)
+        alone: list[float] = []
+        rows: dict[str, dict[int, list[dict[str, float]]]] = {name: {n: [] for n in case.connections} for name in names}
+        for number in range(rounds):
+            alone.append(offline(model, photo, case.seconds, core))
+            for name in names:
+                request = asked(photo.read_bytes(), form=name == "litserve")
+                with server(name, model, core) as port:
+                    for count in case.connections:
+                        asyncio.run(load(port, request, count, 2.0))
+                        rows[name][count].append(asyncio.run(load(port, request, count, case.seconds)))
+            print(f"{case.model}: round {number + 1} of {rounds}", file=sys.stderr)
+    medians = {name: {count: middle(told) for count, told in rows[name].items()} for name in names}
+    every = {
+        name: {count: [round(one["per_second"], 2) for one in told] for count, told in rows[name].items()}
+        for name in names
+    }
+    return {"case": case._asdict(), "offline": statistics.median(alone), **medians, "per_second_of_rounds": every}
+
+
+def machine() -> str:
+    """Its processor by name, where the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+
+
+def versions(names: list[str]) -> dict[str, str]:
+    """Of what takes part."""
+    packages = ["torch", "granian", "pillow", *(name for name in names if name != "vitrail")]
+    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
 
 
 def prepared(folder: Path, name: str, size: int, photo_size: tuple[int, int]) -> tuple[Path, Path]:
@@ -127,7 +170,8 @@ def prepared(folder: Path, name: str, size: int, photo_size: tuple[int, int]) ->
 
 def pinned(core: int, *command: str, **options: Any) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(["taskset", "-c", str(core), sys.executable, *command], env=environment, **options)
+    command = ("taskset", "-c", str(core), sys.executable, *command)
+    return subprocess.Popen(command, env=environment, start_new_session=True, **options)
 
 
 def offline(model: Path, photo: Path, seconds: float, core: int) -> float:
@@ -141,6 +185,7 @@ def server(name: str, model: Path, core: int) -> Iterator[int]:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     command = ["-c", VITRAIL, "--model", f"model={model}", "--port", str(port), "--threads", "1"]
+    command += ["--deadline", "60"]  # nothing is refused here: what is measured is all that was asked
     if name == "litserve":
         script = model.parent / "behind_litserve.py"
         script.write_text(LITSERVE)
@@ -160,6 +205,8 @@ def server(name: str, model: Path, core: int) -> Iterator[int]:
     finally:
         process.terminate()
         process.wait()
+        with suppress(ProcessLookupError):  # LitServe leaves processes behind, which would share the core from then on
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def asked(photo: bytes, form: bool) -> bytes:

@@ -5,6 +5,7 @@
     ├── InputError           images or tensors that a model cannot take        (also a ValueError)
     ├── NotApplicableError   a question that a model of that kind has no answer to: the attention of a ResNet
     ├── DataError            images or data sets that cannot be read, or too many broken ones
+    │   └── TooLargeError    an image of more pixels than allowed
     ├── WeightsError         a file or folder of weights that cannot be read, trusted, understood or written
     ├── ExportError          a model that cannot be exported, or an export that does not compute the same
     ├── TrainingError        a run that cannot go on: losses that are no numbers, a lost rank, a full disk
@@ -40,6 +41,10 @@ class NotApplicableError(VitrailError):
 
 class DataError(VitrailError):
     """An image or a data set that cannot be read, or more broken images than allowed."""
+
+
+class TooLargeError(DataError):
+    """An image of more pixels than allowed."""
 
 
 class WeightsError(VitrailError):

@@ -130,8 +130,7 @@ class Predictor:
 
     def ranked(self, probabilities: Row, top: int = TOP) -> Guesses:
         """(K,) → the `top` labels, best first; of equal ones the first class comes first."""
-        best = np.argsort(-probabilities, kind="stable")[:top]
-        return [(self.labels[number], float(probabilities[number])) for number in best]
+        return ranked(probabilities, self.labels, top)
 
     def stream(
         self, images: Iterable[OneImage], *, probabilities: bool = True, embeddings: bool = False
@@ -272,6 +271,12 @@ def words_of(names: Sequence[str] | None, classes: int) -> tuple[str, ...]:
     count = Counter(words)
     pairs = zip(words, names, strict=True)
     return tuple(word if word == name or count[word] == 1 else f"{word} ({name})" for word, name in pairs)
+
+
+def ranked(probabilities: Row, labels: Sequence[str], top: int) -> Guesses:
+    """(K,) → the `top` labels, best first; of equal ones the first class comes first."""
+    best = np.argsort(-probabilities, kind="stable")[:top]
+    return [(labels[number], float(probabilities[number])) for number in best]
 
 
 def check_top(top: int) -> None:

@@ -28,14 +28,14 @@ def with_batcher(test: Callable[[Batcher[Any, Any, Any]], Any], compute: Any = d
 
     async def run() -> Any:
         with ThreadPoolExecutor(threads) as pool:
-            batcher = Batcher(prepare, compute, pool, Limits(**options), watch)
+            batcher = Batcher(prepare, compute, pool, Limits(**options), watch, threads=threads)
             batcher.start()
             try:
                 return await asyncio.wait_for(test(batcher), 20)
             finally:
                 await asyncio.wait_for(batcher.close(), 20)
                 assert batcher.inside == 0
-                assert not batcher.started
+                assert not batcher.alive
 
     return asyncio.run(run())
 
@@ -111,7 +111,7 @@ def test_what_waits_behind_a_busy_model_leaves_together_and_in_order():
 def test_a_lone_request_does_not_wait():
     async def test(batcher: Batcher[Any, Any, Any]) -> float:
         started = time.monotonic()
-        await batcher.answer(1)
+        await batcher.submit([1])[0]
         return time.monotonic() - started
 
     assert with_batcher(test, wait=5.0) < 2
@@ -230,7 +230,7 @@ def test_only_so_many_are_admitted_as_the_measured_rate_can_answer_in_time():
         nonlocal refused
         started = time.monotonic()
         try:
-            await batcher.answer(1)
+            await batcher.submit([1])[0]
         except FullError:
             refused += 1
         else:
@@ -245,6 +245,32 @@ def test_only_so_many_are_admitted_as_the_measured_rate_can_answer_in_time():
     assert refused >= 120
     assert len(took) >= 12
     assert max(took) < 1.0
+
+
+def test_a_stream_of_broken_ones_makes_no_good_one_dearer():
+    """However long nothing was computed while somebody was inside: that time was not spent on the next good one."""
+
+    def prepare(number: int) -> int:
+        time.sleep(0.001)
+        if number < 0:
+            raise ValueError(number)
+        return number
+
+    async def test(batcher: Batcher[Any, Any, Any]) -> list[Any]:
+        async def broken() -> None:
+            while time.monotonic() < ends:
+                await asyncio.gather(*batcher.submit([-1]), return_exceptions=True)
+
+        ends = time.monotonic() + 1.0
+        flood = [asyncio.create_task(broken()) for _ in range(4)]
+        found = []
+        for wait in (0.8, 0.0, 0.0):  # an estimate that took the first pause for work would refuse the ones after it
+            await asyncio.sleep(wait)
+            found.append((await batcher.submit([3])[0]).result)
+        await asyncio.gather(*flood)
+        return found
+
+    assert with_batcher(test, prepare=prepare, deadline=1.0) == [6, 6, 6]
 
 
 def test_before_anything_is_measured_the_warm_up_is_believed():
@@ -305,7 +331,7 @@ def test_times_and_batches_are_told():
         return doubled(batch)
 
     async def test(batcher: Batcher[Any, Any, Any]) -> Answer:
-        return await batcher.answer(4)
+        return await batcher.submit([4])[0]
 
     answer = with_batcher(test, compute, prepare=prepare, watch=told.append)
     assert answer.result == 8

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import base64
 import io
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from running import command_line, expected, make_model
 from stand_in import COLUMNS, ROWS, Model, StandIn, made_map
 
 from browser import chromium
@@ -65,7 +68,7 @@ def stand() -> Iterator[StandIn]:
 
 
 @contextmanager
-def opened(window: Browser, stand: StandIn, **options: Any) -> Iterator[Page]:
+def opened(window: Browser, stand: StandIn | SimpleNamespace, **options: Any) -> Iterator[Page]:
     """The page, in a window of its own. It asked this server alone, and had nothing to complain of but answers."""
     context = window.new_context(**{"viewport": WIDE, "reduced_motion": "reduce", **options})
     context.set_default_timeout(8000)
@@ -136,6 +139,24 @@ def seen(place: Locator) -> np.ndarray:
 
 def guesses(place: Locator) -> list[list[str]]:
     return [item.split("\n") for item in place.locator(".guesses li").all_inner_texts()]
+
+
+def test_with_the_real_server_behind_it(window: Browser, tmp_path: Path):
+    """What the page asks for is what the server gives: labels, timing, and the map of each layer."""
+    folder, content = make_model(tmp_path / "tiny"), photo()
+    with command_line("--model", f"tiny={folder}", "--threads", "1") as server:
+        behind = SimpleNamespace(address=server.url, open=threading.Event())
+        with opened(window, behind) as page:
+            give(page, ("one.png", content), ("none.png", b"nothing"))
+            place = card(page, "one.png")
+            overlaid(place)
+            best = np.sort(expected(folder, content))[::-1]
+            assert [float(share.rstrip("%")) for _, share in guesses(place)] == pytest.approx(100 * best[:5], abs=0.06)
+            assert "ms in all" in place.locator(".status").inner_text().replace("\u00a0", " ")
+            before = canvas(place)
+            place.get_by_role("slider").nth(1).press("ArrowLeft")
+            wait(page, lambda: not np.array_equal(canvas(place), before))
+            card(page, "none.png").get_by_text("cannot be read").wait_for()
 
 
 def test_a_dropped_photo_gets_labels_timing_and_overlay(window: Browser, stand: StandIn):

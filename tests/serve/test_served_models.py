@@ -11,6 +11,7 @@ import pytest
 import torch
 from running import COMMAND, expected, free_port, image, make_model
 
+import vitrail
 from vitrail.config import Preprocessing
 from vitrail.data.evaluation import fitted
 from vitrail.errors import ConfigError, WeightsError
@@ -18,8 +19,9 @@ from vitrail.evaluate.imagenet import wnids
 from vitrail.predict import words_of
 from vitrail.serve.batching import Limits
 from vitrail.serve.images import grey_png, part_seen
-from vitrail.serve.models import Work
+from vitrail.serve.models import Served, TorchBackend, Work
 from vitrail.serve.settings import Settings
+from vitrail.workflows.export import export
 from vitrail.workflows.serve import by_name, open_model, read_token, run
 
 
@@ -82,6 +84,8 @@ def test_wrong_settings_are_told(tmp_path, folder):
         {"limits": Limits(batch=0)},
         {"limits": Limits(batch=8, queue=4)},
         {"limits": Limits(deadline=0)},
+        {"limits": Limits(wait=float("inf"))},
+        {"limits": Limits(deadline=float("nan"))},
         {"threads": 0},
         {"token": ""},
         {"token": "two\nlines"},
@@ -107,6 +111,9 @@ def test_the_token_may_come_from_the_environment(monkeypatch):
     assert read_token(None) is None
     monkeypatch.setenv("VITRAIL_TOKEN", "abc")
     assert read_token(None) == "abc"
+    monkeypatch.setenv("VITRAIL_TOKEN", "")  # a secret that did not arrive must not open the door
+    with pytest.raises(ConfigError, match="set and empty"):
+        read_token(None)
 
 
 def test_a_port_that_is_taken_is_told(folder):
@@ -120,10 +127,32 @@ def test_a_port_that_is_taken_is_told(folder):
 
 
 def test_weights_that_are_no_numbers_are_not_served(folder):
-    model = open_model("tiny", str(folder))
-    torch.nn.init.constant_(model.backend.model.head.bias, torch.nan)
+    damaged = vitrail.load(folder)
+    torch.nn.init.constant_(damaged.head.bias, torch.nan)
     with pytest.raises(WeightsError, match="no number"):
-        model.warm_up(2)
+        Served("tiny", TorchBackend(damaged)).warm_up(2)
+
+
+def test_one_image_that_makes_no_numbers_is_told_and_its_neighbours_are_answered(folder, monkeypatch):
+    model = open_model("tiny", str(folder))
+    ready = [model.prepare(Work(kind, image(number))) for number in range(3) for kind in ("classify", "embed")]
+    good = model.compute(ready)
+
+    def spoilt(give):
+        def given(pixels):
+            found = give(pixels).copy()
+            found[1, 0] = np.nan
+            return found
+
+        return given
+
+    for name in ("probabilities", "representations"):
+        monkeypatch.setattr(model.backend, name, spoilt(getattr(model.backend, name)))
+    found = model.compute(ready)
+    assert [one for place, one in enumerate(found) if place not in (2, 3)] == good[:2] + good[4:]
+    for refusal in found[2:4]:
+        assert refusal.status == 422
+        assert "no number" in refusal.message
 
 
 def test_one_batch_of_all_kinds(folder):
@@ -143,11 +172,9 @@ def test_one_batch_of_all_kinds(folder):
 
 @pytest.fixture(scope="module")
 def onnx_file(folder, tmp_path_factory):
-    """As the exporter writes it: the metadata and the names are all that the server knows of."""
+    """Of another make: the metadata and the names are all that the server knows of."""
     onnx = pytest.importorskip("onnx", reason="the extra `export` is not installed")
     pytest.importorskip("onnxruntime", reason="the extra `export` is not installed")
-    import vitrail
-
     model = vitrail.load(folder)
     size = int(np.prod((3, 16, 16)))
     weight = np.random.default_rng(0).normal(size=(size, 7)).astype(np.float32) / 10
@@ -184,6 +211,24 @@ def test_an_onnx_file_is_served(onnx_file):
         logits = prepare(image(number), preprocessing).reshape(1, -1) @ torch.from_numpy(weight)
         want = logits.softmax(dim=1)[0].numpy()
         np.testing.assert_allclose([dict(rows)[f"l{place}"] for place in range(7)], want, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["onnx", "onnx-int8"])
+def test_what_was_exported_is_served(folder, tmp_path, kind):
+    """And whoever else is in the batch changes nothing, though int8 without calibration has one range for all."""
+    for name in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(name, reason="the extra `export` is not installed")
+    export(vitrail.load(folder), tmp_path / "tiny.onnx", kind)
+    model = open_model("tiny", str(tmp_path / "tiny.onnx"), "onnx", 1)
+    model.warm_up(2)
+    contents = [image(number) for number in range(4)] + [image(5, (300, 10))]
+    ready = [model.prepare(Work("classify", content, 7)) for content in contents]
+    together, alone = model.compute(ready), [model.compute([one])[0] for one in ready]
+    for content, row, lone in zip(contents, together, alone, strict=True):
+        assert [label for label, _ in row] == [label for label, _ in lone]
+        np.testing.assert_allclose([share for _, share in row], [share for _, share in lone], atol=1e-6)
+        best = np.sort(expected(folder, content))[::-1]
+        np.testing.assert_allclose([share for _, share in row], best, atol=1e-5 if kind == "onnx" else 0.1)
 
 
 def test_onnx_files_that_cannot_be_served(onnx_file, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import time
 
 import httpx
 import numpy as np
@@ -139,6 +140,13 @@ def test_several_at_once_and_a_bad_one_among_them(client, folders):
     assert set(told.json()["timing"]) == {"decode_ms", "queue_ms", "compute_ms", "total_ms"}
 
 
+def test_multipart_of_countless_parts_is_given_up_early(client):
+    kind = {"content-type": "multipart/form-data; boundary=b"}
+    started = time.monotonic()
+    refused(client.post("/v1/classify", content=b"--b\r\n\r\n\r\n" * 500_000, headers=kind), 413)
+    assert time.monotonic() - started < 1  # all of it would take seconds
+
+
 def test_multipart_that_has_no_good_image(client):
     bad = [("files", ("a.png", b"nothing")), ("files", ("b.png", b""))]
     assert "none of the images" in refused(client.post("/v1/classify", files=bad), 400)
@@ -193,6 +201,8 @@ def test_wrong_images_and_kinds(client):
             client.post("/v1/classify", content=image(), headers={"content-type": kind.encode()}), 415
         )
     assert client.post("/v1/classify", content=image()).status_code == 200
+    long = refused(client.post("/v1/classify", content=image(), headers={"content-type": "x" * 5000}), 415)
+    assert len(long) < 500
 
 
 def test_wrong_paths_and_methods(client):
@@ -222,6 +232,35 @@ def test_state_and_metrics(client):
     assert float(rows['vitrail_compute_seconds_count{model="tiny"}']) >= 1
     assert float(rows['vitrail_wait_seconds_count{model="tiny"}']) >= 1
     assert float(rows['vitrail_rejections_total{code="bad_image"}']) >= 1
+
+
+def test_a_model_that_computes_no_longer_is_noticed(folders):
+    async def test() -> None:
+        service = Service({"tiny": open_model("tiny", str(folders["tiny"]))}, Settings(threads=1))
+        transport = httpx.ASGITransport(app=build_app(service))
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            await service.start()
+            assert (await client.get("/healthz")).status_code == 200
+            await service.batchers["tiny"].close()
+            refused(await client.get("/healthz"), 503)
+            refused(await client.get("/readyz"), 503)
+            await service.close()
+
+    asyncio.run(test())
+
+
+def test_a_failure_that_nobody_thought_of_is_told_as_one(folders, monkeypatch, caplog):
+    async def test() -> None:
+        service = Service({"tiny": open_model("tiny", str(folders["tiny"]))}, Settings(threads=1))
+        monkeypatch.setattr(service, "named", lambda name: 1 / 0)
+        transport = httpx.ASGITransport(app=build_app(service))
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            await service.start()
+            refused(await client.post("/v1/classify", content=image(), headers=PNG), 500)
+            await service.close()
+
+    asyncio.run(test())
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_the_page_and_its_headers(client):
@@ -269,7 +308,9 @@ def test_the_token(folders, tmp_path):
                 refused(answer, 401)
                 assert answer.headers["www-authenticate"] == "Bearer"
             right = {"authorization": "Bearer open sesame"}
-            assert (await client.post("/v1/classify", content=image(), headers=right)).status_code == 200
+            for shown in ("Bearer open sesame", "bearer open sesame"):  # the scheme's letters may be of any size
+                answer = await client.post("/v1/classify", content=image(), headers={"authorization": shown})
+                assert answer.status_code == 200
             assert (await client.get("/metrics", headers=right)).status_code == 200
             await service.close()
             refused(await client.get("/readyz"), 503)

@@ -13,7 +13,7 @@ import io
 import threading
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,14 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitrail.errors import DataError
+from vitrail.errors import DataError, TooLargeError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """What is opened at all. Pillow reads many more, among them some that run interpreters."""
 MOST_PIXELS_TRAINING, MOST_PIXELS_SERVING = 100_000_000, 40_000_000
+LARGE = 16_000_000
+"""Pixels from which on images are decoded one at a time: one can take 16 bytes a pixel on its way, and many threads
+that decode such at once would take all memory."""
 SCALES = (8, 4, 2)
 """By how much a JPEG can be decoded smaller and still fast."""
 ORIENTATION = 0x0112
@@ -64,6 +67,7 @@ class _Hush:
 
 
 HUSH = _Hush()
+_LARGE_ONE = threading.Lock()
 
 
 def decode(content: bytes, most_pixels: int = MOST_PIXELS_TRAINING) -> Tensor:
@@ -75,13 +79,14 @@ def decoded_image(content: bytes, most_pixels: int = MOST_PIXELS_TRAINING) -> Im
     """Upright and RGB; the first frame of an animation. A DataError says what is wrong with a file."""
     with HUSH:
         image = opened_image(content, most_pixels)
-        try:
-            image.load()
-            return to_rgb(_upright(image))
-        except DataError:
-            raise
-        except Exception as error:  # a damaged file fails in Pillow in many ways
-            raise DataError(f"damaged: {_first_line(error)}") from None
+        with _LARGE_ONE if image.height * image.width > LARGE else nullcontext():
+            try:
+                image.load()
+                return to_rgb(_upright(image))
+            except DataError:
+                raise
+            except Exception as error:  # a damaged file fails in Pillow in many ways
+                raise DataError(f"damaged: {_first_line(error)}") from None
 
 
 def opened_image(content: bytes, most_pixels: int = MOST_PIXELS_TRAINING) -> Image.Image:
@@ -91,7 +96,7 @@ def opened_image(content: bytes, most_pixels: int = MOST_PIXELS_TRAINING) -> Ima
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
     except Image.DecompressionBombError:
-        raise DataError(f"more than {min(most_pixels, 2 * (Image.MAX_IMAGE_PIXELS or 0)):,} pixels") from None
+        raise TooLargeError(f"more than {min(most_pixels, 2 * (Image.MAX_IMAGE_PIXELS or 0)):,} pixels") from None
     except Exception as error:
         unknown = isinstance(error, UnidentifiedImageError)
         raise DataError("not an image of a known kind" if unknown else f"damaged: {_first_line(error)}") from None
@@ -102,7 +107,7 @@ def opened_image(content: bytes, most_pixels: int = MOST_PIXELS_TRAINING) -> Ima
 def check_size(height: int, width: int, most_pixels: int) -> None:
     """Refuse an image that is larger than allowed, before it is decoded."""
     if height * width > most_pixels:
-        raise DataError(f"{width}×{height} pixels, more than the {most_pixels:,} allowed")
+        raise TooLargeError(f"{width}×{height} pixels, more than the {most_pixels:,} allowed")
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

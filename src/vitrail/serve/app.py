@@ -46,7 +46,7 @@ OPEN = {*PAGE, "/healthz", "/readyz", "/docs", "/docs.css", "/openapi.json"}
 ROUTES = {*OPEN, "/metrics", "/v1/models", *(f"/v1/{kind}" for kind in QUESTIONS)}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
-    "base-uri 'none'; frame-ancestors 'none'"
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 GONE = 499
 """What is counted where nobody was left to be answered, as others count it."""
@@ -64,8 +64,8 @@ class Service:
         self.state = "starting"
         self.metrics = Metrics()
         self.bodies = Bodies(settings.most_bytes, settings.most_held, settings.body_seconds)
-        self.requests = 0
-        """Being answered now."""
+        self.answering = 0
+        """Questions that were taken and not answered yet."""
         self.models = dict(models)
         self.default = next(iter(models))
         self.pool = ThreadPoolExecutor(settings.decoders, "decode", initializer=torch.set_num_threads, initargs=(1,))
@@ -78,6 +78,7 @@ class Service:
                 settings.limits,
                 self.metrics.watching(name),
                 model.backend.enter,
+                settings.decoders,
             )
             self.metrics.queue(name, lambda batcher=self.batchers[name]: batcher.inside)  # type: ignore[misc]
 
@@ -96,11 +97,18 @@ class Service:
         """Accept nothing more and finish what was accepted, within the time that is given for it."""
         self.state = "closing"
         ends = time.monotonic() + self.settings.drain_seconds
-        while self.requests and time.monotonic() < ends:
+        while self.answering and time.monotonic() < ends:
             await asyncio.sleep(0.01)
-        if not self.requests:
-            await asyncio.gather(*(batcher.close() for batcher in self.batchers.values() if batcher.started))
+        for batcher in self.batchers.values():
+            batcher.refuse()
+        if not self.answering:
+            await asyncio.gather(*(batcher.close() for batcher in self.batchers.values() if batcher.alive))
         self.pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a model computes no longer, though it should."""
+        return self.state == "ready" and not all(batcher.alive for batcher in self.batchers.values())
 
     def named(self, name: str | None) -> tuple[Served, Batcher[Work, Ready, Any]]:
         """A model that was given at the start, the first if none is named; a Refusal for any other."""
@@ -112,12 +120,14 @@ class Service:
 
 
 class Front:
-    """Around the app: the token, what every answer carries, and counting."""
+    """Around the app: the token, what every answer carries, and counting. The questions do not go through FastAPI's
+    layers, each of which would cost more than the question itself."""
 
     def __init__(self, app: FastAPI, service: Service) -> None:
         self.app, self.service = app, service
+        self.questions = {f"/v1/{kind}": Question(kind, service) for kind in QUESTIONS}
         token = service.settings.token
-        self.wanted = None if token is None else f"Bearer {token}".encode()
+        self.wanted = None if token is None else token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -133,25 +143,31 @@ class Front:
                 message["headers"] = [*message["headers"], *ALWAYS]
             await send(message)
 
-        service.requests += 1
+        asked = self.questions.get(scope["path"]) if scope["method"] == "POST" else None
         try:
             self._check_token(scope)
-            await self.app(scope, receive, sending)
+            await (asked or self.app)(scope, receive, sending)
         except Refusal as refusal:
             await refuse(refusal, sending, service.metrics)
-        except Exception:  # the app has answered 500 already, if it could
+        except Exception:
             log.exception("%s %s", scope["method"], route)
+            if not status:
+                await refuse(failure(), sending, service.metrics)
         finally:
-            service.requests -= 1
             service.metrics.answered(route, status or GONE, time.perf_counter() - started)
 
     def _check_token(self, scope: Scope) -> None:
         if self.wanted is None or scope["path"] in OPEN:
             return
-        shown = dict(scope["headers"]).get(b"authorization", b"")
-        if not hmac.compare_digest(shown, self.wanted):
+        scheme, _, shown = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(shown.strip(), self.wanted):
             asks = ((b"www-authenticate", b"Bearer"),)
             raise Refusal(401, "this server wants a token: send Authorization: Bearer TOKEN", headers=asks)
+
+
+def failure() -> Refusal:
+    """500: what nobody thought of."""
+    return Refusal(500, "this server has failed at the request; its log says why")
 
 
 async def refuse(refusal: Refusal, send: Send, metrics: Metrics) -> None:
@@ -169,7 +185,7 @@ def build_app(service: Service) -> Front:
         title="vitrail", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, version=_version()
     )
     for kind in QUESTIONS:
-        app.router.routes.append(Route(f"/v1/{kind}", Question(kind, service), methods=["POST"]))
+        app.router.routes.append(Route(f"/v1/{kind}", _by_another_method, methods=["POST"]))
     _add_looks(app, service)
     _add_page(app)
     generated = app.openapi
@@ -190,7 +206,7 @@ def build_app(service: Service) -> Front:
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
-        return await refused(request, Refusal(500, "this server has failed at the request; its log says why"))
+        return await refused(request, failure())
 
     return Front(app, service)
 
@@ -204,12 +220,15 @@ def _add_looks(app: FastAPI, service: Service) -> None:
 
     @app.get("/healthz", response_model=Health, summary="Whether the process lives", tags=["state"])
     async def healthz() -> Any:
+        if service.failed:
+            raise Refusal(503, "a model computes no longer: start this server again", "failed")
         return {"state": "alive"}
 
     @app.get("/readyz", response_model=Health, summary="Whether requests are welcome", tags=["state"])
     async def readyz() -> Any:
-        if service.state != "ready":
-            raise Refusal(503, f"this server is {service.state}", f"{service.state}")
+        if service.state != "ready" or service.failed:
+            state = "failed" if service.failed else service.state
+            raise Refusal(503, f"this server is {state}", state)
         return {"state": "ready"}
 
     @app.get("/metrics", summary="Counters and timings in Prometheus' format", tags=["state"], response_class=Response)
@@ -231,7 +250,7 @@ def _add_page(app: FastAPI) -> None:
     places = {path: (room.joinpath("page", name), kind) for path, (name, kind) in PAGE.items()}
     places["/docs.css"] = (room.joinpath("reference.css"), "text/css; charset=utf-8")
     for path, (file, kind) in places.items():
-        answer = _static(file.read_bytes() if file.is_file() else b"", kind)
+        answer = _static(file.read_bytes(), kind)
 
         async def give(request: Request, answer: Response = answer) -> Response:
             return answer
@@ -243,6 +262,11 @@ def _static(content: bytes, kind: str) -> Response:
     return Response(
         content, headers={"content-security-policy": POLICY, "cache-control": "no-cache", "content-type": kind}
     )
+
+
+async def _by_another_method(request: Request) -> Response:
+    """Behind the router a question is only known by its path: what is asked rightly never comes here."""
+    raise AssertionError
 
 
 def _version() -> str:

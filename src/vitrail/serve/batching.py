@@ -7,9 +7,12 @@ are known to be on their way does an idle model wait for them, and never longer 
 until a batch is full. So `wait` is a bound, not a price.
 
 Who is admitted. Not more than `queue` requests are inside at a time, and not more than can be answered within half the
-deadline at the rate that was measured last, decoding and all: the other half is for images that take longer than their
-forerunners. Whoever is not admitted is told so at once, before any work, and when to come again. What is admitted is
-therefore answered in time; should a request still grow older than `deadline` before its turn, it is refused uncomputed.
+deadline at the rate that was measured last: the other half is for images that take longer than their forerunners.
+Preparing and computing go on side by side, so the slower of the two sets the rate; where they share cores, the time of
+each has grown by what the other took. Only time spent at work is counted: whatever comes in between, or cannot be
+prepared and so is never computed, makes no image dearer. Whoever is not admitted is told so at once, before any work,
+and when to come again. What is admitted is therefore answered in time; should a request still grow older than
+`deadline` before its turn, it is refused uncomputed.
 
 All methods are for the thread of the event loop, but for those that say otherwise.
 """
@@ -33,7 +36,7 @@ Result = TypeVar("Result")
 MARGIN = 0.5
 """Of the deadline, within which what is admitted is expected to be answered."""
 FORGETTING = 0.9
-"""How much of the measured rate is still believed after another image."""
+"""How much of what was measured is still believed after another image."""
 LONGEST_RETRY = 60
 """Seconds after which to come again, at most."""
 
@@ -100,12 +103,26 @@ class _Entry:
         self.seconds = 0.0
 
 
+class _Pace:
+    """Seconds for an image, as those of the last few dozen tell; 0 if there was none."""
+
+    def __init__(self) -> None:
+        self.seconds, self._known = 0.0, False
+
+    def learn(self, seconds: float, count: int = 1) -> None:
+        """So long each of so many took."""
+        believed = FORGETTING**count if self._known else 0.0
+        self.seconds, self._known = believed * self.seconds + (1 - believed) * seconds, True
+
+
 class Batcher(Generic[Item, Prepared, Result]):
     """The queue before one model.
 
     Args:
         prepare: an item → what is computed, in a thread of `pool`; whatever it raises is that request's answer.
-        compute: a batch → as many results, in a thread of its own. Where it raises, its images are computed one by one.
+        compute: a batch → as many results, in a thread of its own. A result that is an exception is that request's
+            answer; where it raises one itself, its images are computed one by one.
+        pool: of so many `threads`.
         watch: told of every batch, on the event loop.
         enter: called once in the computing thread, before anything else.
     """
@@ -118,6 +135,7 @@ class Batcher(Generic[Item, Prepared, Result]):
         limits: Limits | None = None,
         watch: Callable[[Batch], None] | None = None,
         enter: Callable[[], None] | None = None,
+        threads: int = 1,
     ) -> None:
         self.limits = limits or Limits()
         self.inside = 0
@@ -132,8 +150,8 @@ class Batcher(Generic[Item, Prepared, Result]):
         self._closing = self._ended = False
         self._empty = asyncio.Event()
         self._empty.set()
-        self._since = 0.0  # when the last batch was answered, or when the first of those inside came
-        self._per_image: float | None = None
+        self._threads = threads
+        self._preparing, self._computing = _Pace(), _Pace()
 
     def start(self) -> None:
         """Begin to compute, for the event loop that runs."""
@@ -141,13 +159,17 @@ class Batcher(Generic[Item, Prepared, Result]):
         self._thread.start()
 
     @property
-    def started(self) -> bool:
+    def alive(self) -> bool:
         """Whether anything is computed."""
         return self._thread.is_alive()
 
+    def refuse(self) -> None:
+        """Accept nothing more."""
+        self._closing = True
+
     async def close(self) -> None:
         """Accept nothing more, answer what was accepted, and end the thread."""
-        self._closing = True
+        self.refuse()
         await self._empty.wait()
         with self._changed:
             self._ended = True
@@ -161,8 +183,6 @@ class Batcher(Generic[Item, Prepared, Result]):
         if self._closing:
             raise ClosingError
         self._check_room(len(items))
-        if not self.inside:
-            self._since = time.monotonic()
         self.inside += len(items)
         self._empty.clear()
         entries = [_Entry(item, self._loop.create_future()) for item in items]
@@ -173,26 +193,21 @@ class Batcher(Generic[Item, Prepared, Result]):
             self._pool.submit(self._make_ready, entry)
         return [entry.future for entry in entries]
 
-    async def answer(self, item: Item) -> Answer:
-        """One request from beginning to end."""
-        (future,) = self.submit([item])
-        return await future
-
     def expect(self, seconds: float) -> None:
-        """So long an image takes, as far as is known before any was answered."""
-        self._per_image = seconds
+        """So long an image is computed, as far as is known before any was answered."""
+        self._computing.learn(seconds)
 
     @property
-    def expected(self) -> float:
-        """Seconds until all that is inside is answered, by the rate that was measured; 0 if none was."""
-        return self.inside * (self._per_image or 0.0)
+    def per_image(self) -> float:
+        """Seconds from one answer to the next while there is enough to do, as measured; 0 if nothing was."""
+        return max(self._computing.seconds, self._preparing.seconds / self._threads)
 
     def _check_room(self, count: int) -> None:
         if not self.inside and count <= self.limits.queue:
             return  # an empty house takes whoever comes first, however slow the model
-        expected = (self.inside + count) * (self._per_image or 0.0)
+        expected = (self.inside + count) * self.per_image
         if self.inside + count > self.limits.queue or expected > MARGIN * self.limits.deadline:
-            raise FullError(min(max(math.ceil(self.expected), 1), LONGEST_RETRY))
+            raise FullError(min(max(math.ceil(self.inside * self.per_image), 1), LONGEST_RETRY))
 
     def _left(self, entry: _Entry, future: asyncio.Future[Answer]) -> None:
         self.inside -= 1
@@ -222,7 +237,7 @@ class Batcher(Generic[Item, Prepared, Result]):
                 self._waiting.append(entry)
             self._changed.notify()
         if failure is not None:
-            self._on_loop(self._fail, entry, failure)
+            self._on_loop(self._spoilt, entry, failure)
 
     # In the computing thread
 
@@ -283,18 +298,17 @@ class Batcher(Generic[Item, Prepared, Result]):
                 waited = started - entry.admitted - entry.seconds
                 entry.future.set_result(Answer(outcome, entry.seconds, waited, ended - started))
         if entries:
-            self._measure(len(entries))
+            for entry in entries:
+                self._preparing.learn(entry.seconds)
+            self._computing.learn((ended - started) / len(entries), len(entries))
             if self._watch is not None:
                 waits = [started - entry.admitted - entry.seconds for entry in entries]
                 self._watch(Batch(waits, ended - started))
 
+    def _spoilt(self, entry: _Entry, failure: Exception) -> None:
+        self._preparing.learn(entry.seconds)
+        self._fail(entry, failure)
+
     def _fail(self, entry: _Entry, failure: Exception) -> None:
         if not entry.future.done():
             entry.future.set_exception(failure)
-
-    def _measure(self, count: int) -> None:
-        """Seconds for each image while there was something to do: with decoding, and all that shares the cores."""
-        now = time.monotonic()
-        taken, self._since = (now - self._since) / count, now
-        believed = 0.0 if self._per_image is None else FORGETTING**count
-        self._per_image = believed * (self._per_image or 0.0) + (1 - believed) * taken

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
-from vitrail.errors import MissingExtraError
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
 from vitrail.serve.refusals import Headers, Refusal, busy
 
 Receive = Callable[[], Awaitable[Any]]
@@ -16,6 +19,10 @@ RAW = ("application/octet-stream", "")
 MULTIPART = "multipart/form-data"
 MOST_HEADER = 16_384
 """Bytes of the headers of one part of a multipart body."""
+MOST_FIELDS = 32
+"""Parts of a multipart body that are no files."""
+
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # else each broken body of a stranger's is a line of ours
 
 
 class File(NamedTuple):
@@ -86,24 +93,18 @@ def kind_of_content(headers: Headers) -> str:
         return kind
     raise Refusal(
         415,
-        f"{kind!r} is no image: send the file itself with Content-Type image/jpeg, image/png, … or "
+        f"{kind[:100]!r} is no image: send the file itself with Content-Type image/jpeg, image/png, … or "
         f"application/octet-stream, or several as {MULTIPART}",
     )
 
 
 def files_of(body: bytes, headers: Headers, most: int) -> list[File]:
     """The files in a multipart body, in their order; a Refusal where it is broken, or holds none or too many."""
-    try:
-        from python_multipart.exceptions import FormParserError
-        from python_multipart.multipart import MultipartParser, parse_options_header
-    except ImportError:
-        raise MissingExtraError("multipart/form-data", "serve") from None
-
     _, options = parse_options_header(dict(headers).get(b"content-type", b""))
     boundary = options.get(b"boundary", b"")
     if not 1 <= len(boundary) <= 70:
         raise Refusal(400, f"{MULTIPART} has no boundary", "bad_multipart")
-    found = _Collected(most, parse_options_header)
+    found = _Collected(most)
     try:
         parser = MultipartParser(boundary, found.callbacks())  # type: ignore[arg-type]
         parser.write(body)
@@ -120,10 +121,10 @@ def files_of(body: bytes, headers: Headers, most: int) -> list[File]:
 class _Collected:
     """What the parser has come across."""
 
-    def __init__(self, most: int, parse: Callable[[bytes], tuple[bytes, dict[bytes, bytes]]]) -> None:
+    def __init__(self, most: int) -> None:
         self.files: list[File] = []
         self.ended = False
-        self._most, self._parse = most, parse
+        self._most, self._parts = most, 0
         self._field = self._value = self._disposition = b""
         self._content: list[bytes] = []
 
@@ -139,6 +140,9 @@ class _Collected:
         }
 
     def _begin(self) -> None:
+        self._parts += 1
+        if self._parts > self._most + MOST_FIELDS:
+            raise Refusal(413, f"more than {self._most + MOST_FIELDS} parts in one request", "too_many_images")
         self._disposition, self._content = b"", []
 
     def _on_field(self, data: bytes, start: int, end: int) -> None:
@@ -156,7 +160,7 @@ class _Collected:
         self._content.append(data[start:end])
 
     def _on_end(self) -> None:
-        _, options = self._parse(self._disposition)
+        _, options = parse_options_header(self._disposition)
         if b"filename" not in options:
             return  # a field of a form, not a file
         if len(self.files) == self._most:

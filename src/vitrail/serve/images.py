@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail.config import Preprocessing
 from vitrail.data.decode import MOST_PIXELS_SERVING, decode, to_channels
 from vitrail.data.evaluation import MOST_RATIO, fitted
-from vitrail.errors import DataError
+from vitrail.errors import DataError, TooLargeError
 from vitrail.serve.refusals import Refusal
 
 log = logging.getLogger("vitrail")
@@ -30,10 +30,9 @@ def pixels_of(
         image = decode(content, most_pixels)
         box = part_seen(image.shape[1], image.shape[2], preprocessing)
         return fitted(to_channels(image, len(preprocessing.mean)), preprocessing).contiguous(), box
+    except TooLargeError as error:
+        raise Refusal(413, f"the image is too large: {error}", "too_many_pixels") from None
     except DataError as error:
-        too_many = str(error).find("pixels") >= 0 and str(error).find("more than") >= 0
-        if too_many:
-            raise Refusal(413, f"the image is too large: {error}", "too_many_pixels") from None
         raise Refusal(400, f"the image cannot be read: {error}", "bad_image") from None
     except Exception as error:  # of whatever kind: these are a stranger's bytes
         log.warning("an image could not be prepared", exc_info=True)

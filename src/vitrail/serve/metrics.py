@@ -20,6 +20,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         kept = self.registry
+        self._counters: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self._requests = Counter("vitrail_requests", "Requests answered.", ["route", "status"], registry=kept)
         self._seconds = Histogram(
             "vitrail_request_seconds",
@@ -43,8 +44,11 @@ class Metrics:
 
     def answered(self, route: str, status: int, seconds: float) -> None:
         """A request is over. `route` is one of ours, or "other"."""
-        self._requests.labels(route, status).inc()
-        self._seconds.labels(route).observe(seconds)
+        if (route, status) not in self._counters:  # looking labels up takes longer than counting
+            self._counters[route, status] = self._requests.labels(route, status), self._seconds.labels(route)
+        requests, times = self._counters[route, status]
+        requests.inc()
+        times.observe(seconds)
 
     def refused(self, code: str) -> None:
         """One that was told so."""

@@ -22,11 +22,13 @@ from vitrail.config import Preprocessing
 from vitrail.data.evaluation import normalise
 from vitrail.errors import ConfigError, MissingExtraError, NotApplicableError, WeightsError
 from vitrail.evaluate.passes import in_full_precision
+from vitrail.fast.packed import pack
 from vitrail.inspection.anatomy import patch_grid, prefix_names
 from vitrail.inspection.attention import rollout_by_layer
 from vitrail.model.base import ImageModel
-from vitrail.predict import words_of
+from vitrail.predict import ranked, words_of
 from vitrail.serve.images import Box, pixels_of
+from vitrail.serve.refusals import Refusal
 from vitrail.train.distributed import chosen_device
 
 Kind = Literal["classify", "embed", "attention"]
@@ -108,7 +110,8 @@ class Served:
         return Ready(work.kind, pixels, work.top, box)
 
     def compute(self, batch: Sequence[Ready]) -> list[Any]:
-        """One result for each, whatever each asks for: [(label, probability), …], [float, …] or a Rollout."""
+        """One result for each, whatever each asks for: [(label, probability), …], [float, …] or a Rollout; or a
+        Refusal where that would be no numbers."""
         results: list[Any] = [None] * len(batch)
         for kind, give in (("classify", self._guesses), ("embed", self._embeddings), ("attention", self._rollouts)):
             places = [place for place, ready in enumerate(batch) if ready.kind == kind]
@@ -121,46 +124,50 @@ class Served:
 
     def warm_up(self, batch: int) -> float:
         """Compute at the smallest and the largest batch; seconds that each image of the latter took."""
-        height, width = self.backend.preprocessing.image_size
-        blank = torch.zeros(len(self.backend.preprocessing.mean), height, width, dtype=torch.uint8)
         for count in (1, batch):
-            pixels = blank.expand(count, -1, -1, -1).contiguous()
+            pixels = _blank(self.backend.preprocessing, count)
             started = time.monotonic()
             found = self.backend.probabilities(pixels) if self.backend.labels else self.backend.representations(pixels)
             if not np.isfinite(found).all():
                 raise WeightsError(f"{self.name} computes what is no number: its weights are damaged")
         return (time.monotonic() - started) / batch
 
-    def _guesses(self, asked: Sequence[Ready], pixels: Tensor) -> list[list[tuple[str, float]]]:
-        probabilities = self.backend.probabilities(pixels)
-        labels = self.backend.labels
-        found = []
-        for ready, row in zip(asked, probabilities, strict=True):
-            best = np.argsort(-row, kind="stable")[: ready.top]
-            found.append([(labels[number], float(row[number])) for number in best])
-        return found
+    def _guesses(self, asked: Sequence[Ready], pixels: Tensor) -> list[Any]:
+        rows, labels = self.backend.probabilities(pixels), self.backend.labels
+        return [_no_number(row) or ranked(row, labels, ready.top) for ready, row in zip(asked, rows, strict=True)]
 
-    def _embeddings(self, asked: Sequence[Ready], pixels: Tensor) -> list[list[float]]:
-        rows: list[list[float]] = self.backend.representations(pixels).tolist()
-        return rows
+    def _embeddings(self, asked: Sequence[Ready], pixels: Tensor) -> list[Any]:
+        return [_no_number(row) or row.tolist() for row in self.backend.representations(pixels)]
 
-    def _rollouts(self, asked: Sequence[Ready], pixels: Tensor) -> list[Rollout]:
+    def _rollouts(self, asked: Sequence[Ready], pixels: Tensor) -> list[Any]:
         maps = self.backend.rollout(pixels)
-        return [Rollout(one, ready.box) for one, ready in zip(maps, asked, strict=True)]
+        return [_no_number(one) or Rollout(one, ready.box) for one, ready in zip(maps, asked, strict=True)]
+
+
+def _no_number(row: Array) -> Refusal | None:
+    if np.isfinite(row).all():
+        return None
+    return Refusal(422, "what the model computes of this image is no number: its weights may be damaged", "no_number")
+
+
+def _blank(preprocessing: Preprocessing, count: int = 1) -> Tensor:
+    """(count, C, height, width) of nothing."""
+    return torch.zeros(count, len(preprocessing.mean), *preprocessing.image_size, dtype=torch.uint8)
 
 
 class TorchBackend:
-    """A model of vitrail's, on a GPU where there is one."""
+    """A model of vitrail's, on a GPU where there is one. It is ours from then on: on a CPU its layers are packed."""
 
     def __init__(self, model: ImageModel, threads: int | None = None, device: str = "auto") -> None:
         in_full_precision(model)
         self.model = model.to(chosen_device(device)).eval().requires_grad_(False)
+        pack(self.model)
         self.preprocessing = model.preprocessing
         self.labels = words_of(model.labels, model.num_classes)
         self.threads = threads
         self.layers: int | None = None
         self.why_no_attention = ""
-        blank = torch.zeros(1, len(self.preprocessing.mean), *self.preprocessing.image_size, dtype=torch.uint8)
+        blank = _blank(self.preprocessing)
         self.embedding: int | None = self.representations(blank).shape[1]
         try:
             self.layers = self.rollout(blank).shape[1]
@@ -226,7 +233,9 @@ class OnnxBackend:
             architecture = json.loads(written.get("architecture", "{}"))
         except (ValueError, TypeError) as error:
             raise WeightsError(f"{path} has metadata that cannot be read: {error}") from None
-        width = self.probabilities(self._blank(), raw=True).shape[1]
+        # One range for all activations of a batch would make an image's answer depend on its neighbours.
+        self.one_by_one = written.get("quantisation") == "dynamic"
+        width = self._outputs(_blank(self.preprocessing)).shape[1]
         classes = 0 if output.name.startswith("embed") or architecture.get("num_classes") == 0 else width
         self.labels = words_of(labels or None, classes)
         if len(self.labels) != classes:
@@ -238,24 +247,25 @@ class OnnxBackend:
     def enter(self) -> None:
         """onnxruntime has threads of its own."""
 
-    def probabilities(self, pixels: Tensor, raw: bool = False) -> Array:
-        """By softmax, unless `raw`."""
-        images = normalise(pixels, self.preprocessing).numpy()
-        images = images.astype(np.float16) if "float16" in self.input.type else images
-        found = np.asarray(self.session.run(None, {self.input.name: images})[0], dtype=np.float32)
-        if raw:
-            return found
+    def probabilities(self, pixels: Tensor) -> Array:
+        """By softmax."""
+        found = self._outputs(pixels)
         powers = np.exp(found - found.max(axis=1, keepdims=True))
         shares: Array = powers / powers.sum(axis=1, keepdims=True)
         return shares
 
     def representations(self, pixels: Tensor) -> Array:
         """What a file without classes gives out."""
-        return self.probabilities(pixels, raw=True)
+        return self._outputs(pixels)
 
     def rollout(self, pixels: Tensor) -> Array:
         """Never asked for: there are no layers."""
         raise NotApplicableError(self.why_no_attention)
 
-    def _blank(self) -> Tensor:
-        return torch.zeros(1, len(self.preprocessing.mean), *self.preprocessing.image_size, dtype=torch.uint8)
+    def _outputs(self, pixels: Tensor) -> Array:
+        """Logits, or representations of a file without classes."""
+        images = normalise(pixels, self.preprocessing).numpy()
+        images = images.astype(np.float16) if "float16" in self.input.type else images
+        parts = np.split(images, len(images)) if self.one_by_one else [images]
+        found = [self.session.run(None, {self.input.name: part})[0] for part in parts]
+        return np.concatenate(found).astype(np.float32, copy=False)

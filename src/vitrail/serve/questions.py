@@ -57,20 +57,25 @@ class Question:
             nonlocal held
             held += count
 
+        self._check_state()
+        self.service.answering += 1
         try:
             headers, body = await self._answer(scope, receive, took)
         except ClientGoneError:
             return
         finally:
+            self.service.answering -= 1
             self.service.bodies.let_go(held)
         headers += [(b"content-length", str(len(body)).encode()), (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _answer(self, scope: Any, receive: Receive, took: Callable[[int], None]) -> tuple[Headers, bytes]:
-        started = time.monotonic()
+    def _check_state(self) -> None:
         if self.service.state != "ready":
             raise closing() if self.service.state == "closing" else Refusal(503, "the models are not ready yet")
+
+    async def _answer(self, scope: Any, receive: Receive, took: Callable[[int], None]) -> tuple[Headers, bytes]:
+        started = time.monotonic()
         asked = self._asked(scope)
         body = await self.service.bodies.read(scope["headers"], receive, took)
         if not asked.multipart:
@@ -81,7 +86,11 @@ class Question:
                 return _picture(found.result, asked.layer)
             told = {"model": asked.model.name, **self._told(found.result)}
             return _json(told, [found], started)
-        files = await asyncio.to_thread(files_of, body, scope["headers"], self.service.settings.images_at_once)
+        most = self.service.settings.images_at_once
+        files = await asyncio.get_running_loop().run_in_executor(
+            self.service.pool, files_of, body, scope["headers"], most
+        )
+        del body  # the files are copies
         answers = await self._computed(asked, [file.content for file in files], receive)
         rows = [
             {
@@ -135,18 +144,22 @@ class Question:
 
 async def _while_there(futures: Futures, receive: Receive) -> None:
     """Until all are answered; where the client goes away, what is left is cancelled."""
-    leaving = asyncio.ensure_future(receive())
-    pending = set(futures)
-    try:
-        while pending:
-            done, _ = await asyncio.wait({*pending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if leaving in done:
-                raise ClientGoneError
-            pending -= done
-    finally:
-        leaving.cancel()
-        for future in pending:
+
+    def cancel(_: object = None) -> None:
+        for future in futures:
             future.cancel()
+
+    leaving = asyncio.ensure_future(receive())
+    leaving.add_done_callback(cancel)
+    try:
+        await asyncio.wait(futures)
+    finally:
+        leaving.remove_done_callback(cancel)
+        leaving.cancel()
+        cancel()
+    failures = [future.exception() for future in futures if not future.cancelled()]
+    if len(failures) < len(futures):
+        raise ClientGoneError
 
 
 def _options(query: bytes, known: Sequence[str]) -> dict[str, str]:

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from vitrail.errors import ConfigError
 from vitrail.serve.batching import Limits
 
+LONGEST = 3600.0
+"""Seconds that anything here may last."""
+
 
 def cores() -> int:
     """That this process may use."""
@@ -37,8 +40,8 @@ class Settings:
     """In which a body must have arrived."""
     header_seconds: float = 10.0
     """In which headers must have arrived."""
-    drain_seconds: float = 25.0
-    """After which a server that was told to stop does so, whatever is unfinished."""
+    least_drain: float = 25.0
+    """A server that was told to stop does so after so long or the deadline, whatever is unfinished."""
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:
@@ -46,8 +49,11 @@ class Settings:
         batch, wait, queue, deadline = self.limits
         if batch < 1 or queue < batch:
             raise ConfigError(f"--batch {batch}, --queue {queue}: give 1 or more, and a queue that holds a batch")
-        if not (wait >= 0 and deadline > 0):
-            raise ConfigError(f"--wait {wait * 1000:g}, --deadline {deadline:g}: give 0 ms or more, and above 0 s")
+        if not (0 <= wait <= LONGEST and 0 < deadline <= LONGEST):
+            raise ConfigError(
+                f"--wait {wait * 1000:g}, --deadline {deadline:g}: give 0 ms or more, and above 0 s; "
+                f"neither more than {LONGEST:g} s"
+            )
         if self.threads < 1:
             raise ConfigError(f"--threads {self.threads}: give 1 or more")
         if self.token is not None and (not self.token or not self.token.isascii() or not self.token.isprintable()):
@@ -55,8 +61,13 @@ class Settings:
 
     @property
     def decoders(self) -> int:
-        """Threads that decode: half the cores, for the other half has a model to compute."""
-        return max(1, min(cores() // 2, 8))
+        """Threads that decode: half as many as compute, for each takes memory too."""
+        return max(1, min(self.threads // 2, 8))
+
+    @property
+    def drain_seconds(self) -> float:
+        """After which a server that was told to stop does so, whatever is unfinished."""
+        return max(self.least_drain, self.limits.deadline)
 
     @property
     def images_at_once(self) -> int:

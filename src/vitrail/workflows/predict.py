@@ -133,6 +133,8 @@ def found_images(files: Sequence[str]) -> list[str | bytes]:
         raise ConfigError(f"{STANDARD_INPUT} was given more than once, and there is one standard input")
     found = list[str | bytes]()
     for name in files:
+        if not name:
+            raise ConfigError("a file has no name: is a variable empty that should hold it?")
         if name == STANDARD_INPUT:
             found += _from_standard_input()
         elif _is_folder(Path(name)):

@@ -98,7 +98,10 @@ def open_model(name: str, model: str, backend: str = "torch", threads: int | Non
 def read_token(file: Path | None) -> str | None:
     """From a file, else from the environment; None where there is none."""
     if file is None:
-        return os.environ.get(TOKEN) or None
+        token = os.environ.get(TOKEN)
+        if token == "":
+            raise ConfigError(f"{TOKEN} is set and empty: put a token into it, or unset it to serve without one")
+        return token
     try:
         token = file.read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:

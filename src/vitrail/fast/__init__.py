@@ -1,0 +1,1 @@
+"""What makes a built model fast, applied to it from outside."""
