@@ -3,7 +3,7 @@
     python benchmarks/export_int8.py MODEL DATA [--most 1000] > benchmarks/results/export_int8.json
 
 int8 is exported twice: with ranges found at run time, and calibrated on images of the training part, or, where there is
-none, on those after the ones that are scored. Latency is the median of alternating runs at batch 1.
+none, on some that are not scored. Latency is the median of alternating runs at batch 1.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import platform
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -33,12 +34,12 @@ from vitrail.model.base import ImageModel
 CALIBRATED, BATCH, TIMED = 64, 50, 50
 
 
-def read(source: Source, model: ImageModel, most: int, shift: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images spread over a data set, and their labels among the model's classes."""
+def read(source: Source, model: ImageModel, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images of a data set, and their labels among the model's classes."""
     places = {label: number for number, label in enumerate(model.labels or source.classes)}
     pixels, labels = [], []
-    for index in spread(len(source) - shift, most):
-        sample = source.read(index + shift)
+    for index in indices:
+        sample = source.read(index)
         content = sample.content
         pixels.append(content if isinstance(content, torch.Tensor) else decode(content))
         labels.append(places[source.classes[sample.label]])
@@ -75,10 +76,17 @@ def main() -> None:
     given = parser.parse_args()
     model = vitrail.load(given.model).float()
     tested = open_data(given.data, tested_part(given.data))
-    images, labels = read(tested, model, given.most)
-    training = "train" in splits_of(given.data)
-    others = open_data(given.data, "train") if training else tested
-    calibration = list(read(others, model, CALIBRATED, shift=0 if training else 1)[0].split(1))
+    scored = spread(len(tested), given.most)
+    images, labels = read(tested, model, scored)
+    if "train" in splits_of(given.data):
+        others = open_data(given.data, "train")
+        free = list(range(len(others)))
+    else:
+        others, free = tested, sorted(set(range(len(tested))) - set(scored))
+    if not free:
+        parser.error("all images are scored and none is left to calibrate on: give a smaller --most")
+    chosen = [free[place] for place in spread(len(free), CALIBRATED)]
+    calibration = list(read(others, model, chosen)[0].split(1))
     with tempfile.TemporaryDirectory() as folder:
         paths = exported(graph_of(model), calibration, Path(folder))
         runs = {name: open_onnx(path) for name, path in paths.items()}

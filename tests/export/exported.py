@@ -9,14 +9,33 @@ from torch import Tensor
 
 import vitrail
 from vitrail.export.runtimes import Run
+from vitrail.model.architecture import Backbone, ResNetArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
+from vitrail.model.create import build
+from vitrail.model.initialise import initialise
 
+HYBRID = {"form": "hybrid", "norm_eps": 1e-5, "standardise_by": "std", "standardise_eps": 1e-5}
+BIT = {"form": "bit", "norm_eps": 1e-5, "standardise_by": "variance", "standardise_eps": 1e-10}
 SMALL = {"image_size": 16, "width": 32, "depth": 1, "num_heads": 2, "mlp_dim": 64, "num_classes": 5, "seed": 0}
 
 
 def made(name: str = "Ti/4", **options: Any) -> ImageModel:
     """A model with noise on all of its parameters: fresh heads are zero, and fresh biases too."""
     model = vitrail.create_model(name, **{**SMALL, **options}).eval()
+    return stirred(model)
+
+
+def resnet(form: str) -> ImageModel:
+    """A small hybrid, or BiT."""
+    if form == "hybrid":
+        fields = {**SMALL, "image_size": 32, "patch_size": 1, "backbone": Backbone(blocks=(1, 1), **HYBRID)}
+        del fields["seed"]
+        architecture = VitArchitecture(**fields)
+    else:
+        architecture = ResNetArchitecture(image_size=32, num_classes=5, backbone=Backbone(blocks=(1, 1), **BIT))
+    model = build(architecture).to_empty(device="cpu").eval()
+    torch.manual_seed(0)
+    initialise(model)
     return stirred(model)
 
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+import onnx
 import pytest
-import torch
-from exported import SMALL, difference, images, made, stirred
+from exported import difference, images, made, resnet, stirred
 
 import vitrail
 from vitrail.export.graphs import graph_of
 from vitrail.export.onnx import open_onnx, write_onnx
-from vitrail.model.architecture import Backbone, ResNetArchitecture, VitArchitecture
-from vitrail.model.create import build
-from vitrail.model.initialise import initialise
 
 STEM = [{"channels": 8, "kernel": 3, "stride": 2}, {"channels": 16, "kernel": 3, "stride": 2}]
-HYBRID = {"form": "hybrid", "norm_eps": 1e-5, "standardise_by": "std", "standardise_eps": 1e-5}
-BIT = {"form": "bit", "norm_eps": 1e-5, "standardise_by": "variance", "standardise_eps": 1e-10}
 KINDS = {
     "class": {},
     "average": {"pool": "average"},
@@ -52,6 +47,8 @@ def worst(run, model, sizes, counts=(1, 7)):
 def test_many_kinds_at_once(tmp_path, options):
     model = made(**options)
     assert worst(exported(model, tmp_path / "model.onnx"), model, [(16, 16)]) <= 1e-4
+    (output,) = onnx.load(tmp_path / "model.onnx").graph.output
+    assert output.name == ("logits" if model.num_classes else "embedding")
 
 
 @pytest.mark.slow
@@ -72,16 +69,7 @@ def test_relative_positions_at_their_own_size(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["hybrid", "bit"])
 def test_resnets(tmp_path, form):
-    if form == "hybrid":
-        fields = {**SMALL, "image_size": 32, "patch_size": 1, "backbone": Backbone(blocks=(1, 1), **HYBRID)}
-        del fields["seed"]
-        architecture = VitArchitecture(**fields)
-    else:
-        architecture = ResNetArchitecture(image_size=32, num_classes=5, backbone=Backbone(blocks=(1, 1), **BIT))
-    model = build(architecture).to_empty(device="cpu").eval()
-    torch.manual_seed(0)
-    initialise(model)
-    stirred(model)
+    model = resnet(form)
     own, any_size = exported(model, tmp_path / "a.onnx"), exported(model, tmp_path / "b.onnx", dynamic_size=True)
     assert worst(own, model, [(32, 32)]) <= 1e-4
     sizes = [(32, 32), (48, 64)] if form == "hybrid" else [(32, 32), (45, 61)]

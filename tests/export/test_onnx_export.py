@@ -12,7 +12,7 @@ from onnx import numpy_helper
 import vitrail
 from vitrail.config import Origin, Preprocessing
 from vitrail.errors import ConfigError, ExportError
-from vitrail.export.onnx import open_onnx, write_onnx
+from vitrail.export.onnx import open_onnx
 from vitrail.workflows import export as workflow
 from vitrail.workflows.export import KINDS, export
 
@@ -163,11 +163,3 @@ def test_without_the_extra(tmp_path, monkeypatch):
     with pytest.raises(vitrail.MissingExtraError, match=r"vitrail\[openvino\]"):
         export(made(), tmp_path / "model.xml", "openvino")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_can_be_written_without_a_check(tmp_path):
-    from vitrail.export.graphs import graph_of
-
-    write_onnx(graph_of(made(num_classes=0)), tmp_path / "model.onnx")
-    (output,) = onnx.load(tmp_path / "model.onnx").graph.output
-    assert output.name == "embedding"

@@ -57,10 +57,14 @@ def export(
 
 
 def _rows(checked: Checked) -> list[tuple[str, str, str]]:
-    agreement = "–" if checked.agreement is None else f"{checked.agreement:.2%}"
+    share = ", as a share of the image's largest" if checked.relative else ""
+    if checked.agreement is None:
+        same = ("least cosine similarity", "–", f"{checked.cosine:.4f}")
+    else:
+        same = ("same first guess", "–", f"{checked.agreement:.2%}")
     return [
-        (f"largest difference of {checked.output}", "–", f"{checked.max_difference:.2g}"),
-        ("same first guess", "–", agreement),
+        (f"largest difference of {checked.output}{share}", "–", f"{checked.max_difference:.2g}"),
+        same,
         ("bytes", f"{checked.model_bytes:,}", f"{checked.export_bytes:,}"),
         ("milliseconds for one image", f"{checked.model_milliseconds:.2f}", f"{checked.export_milliseconds:.2f}"),
     ]

@@ -6,6 +6,7 @@ import json
 
 from vitrail import __version__
 from vitrail.model.base import ImageModel
+from vitrail.predict import labels_of
 
 
 def carried(model: ImageModel) -> dict[str, str]:
@@ -16,7 +17,9 @@ def carried(model: ImageModel) -> dict[str, str]:
         "preprocessing": model.preprocessing.model_dump_json(),
     }
     if model.labels is not None:
-        facts["labels"] = json.dumps(model.labels, ensure_ascii=False)
+        facts["labels"] = json.dumps(labels_of(model), ensure_ascii=False)
+        if labels_of(model) != tuple(model.labels):
+            facts["classes"] = json.dumps(model.labels, ensure_ascii=False)
     if model.origin is not None and model.origin.licence is not None:
         facts["licence"] = model.origin.licence
     return facts

@@ -5,7 +5,6 @@ Shapes: B images, C channels, height × width pixels, K classes.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +15,10 @@ from torch.export import Dim, ExportedProgram
 from vitrail.config import Preprocessing
 from vitrail.data.evaluation import MOST_RATIO
 from vitrail.errors import ConfigError, ExportError
-from vitrail.export.positions import cubic, positions_of_any_grid
 from vitrail.export.runtimes import first_line, quiet
 from vitrail.model.base import ImageModel
 from vitrail.model.bit import BitResNet
+from vitrail.model.positions import cubic
 from vitrail.model.vit import VisionTransformer
 
 MOST_WEIGHT = 2**15 - 0.5
@@ -120,7 +119,7 @@ def graph_of(model: ImageModel, with_preprocessing: bool = False, dynamic_size: 
 def traced(graph: Graph) -> ExportedProgram:
     """The graph as torch.export captures it."""
     try:
-        with quiet(), positions_of_any_grid() if graph.any_size else nullcontext():
+        with quiet():
             return torch.export.export(graph.module, (graph.example,), dynamic_shapes=(graph.dynamic,))
     except Exception as error:  # whatever a network does that cannot be traced
         raise ExportError(f"torch.export cannot trace this model: {first_line(error)}") from error

@@ -52,8 +52,12 @@ def write_onnx(graph: Graph, path: Path) -> None:
     _without_traces(exported.model)
     _keep_zeros_around_pooling(exported.model)
     exported.model.metadata_props.update(carried(graph.model))
-    weights = sum(tensor.nbytes for tensor in graph.module.state_dict().values())
-    exported.save(path, external_data=weights > MOST_INSIDE)
+    exported.save(path, external_data=weight_bytes(graph) > MOST_INSIDE)
+
+
+def weight_bytes(graph: Graph) -> int:
+    """Of a graph in float32."""
+    return sum(tensor.nbytes for tensor in graph.module.state_dict().values())
 
 
 def open_onnx(path: Path) -> Run:

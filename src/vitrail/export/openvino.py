@@ -1,4 +1,4 @@
-"""A graph in OpenVINO's form, by way of ONNX. OpenVINO is an extra that no test of ours has."""
+"""A graph in OpenVINO's form, by way of ONNX."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vitrail.errors import ExportError, MissingExtraError
 from vitrail.export.carried import carried
 from vitrail.export.graphs import Graph
 from vitrail.export.onnx import write_onnx
-from vitrail.export.runtimes import Run, first_line
+from vitrail.export.runtimes import Run
 
 
 def write_openvino(graph: Graph, path: Path) -> None:
@@ -26,7 +26,7 @@ def write_openvino(graph: Graph, path: Path) -> None:
         try:
             converted = openvino.convert_model(between)
         except Exception as error:  # OpenVINO's own
-            raise ExportError(f"OpenVINO cannot convert this model: {first_line(error)}") from error
+            raise ExportError(f"OpenVINO cannot convert this model: {_last_line(error)}") from error
         for key, text in carried(graph.model).items():
             converted.set_rt_info(text, ["vitrail", key])
         openvino.save_model(converted, path, compress_to_fp16=False)
@@ -34,13 +34,17 @@ def write_openvino(graph: Graph, path: Path) -> None:
 
 def open_openvino(path: Path) -> Run:
     """Compiled for the CPU, in float32."""
-    compiled = _openvino().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    openvino = _openvino()
+    try:
+        compiled = openvino.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    except Exception as error:  # OpenVINO's own
+        raise ExportError(f"OpenVINO cannot open the export: {_last_line(error)}") from error
 
     def run(inputs: Tensor) -> Tensor:
         try:
             return torch.from_numpy(compiled(inputs.numpy())[0])
         except Exception as error:
-            raise ExportError(f"OpenVINO cannot run the export: {first_line(error)}") from error
+            raise ExportError(f"OpenVINO cannot run the export: {_last_line(error)}") from error
 
     return run
 
@@ -50,3 +54,8 @@ def _openvino() -> Any:
         return importlib.import_module("openvino")
     except ImportError:
         raise MissingExtraError("exporting to OpenVINO", "openvino") from None
+
+
+def _last_line(error: Exception) -> str:
+    """What went wrong; the lines before say where in OpenVINO's source."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

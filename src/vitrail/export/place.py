@@ -27,20 +27,26 @@ def checked_target(target: Path, suffix: str) -> Path:
 def placed(target: Path) -> Iterator[Path]:
     """A path for a draft, in a folder of its own beside `target`. What is in the folder when the block ends well takes
     its place, the draft last, because it may refer to the others; otherwise everything vanishes."""
-    folder = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        draft = folder / target.name
-        yield draft
-        for path in sorted(folder.iterdir(), key=lambda path: path == draft):
-            path.chmod(0o666 & ~_mask())
-            moved(path, target.with_name(path.name))
     except OSError as error:
         raise ExportError(f"{target} cannot be written: {error.strerror or error}") from None
+    draft = folder / target.name
+    try:
+        try:
+            yield draft
+        except OSError as error:  # of the draft, or of what lies in the system's temporary folder on the way to it
+            where = error.filename or f"beside it, or in {tempfile.gettempdir()}"
+            raise ExportError(f"{target} cannot be made: {error.strerror or error} ({where})") from None
+        try:
+            for path in sorted(folder.iterdir(), key=lambda path: path == draft):
+                path.chmod(0o666 & ~_mask())
+                moved(path, target.with_name(path.name))
+        except OSError as error:
+            raise ExportError(f"{target} cannot be written: {error.strerror or error}") from None
     finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def size_of(draft: Path) -> int:

@@ -28,7 +28,7 @@ def resize_position_embedding(table: Tensor, old_grid: Grid, new_grid: Grid, pre
     Returns:
         (prefix + new rows · new columns, D); the same tensor, bit for bit, when the grids are equal.
     """
-    if old_grid == new_grid:
+    if _same(old_grid, new_grid):
         return table
     patches = table[prefix:].to(torch.promote_types(table.dtype, torch.float32))  # half precision is too coarse
     rows, columns = (cubic_weights(old, new, patches) for old, new in zip(old_grid, new_grid, strict=True))
@@ -45,10 +45,20 @@ def cubic_weights(old: int, new: int, like: Tensor) -> Tensor:
     scale = old / new
     centres = (torch.arange(new, dtype=like.dtype, device=like.device) + 0.5) * scale
     points = torch.arange(old, dtype=like.dtype, device=like.device) + 0.5
-    x = (points - centres[:, None]).abs() / max(scale, 1.0)  # shrinking widens the kernel
-    near, far = (1.5 * x - 2.5) * x * x + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2  # Keys' kernel with a = −1/2
-    weights = near.where(x < 1, far.where(x < 2, 0.0))
+    # Shrinking widens the kernel. `max` would ask which is larger, and a trace would keep the answer for every size.
+    weights = cubic((points - centres[:, None]).abs() / torch.sym_max(scale, 1.0))
     return weights / weights.sum(dim=1, keepdim=True)
+
+
+def cubic(x: Tensor) -> Tensor:
+    """Keys' kernel with a = −1/2, of distances."""
+    near, far = (1.5 * x - 2.5) * x * x + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2
+    return near.where(x < 1, far.where(x < 2, 0.0))
+
+
+def _same(own: Grid, grid: Grid) -> bool:
+    """Whether a grid is a table's own; not where a trace leaves it open, which would keep the answer for every grid."""
+    return not any(isinstance(side, torch.SymInt) for side in grid) and own == grid
 
 
 class LearnedPositions1d(nn.Module):
@@ -132,7 +142,7 @@ class SinCosPositions(nn.Module):
 
     def forward(self, grid: Grid) -> Tensor:
         """(N, D) for a grid."""
-        if grid == self.grid:
+        if _same(self.grid, grid):
             return self.table
         return sin_cos_table(grid, self.width).to(self.table)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
+from vitrail.data.decode import to_channels
+from vitrail.data.evaluation import fitted
 from vitrail.errors import ConfigError, did_you_mean
 from vitrail.export.check import Checked, check
 from vitrail.export.graphs import Graph, graph_of
@@ -24,7 +27,7 @@ CHECKED = 128
 """Images, at most, that an export is compared on; int8 on more, for it is held to the share of its guesses."""
 CHECKED_INT8 = 512
 CALIBRATED = 64
-"""Images, of those, that int8 is calibrated on."""
+"""Images, beside those, that int8 is calibrated on; where few are given, half of them."""
 
 KINDS: dict[str, tuple[str, Callable[[Graph, Path], None], Callable[[Path], Run]]] = {
     "onnx": (".onnx", write_onnx, open_onnx),
@@ -77,23 +80,38 @@ def export(
     target = checked_target(Path(target), suffix)
     model_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
     graph = graph_of(model, with_preprocessing, dynamic_size)
-    most = CHECKED_INT8 if to == "onnx-int8" else CHECKED
+    calibrates = to == "onnx-int8" and images is not None
+    most = CHECKED if to != "onnx-int8" else CHECKED_INT8 + CALIBRATED if calibrates else CHECKED_INT8
     picked = photographs(model.in_channels, most) if images is None else from_folder(images, model.in_channels, most, 1)
+    some, picked = parted(picked) if calibrates else ([], picked)
     with placed(target) as draft:
-        if to == "onnx-int8" and images is not None:
-            write_int8(graph, draft, calibration(graph, picked))
+        if calibrates:
+            write_int8(graph, draft, calibration(graph, some))
         else:
             write(graph, draft)
-        told = {"export_bytes": size_of(draft), "model_bytes": model_bytes}
+        told = {"calibrated": len(some), "export_bytes": size_of(draft), "model_bytes": model_bytes}
         return check(to, graph, opened(draft), picked, given=images is not None, **told)
 
 
-def calibration(graph: Graph, picked: Picked) -> Sequence[Tensor]:
-    """Some of the images, evenly spread, one by one, as the graph takes them."""
-    some = [picked.measured[index] for index in spread(len(picked.measured), CALIBRATED)]
+def parted(picked: Picked) -> tuple[list[Tensor], Picked]:
+    """Images to calibrate on, evenly spread, and the others to compare on; a single image is for both."""
+    count = len(picked.measured)
+    if count == 1:
+        return picked.measured, replace(picked, measured_on=f"{picked.measured_on}, which it was calibrated on too")
+    chosen = set(spread(count, min(CALIBRATED, count // 2)))
+    others = [pixels for index, pixels in enumerate(picked.measured) if index not in chosen]
+    told = f"{picked.measured_on}: {len(others):,} compared, the other {len(chosen)} to calibrate on"
+    return [picked.measured[index] for index in sorted(chosen)], replace(picked, measured=others, measured_on=told)
+
+
+def calibration(graph: Graph, some: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Images one by one, as the graph takes them; pixels already resized, for onnxruntime wants them of one size."""
+    model, how = graph.model, graph.model.preprocessing
     if graph.input == "images":
-        return list(batch(some, graph.model).split(1))
-    return [pixels.permute(1, 2, 0)[None].contiguous() for pixels in some]
+        return list(batch(some, model).split(1))
+    resized = how.model_copy(update={"image_size": how.resized, "crop_fraction": 1.0})
+    fits = [fitted(to_channels(pixels, model.in_channels), resized) for pixels in some]
+    return [pixels.permute(1, 2, 0)[None].contiguous() for pixels in fits]
 
 
 def kind_of(to: str) -> tuple[str, Callable[[Graph, Path], None], Callable[[Path], Run]]:
