@@ -69,9 +69,18 @@ class Classification(Objective):
         return [self.model]
 
     def _training(self, batch: Batch, key: int) -> Outcome:
+        return self.learn(*self.inputs(batch, key))
+
+    def inputs(self, batch: Batch, key: int) -> tuple[Tensor, ...]:
+        """Normalised images, mixed where that is asked for, and their labels (B,) or targets (B, K)."""
         images, targets = self.images(batch), batch.labels
         if self.mixing.mixup or self.mixing.cutmix:
-            images, targets = mix(images, targets, self.model.num_classes, self.mixing, random.Random(key))
+            return mix(images, targets, self.model.num_classes, self.mixing, random.Random(key))
+        return images, targets
+
+    def learn(self, *inputs: Tensor) -> Outcome:
+        """What a step of training computes."""
+        images, targets = inputs
         logits = self.model(images).float()
         losses = self.losses(logits, targets, self.label_smoothing)
         likeliest = targets if targets.ndim == 1 else targets.argmax(dim=1)

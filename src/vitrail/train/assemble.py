@@ -13,14 +13,17 @@ from vitrail import processor
 from vitrail.data.loader import EvaluationLoader, TrainingLoader
 from vitrail.data.memory import in_memory
 from vitrail.data.open import DEFAULT_HOLDOUT, open_data, splits_of
+from vitrail.data.resident import KeptBatches, ResidentImages, ResidentLoader
 from vitrail.data.source import Source, fingerprint, held_out
 from vitrail.errors import ConfigError, DataError
+from vitrail.fast.captured import Captured
 from vitrail.model.base import ImageModel
 from vitrail.model.cost import cost
 from vitrail.model.create import create_model
 from vitrail.model.initialise import initialise_head
 from vitrail.model.peer import TimmModel
 from vitrail.objectives.build import build_objective
+from vitrail.objectives.classification import Classification
 from vitrail.train.averaging import Average
 from vitrail.train.checkpoint import Checkpoints
 from vitrail.train.config import DataConfig, RunConfig
@@ -28,6 +31,7 @@ from vitrail.train.display import Display
 from vitrail.train.distributed import Ranks, spread
 from vitrail.train.loop import Run
 from vitrail.train.optim import build_optimizer
+from vitrail.train.recorded import RecordedLearning, check_graphs
 from vitrail.train.records import Records
 from vitrail.train.state import materialise
 from vitrail.weights.digest import weights_digest
@@ -69,8 +73,14 @@ def assemble(config: RunConfig, ranks: Ranks) -> Run:
             part.compile()
     optimizer = build_optimizer(objective, config.optimizer, ranks.device)
     materialise(optimizer)
+    recorded = None
+    if config.run.graphs:
+        check_graphs(config, ranks, precision)
+        assert isinstance(objective, Classification)
+        recorded = RecordedLearning(objective, precision)
     averaging = config.optimizer.averaging
     objective.train()
+    images = ResidentImages(data.training, ranks.device) if config.data.on_device else data.training
     return Run(
         config=config,
         steps=steps,
@@ -81,7 +91,8 @@ def assemble(config: RunConfig, ranks: Ranks) -> Run:
         average=None if averaging is None else Average(objective, averaging),
         scaler=torch.amp.GradScaler(ranks.device.type, enabled=precision == torch.float16),
         precision=precision,
-        loader=(loader := partial(training_loader, config, data.training, model, ranks)),
+        recorded=recorded,
+        loader=(loader := partial(training_loader, config, images, model, ranks)),
         training=loader(0),
         evaluation=evaluation_loader(config, data.evaluation, model, ranks),
         checkpoints=Checkpoints(config.run.folder / "checkpoints", ranks, config.run.keep),
@@ -116,7 +127,7 @@ def open_parts(config: DataConfig) -> Parts:
 
 
 def _kept(config: DataConfig, source: Source) -> Source:
-    return in_memory(source) if config.in_memory else source
+    return in_memory(source) if config.in_memory and not config.on_device else source
 
 
 def steps_of(config: RunConfig, samples: int) -> int:
@@ -206,32 +217,37 @@ def precision_of(name: str, ranks: Ranks) -> torch.dtype:
 
 
 def training_loader(
-    config: RunConfig, source: Source, model: ImageModel, ranks: Ranks, position: int
-) -> TrainingLoader:
+    config: RunConfig, source: Source | ResidentImages, model: ImageModel, ranks: Ranks, position: int
+) -> TrainingLoader | ResidentLoader:
     """From a position on."""
+    shared: dict[str, Any] = {
+        "seed": config.run.seed,
+        "augmentation": config.data.augmentation,
+        "channels": model.in_channels,
+        "position": position,
+        "rank": ranks.rank,
+        "ranks": ranks.size,
+    }
+    if isinstance(source, ResidentImages):
+        loader = ResidentLoader(source, config.data.batch_size, model.image_size, device=ranks.device, **shared)
+        if config.run.graphs:
+            loader.make = Captured(loader.make, generators=[loader.generator])
+        return loader
+    pinned = ranks.device.type == "cuda"
+    workers = config.data.workers
     return TrainingLoader(
-        source,
-        config.data.batch_size,
-        model.image_size,
-        seed=config.run.seed,
-        augmentation=config.data.augmentation,
-        channels=model.in_channels,
-        position=position,
-        workers=config.data.workers,
-        rank=ranks.rank,
-        ranks=ranks.size,
-        pin_memory=ranks.device.type == "cuda",
+        source, config.data.batch_size, model.image_size, workers=workers, pin_memory=pinned, **shared
     )
 
 
 def evaluation_loader(
     config: RunConfig, source: Source | None, model: ImageModel, ranks: Ranks
-) -> EvaluationLoader | None:
-    """Over all of a part, if there is one."""
+) -> EvaluationLoader | KeptBatches | None:
+    """Over all of a part, if there is one; prepared once where the training images stay on the device."""
     if source is None:
         return None
     share = max(config.data.batch_size // config.optimizer.accumulate, ranks.size)
-    return EvaluationLoader(
+    loader = EvaluationLoader(
         source,
         model.preprocessing,
         share - share % ranks.size,
@@ -240,3 +256,4 @@ def evaluation_loader(
         ranks=ranks.size,
         pin_memory=ranks.device.type == "cuda",
     )
+    return KeptBatches(loader, ranks.device) if config.data.on_device else loader

@@ -89,6 +89,10 @@ class DataConfig(Section):
     """Processes on each rank that read and augment ahead; 0 does it in between."""
     in_memory: bool = False
     """Decode everything once and keep the pixels: for small images that are seen many times."""
+    on_device: bool = False
+    """Keep all pixels on the training device and augment there: for small images that are seen many times; images of
+    one size only. Takes the place of in_memory; workers then serve the first evaluation alone. Draws other crops than
+    a run without it, so a run cannot change it on its way."""
     augmentation: Augmentation = Augmentation()
     mixing: Mixing = Mixing()
 
@@ -197,6 +201,9 @@ class RunSection(Section):
     """Of products in training; weights stay in fp32. auto: bf16 on GPUs that have it, else fp32."""
     compile: bool | None = None
     """torch.compile; on a GPU if left out."""
+    graphs: bool = False
+    """Record a step's kernels once, as a CUDA graph, and replay them: for small models, whose kernels take less time
+    than starting them. Classification on one GPU, without accumulation."""
     deterministic: bool = False
     """Only algorithms that give the same bits every time; on a GPU they can be slower."""
     threads: Positive | None = None

@@ -15,16 +15,18 @@ from torch import Tensor, nn
 
 from vitrail.data.loader import Batch, EvaluationLoader, TrainingLoader
 from vitrail.data.order import mixed
+from vitrail.data.resident import KeptBatches, ResidentLoader
 from vitrail.errors import DataError, Diverged, Stopped, TrainingError
 from vitrail.metrics import Sums, add, means
 from vitrail.model.cost import FORWARD_AND_BACKWARD, cost
-from vitrail.objectives.base import Objective
+from vitrail.objectives.base import Objective, Outcome
 from vitrail.train.averaging import Average
 from vitrail.train.checkpoint import Checkpoints
 from vitrail.train.config import RunConfig
 from vitrail.train.display import Display
 from vitrail.train.distributed import Ranks, whole_tensor, without_exchange
 from vitrail.train.optim import set_learning_rate
+from vitrail.train.recorded import RecordedLearning
 from vitrail.train.records import Records
 from vitrail.train.schedule import learning_rate
 from vitrail.train.state import named_tensors
@@ -69,10 +71,10 @@ class Run:
     average: Average | None
     scaler: torch.amp.GradScaler
     precision: torch.dtype
-    loader: Callable[[int], TrainingLoader]
+    loader: Callable[[int], TrainingLoader | ResidentLoader]
     """Batches of training from a position on."""
-    training: TrainingLoader
-    evaluation: EvaluationLoader | None
+    training: TrainingLoader | ResidentLoader
+    evaluation: EvaluationLoader | KeptBatches | None
     checkpoints: Checkpoints
     records: Records
     trackers: list[Tracker]
@@ -81,6 +83,8 @@ class Run:
     """What tells one data set from another."""
     weights: str
     """The same of the weights that it began from; empty for fresh ones, and on all ranks but the first."""
+    recorded: RecordedLearning | None = None
+    """In place of `learn`, where a step is a CUDA graph."""
     progress: Progress = field(default_factory=Progress)
     window: Sums = field(default_factory=dict)
     """Sums since the last record, on this rank."""
@@ -129,10 +133,7 @@ def step(run: Run) -> None:
     sums: Sums = {}
     for part, key, exchange in parts(run, next(run.training).to(run.ranks.device)):
         with without_exchange(run.module, skip=not exchange):
-            with autocast(run):
-                outcome = run.module(part, key)
-            run.scaler.scale(outcome.loss / config.optimizer.accumulate).backward()
-        add(sums, outcome.sums)
+            add(sums, learn(run, part, key) if run.recorded is None else run.recorded(part, key))
     # Here, before waiting for an accelerator: a connection that broke is noticed in talking, not in waiting.
     run.stopping = run.ranks.any(bool(run.asked))
     run.scaler.unscale_(run.optimizer)
@@ -149,6 +150,14 @@ def step(run: Run) -> None:
     progress.position, progress.gradient_norm = run.training.position, norm
     run.step_seconds.append(time.perf_counter() - began)
     guard(run, finite)
+
+
+def learn(run: Run, batch: Batch, key: int) -> Sums:
+    """Add a batch's gradients to those that are there."""
+    with autocast(run):
+        outcome: Outcome = run.module(batch, key)
+    run.scaler.scale(outcome.loss / run.config.optimizer.accumulate).backward()
+    return outcome.sums
 
 
 def parts(run: Run, batch: Batch) -> Iterator[tuple[Batch, int, bool]]:
@@ -261,7 +270,7 @@ def evaluate(run: Run) -> bool:
 
 
 @torch.no_grad()
-def measure(run: Run, loader: EvaluationLoader) -> dict[str, float] | None:
+def measure(run: Run, loader: EvaluationLoader | KeptBatches) -> dict[str, float] | None:
     """The means over every sample of a loader, exact on any number of ranks; None where it was asked to stop."""
     sums: Sums = {}
     run.objective.eval()
