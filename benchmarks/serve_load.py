@@ -5,8 +5,9 @@
 
 Each model is served by a process that is pinned to one core, and asked by this one, pinned to another, over as many
 connections as given, each of which asks again as soon as it is answered. Offline is what the same pinned core does with
-the same bytes in a loop, decoding and all, without a server. Weights are fresh: they cost what trained ones cost. The
-image is one photograph inside scikit-learn, as a JPEG. The three take turns, and a figure is the median of the rounds.
+the same bytes in a loop, decoding and all, without a server: plain, as LitServe is given the model, and with its layers
+packed, as our server packs them. Weights are fresh: they cost what trained ones cost. The image is a photograph inside
+scikit-learn, as a JPEG. All take turns; rates are medians of the rounds, p50 and p99 of the requests of all rounds.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -40,15 +42,15 @@ class Case(NamedTuple):
     image_size: int
     photo: tuple[int, int]
     """Width and height of the JPEG."""
-    connections: tuple[int, ...]
-    seconds: float
-    """Of each measurement, after as many as 2 that are not counted."""
+    seconds: dict[int, float]
+    """By the number of connections: of a measurement, after 2 that are not counted."""
 
 
 CASES = {
-    "Ti/16 at 64": Case("Ti/16", 64, (96, 64), (1, 32, 64), 8),
-    "B/16 at 224": Case("B/16", 224, (500, 375), (1, 8), 25),
+    "Ti/16 at 64": Case("Ti/16", 64, (96, 64), {1: 6, 32: 10, 64: 10}),
+    "B/16 at 224": Case("B/16", 224, (500, 375), {1: 12, 8: 40}),
 }
+OFFLINE_SECONDS = 12.0
 VITRAIL = "import typer; from vitrail.cli.serve import serve; typer.run(serve)"
 OFFLINE = """
 import json, sys, time, torch, vitrail
@@ -56,7 +58,10 @@ from vitrail.data.decode import decode
 from vitrail.data.evaluation import fitted, normalise
 torch.set_num_threads(1)
 model, content = vitrail.load(sys.argv[1]).eval(), open(sys.argv[2], "rb").read()
-batch, seconds = 32, float(sys.argv[3])
+batch, seconds = int(sys.argv[4]), float(sys.argv[3])
+if sys.argv[5] == "packed":
+    from vitrail.fast.packed import pack
+    pack(model)
 how, done = model.preprocessing, -1
 with torch.inference_mode():
     while done < 0 or time.perf_counter() - start < seconds:
@@ -98,7 +103,7 @@ if __name__ == "__main__":  # its workers import this file again
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--peer", action="store_true", help="LitServe too.")
     parser.add_argument("--out", type=Path, help="A file for the figures, which are printed too.")
     options = parser.parse_args()
@@ -117,26 +122,43 @@ def main() -> None:
 
 
 def measured(case: Case, names: list[str], rounds: int, core: int) -> dict[str, Any]:
-    """The medians, and what they are medians of."""
+    """What came of all rounds."""
     with tempfile.TemporaryDirectory() as folder:
         model, photo = prepared(Path(folder), case.model, case.image_size, case.photo)
-        alone: list[float] = []
-        rows: dict[str, dict[int, list[dict[str, float]]]] = {name: {n: [] for n in case.connections} for name in names}
+        alone: dict[str, list[float]] = {"plain": [], "packed": []}
+        loads: dict[str, dict[int, list[Load]]] = {name: {count: [] for count in case.seconds} for name in names}
         for number in range(rounds):
-            alone.append(offline(model, photo, case.seconds, core))
+            for how, found in alone.items():
+                found.append(offline(model, photo, max(case.seconds), how, core))
             for name in names:
                 request = asked(photo.read_bytes(), form=name == "litserve")
                 with server(name, model, core) as port:
-                    for count in case.connections:
+                    for count, seconds in case.seconds.items():
                         asyncio.run(load(port, request, count, 2.0))
-                        rows[name][count].append(asyncio.run(load(port, request, count, case.seconds)))
+                        loads[name][count].append(asyncio.run(load(port, request, count, seconds)))
             print(f"{case.model}: round {number + 1} of {rounds}", file=sys.stderr)
-    medians = {name: {count: middle(told) for count, told in rows[name].items()} for name in names}
-    every = {
-        name: {count: [round(one["per_second"], 2) for one in told] for count, told in rows[name].items()}
-        for name in names
+    summed = {name: {count: summary(told) for count, told in by_count.items()} for name, by_count in loads.items()}
+    return {
+        "case": case._asdict(),
+        "offline": {how: statistics.median(found) for how, found in alone.items()},
+        **summed,
     }
-    return {"case": case._asdict(), "offline": statistics.median(alone), **medians, "per_second_of_rounds": every}
+
+
+def summary(rounds: list[Load]) -> dict[str, Any]:
+    """Of one server at one number of connections."""
+    times = [seconds for one in rounds for seconds in one.times]
+    cuts = statistics.quantiles(times, n=100, method="inclusive")
+    rates = [len(one.times) / one.seconds for one in rounds]
+    statuses = Counter(status for one in rounds for status in one.statuses.elements())
+    return {
+        "per_second": round(statistics.median(rates), 2),
+        "p50_ms": round(cuts[49] * 1000, 1),
+        "p99_ms": round(cuts[98] * 1000, 1),
+        "requests": len(times),
+        "statuses": dict(statuses),
+        "per_second_of_rounds": [round(rate, 2) for rate in rates],
+    }
 
 
 def machine() -> str:
@@ -174,8 +196,9 @@ def pinned(core: int, *command: str, **options: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env=environment, start_new_session=True, **options)
 
 
-def offline(model: Path, photo: Path, seconds: float, core: int) -> float:
-    process = pinned(core, "-c", OFFLINE, str(model), str(photo), str(seconds), stdout=subprocess.PIPE)
+def offline(model: Path, photo: Path, batch: int, how: str, core: int) -> float:
+    given = (str(model), str(photo), str(OFFLINE_SECONDS), str(min(batch, 32)), how)
+    process = pinned(core, "-c", OFFLINE, *given, stdout=subprocess.PIPE)
     return float(json.loads(process.communicate()[0]))
 
 
@@ -223,9 +246,18 @@ def asked(photo: bytes, form: bool) -> bytes:
     )
 
 
-async def load(port: int, request: bytes, connections: int, seconds: float) -> dict[str, float]:
+class Load(NamedTuple):
+    """Requests over some time."""
+
+    times: list[float]
+    """Seconds of each that was answered 200."""
+    statuses: Counter[str]
+    seconds: float
+
+
+async def load(port: int, request: bytes, connections: int, seconds: float) -> Load:
     """As many questions as are answered in that time."""
-    times, statuses = [], dict[str, int]()
+    times, statuses = list[float](), Counter[str]()
     start = time.perf_counter()
 
     async def ask() -> None:
@@ -235,20 +267,13 @@ async def load(port: int, request: bytes, connections: int, seconds: float) -> d
             headers = (await reader.readuntil(b"\r\n\r\n")).lower()
             await reader.readexactly(int(headers.split(b"content-length: ")[1].split(b"\r\n")[0]))
             status = headers[9:12].decode()
-            statuses[status] = statuses.get(status, 0) + 1
+            statuses[status] += 1
             if status == "200":
                 times.append(time.perf_counter() - sent)
         writer.close()
 
     await asyncio.gather(*(ask() for _ in range(connections)))
-    taken = time.perf_counter() - start
-    cuts = statistics.quantiles(times, n=100) if len(times) > 1 else [times[0]] * 99
-    told = {"per_second": len(times) / taken, "p50_ms": cuts[49] * 1000, "p99_ms": cuts[98] * 1000}
-    return told | {f"status_{status}": float(count) for status, count in statuses.items()}
-
-
-def middle(told: list[dict[str, float]]) -> dict[str, float]:
-    return {name: round(statistics.median(one.get(name, 0.0) for one in told), 2) for name in told[0]}
+    return Load(times, statuses, time.perf_counter() - start)
 
 
 if __name__ == "__main__":

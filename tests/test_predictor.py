@@ -252,6 +252,24 @@ def test_what_is_no_image_at_all():
             predictor([wrong])
     with pytest.raises(InputError, match=r"images\[0\], a list: a list is no image"):
         predictor([[IMAGES[0]]])
+    with pytest.raises(InputError, match=r"open file .* give its path, or what its read"):
+        predictor(io.BytesIO(b"a line\nanother"))
+    with pytest.raises(InputError, match="dict is no image"):
+        predictor({"a": IMAGES[0]})
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_turned_photo_is_the_same_photo_however_it_comes(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)).save(file, "PNG", exif=exif)
+    predictor = Predictor(MODEL, device="cpu")
+    opened = Image.open(io.BytesIO(file.getvalue()))
+    np.testing.assert_array_equal(predictor.embed(opened), predictor.embed(file.getvalue()))
+
+
+def test_what_is_no_model():
     with pytest.raises(ConfigError, match="a int is no model"):
         Predictor(7)
     with pytest.raises(ConfigError, match="batch_size = 0"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter, deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -67,10 +67,10 @@ class Outcome:
 class Predictor:
     """A model that takes images as they come. Many threads may call one at once: no call changes anything.
 
-    One image is a path, the bytes of a file, a Pillow image (as it is: `PIL.ImageOps.exif_transpose` turns it upright),
-    a uint8 NumPy array (height, width[, channels]) or a uint8 tensor (channels, height, width). A list, a tuple or any
-    iterator of these is many: they go through `batch_size` at a time, and are decoded ahead in threads, a few batches
-    and no more. An iterator must therefore not give the same memory twice with other pixels in it.
+    One image is a path, the bytes of a file, a Pillow image, a uint8 NumPy array (height, width[, channels]) or a uint8
+    tensor (channels, height, width). A list, a tuple or any iterator of these is many: they go through `batch_size` at
+    a time, and are decoded ahead in threads, a few batches and no more. An iterator must therefore not give the same
+    memory twice with other pixels in it.
 
     Args:
         model: a model, or whatever `vitrail.load` takes. A model that is given is put on the device, into evaluation
@@ -174,8 +174,10 @@ class Predictor:
                 raise type(outcome.error)(f"{name}: {outcome.error}")
             yield outcome
             return
-        if not isinstance(images, Iterable):
-            raise InputError(f"a {_kind(images)} is no image: give {ALLOWED}, or a list of these")
+        if hasattr(images, "read"):  # its lines could be iterated over, and are no images
+            raise InputError(f"an open file ({_kind(images)}) is no image: give its path, or what its read() returns")
+        if not isinstance(images, Iterable) or isinstance(images, Mapping):
+            raise InputError(f"{_kind(images)} is no image: give {ALLOWED}, or a list of these")
         many: Iterable[Any] = images
         with closing(self._streamed(many, probabilities, embeddings)) as outcomes:
             for outcome in outcomes:

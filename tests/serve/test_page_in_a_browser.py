@@ -191,7 +191,7 @@ def test_pasted_or_dropped_beside_the_window_is_taken_too(window: Browser, stand
         answered(card(page, "image.png"))
 
 
-def test_picked_photos_stand_newest_first_and_can_be_removed(window: Browser, stand: StandIn, tmp_path: Path):
+def test_picked_photos_stand_above_earlier_ones_and_can_be_removed(window: Browser, stand: StandIn, tmp_path: Path):
     for number in range(3):
         (tmp_path / f"{number}.png").write_bytes(photo(seed=number))
     with opened(window, stand) as page:
@@ -202,7 +202,7 @@ def test_picked_photos_stand_newest_first_and_can_be_removed(window: Browser, st
             chooser.value.set_files([tmp_path / name for name in names])
         for number in range(3):
             overlaid(card(page, f"{number}.png"))
-        assert page.locator("h2").all_inner_texts() == ["2.png", "1.png", "0.png"]
+        assert page.locator("h2").all_inner_texts() == ["1.png", "2.png", "0.png"]
         assert page.evaluate("living") == 3
         page.get_by_role("button", name="Remove 1.png").click()
         assert page.locator("h2").all_inner_texts() == ["2.png", "0.png"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,6 +41,9 @@ def serve(
     """
     from vitrail.workflows.serve import run
 
+    def loading(model: str) -> None:
+        print(f"loading {model}", file=sys.stderr)
+
     def ready(settings: Settings, names: list[str]) -> None:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         print_lines([f"serving {', '.join(names)} at http://{host}:{settings.port}"])
@@ -55,5 +59,7 @@ def serve(
         deadline=deadline,
         token_file=token_file,
         threads=threads,
+        loading=loading,
         ready=ready,
     )
+    print("stopped", file=sys.stderr)

@@ -82,7 +82,7 @@ def decoded_image(content: bytes, most_pixels: int = MOST_PIXELS_TRAINING) -> Im
         with _LARGE_ONE if image.height * image.width > LARGE else nullcontext():
             try:
                 image.load()
-                return to_rgb(_upright(image))
+                return to_rgb(upright(image))
             except DataError:
                 raise
             except Exception as error:  # a damaged file fails in Pillow in many ways
@@ -222,9 +222,10 @@ _TURNS: dict[int, Callable[[Any], Any]] = {
 """What makes an image upright, by its orientation."""
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def upright(image: Image.Image) -> Image.Image:
+    """Turned as its metadata says."""
     try:
-        return ImageOps.exif_transpose(image)
+        return image if image.getexif().get(ORIENTATION, 1) == 1 else ImageOps.exif_transpose(image)
     except Exception:  # metadata that cannot be read turns nothing
         return image
 

@@ -226,9 +226,12 @@ def image_content(image: Any) -> bytes | Tensor:
 
 
 def _rgb(image: Any) -> Any:
-    from vitrail.data.decode import to_rgb
+    from vitrail.data.decode import HUSH, to_rgb, upright
 
-    return to_rgb(image) if hasattr(image, "getbands") else image
+    if not hasattr(image, "getbands"):
+        return image
+    with HUSH:
+        return to_rgb(upright(image))
 
 
 def read_file(path: Path) -> bytes:

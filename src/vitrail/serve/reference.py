@@ -165,7 +165,8 @@ def page_of(openapi: dict[str, Any]) -> str:
             parts.append(_table("status", [(status, answer["description"]) for status, answer in answers]))
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>vitrail: reference</title>'
-        '<meta name="viewport" content="width=device-width"><link rel="stylesheet" href="/docs.css"></head><body><main>'
+        '<meta name="viewport" content="width=device-width"><link rel="icon" href="data:,">'
+        '<link rel="stylesheet" href="/docs.css"></head><body><main>'
         f"<h1>vitrail {escape(str(openapi['info']['version']))}</h1>"
         '<p>The same for programs: <a href="/openapi.json">openapi.json</a>. The page: <a href="/">/</a>.</p>'
         f"{''.join(parts)}</main></body></html>"

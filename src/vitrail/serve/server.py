@@ -30,15 +30,22 @@ TELL_BALANCER = 1.0
 
 def serve(models: Mapping[str, Served], settings: Settings, ready: Callable[[], None] | None = None) -> None:
     """Answer until SIGTERM or SIGINT; then finish what was accepted, and return. `ready` is called once it is."""
-    _check_free(settings.host, settings.port)
+    check_free(settings.host, settings.port)
     asyncio.run(_serve(models, settings, ready))
 
 
 async def _serve(models: Mapping[str, Served], settings: Settings, ready: Callable[[], None] | None) -> None:
     stop = asyncio.Event()
+    by_hand = False
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+
+    def interrupted() -> None:
+        nonlocal by_hand
+        by_hand = True
+        stop.set()
+
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, interrupted)
     logging.getLogger("_granian").setLevel(logging.WARNING)
     service = Service(models, settings)
     server = Server(
@@ -67,12 +74,13 @@ async def _serve(models: Mapping[str, Served], settings: Settings, ready: Callab
     if not listening.done():
         await starting
         await service.close()
-        await asyncio.sleep(TELL_BALANCER)
+        if not by_hand:  # a person at the keyboard has no balancer to be told
+            await asyncio.sleep(TELL_BALANCER)
         server.stop()
     await listening
 
 
-def _check_free(host: str, port: int) -> None:
+def check_free(host: str, port: int) -> None:
     """A sentence is better than what the server says where a port is taken."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -7,7 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -291,4 +291,5 @@ def embeddings_kept(path: Path) -> Iterator[Keep]:
         told = error.strerror or error
         raise ConfigError(f"--embed {shown(path)} cannot be written ({told}): give another place") from None
     finally:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):  # a disk that cannot be written has been told of already
+            draft.unlink(missing_ok=True)

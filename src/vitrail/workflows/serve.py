@@ -31,6 +31,7 @@ def run(
     deadline: float = 10.0,
     token_file: Path | None = None,
     threads: int | None = None,
+    loading: Callable[[str], None] | None = None,
     ready: Callable[[Settings, list[str]], None] | None = None,
 ) -> None:
     """Load, warm up and serve until told to stop.
@@ -38,6 +39,7 @@ def run(
     Args:
         models: MODEL or NAME=MODEL; the first is the one that is meant where a request names none.
         wait: milliseconds; `deadline`: seconds.
+        loading: told of each model before it is loaded.
         ready: told when requests are welcome, with the names of the models.
     """
     if backend not in BACKENDS:
@@ -49,7 +51,7 @@ def run(
     named = by_name(models)
     _check_extra()
     from vitrail.serve.batching import Limits
-    from vitrail.serve.server import serve
+    from vitrail.serve.server import check_free, serve
     from vitrail.serve.settings import Settings
 
     given: dict[str, Any] = {} if threads is None else {"threads": threads}
@@ -60,7 +62,12 @@ def run(
         token=read_token(token_file),
         **given,
     )
-    served = {name: open_model(name, model, backend, settings.threads) for name, model in named.items()}
+    check_free(host, port)  # before the weights are read
+    served = {}
+    for name, model in named.items():
+        if loading is not None:
+            loading(model)
+        served[name] = open_model(name, model, backend, settings.threads)
     serve(served, settings, None if ready is None else lambda: ready(settings, list(served)))
 
 

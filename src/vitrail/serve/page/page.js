@@ -175,7 +175,7 @@ class Card {
       stage.prepend(this.photo);
     } else {
       stage.classList.add("blank");
-      stage.prepend("No preview: this browser cannot show the file.");
+      stage.prepend("No preview");
     }
   }
 
@@ -487,6 +487,7 @@ function tellOf({ kind, message, sentWith }) {
     if (sentWith !== token) return; // another has been entered since
     if (token) one("#token-said").textContent = "The server did not accept this token.";
     tokenForm.hidden = false;
+    showCommand();
   } else if (kind === "gone" || models.length === 0) {
     one(".said", gone).textContent = message;
     gone.hidden = false;
@@ -518,6 +519,12 @@ async function start() {
   }
 }
 
+/** What a program would send, with a token where the server wants one. */
+function showCommand() {
+  const shown = token || !tokenForm.hidden ? '-H "Authorization: Bearer TOKEN" ' : "";
+  one("#command").textContent = `curl ${shown}-F files=@photo.jpg ${location.origin}/v1/classify`;
+}
+
 function choose(name) {
   chosen = models.find((model) => model.name === name) ?? models[0];
   chooser.value = chosen.name;
@@ -529,14 +536,20 @@ function choose(name) {
   for (const card of cards) card.look();
 }
 
-/** Files become cards one after the other, so that order holds; each is made once its photo's shape is known. */
+/**
+ * Files become cards one after the other, so that order holds; each is made once its photo's shape is known. Those that
+ * come together stand above all that came before, in their own order.
+ */
 function add(files) {
+  let previous = null;
   for (const file of files) {
     adding = adding.then(async () => {
       const card = new Card(file, await photoOf(file));
-      cards.unshift(card);
+      cards.splice(cards.indexOf(previous) + 1, 0, card);
       document.body.classList.add("some");
-      one(".cards").prepend(card.root);
+      if (previous?.root.isConnected) previous.root.after(card.root);
+      else one(".cards").prepend(card.root);
+      previous = card;
       card.look();
     });
   }
@@ -596,5 +609,5 @@ tokenForm.addEventListener("submit", (event) => {
   picker.focus();
 });
 
-one("#command").textContent = `curl -F image=@photo.jpg ${location.origin}/v1/classify`;
+showCommand();
 start();
