@@ -1,6 +1,9 @@
 """The pictures of pages in the docs: python benchmarks/screenshot.py PAGE OUT.png [--height 1500] [--dark] [--image 2]
 
-PAGE is a report or an address; it is opened in Chromium, and OUT.png is what a person sees at the top of it.
+PAGE is a report or an address; it is opened in Chromium, and OUT.png is what a person sees at the top of it. For the
+server's page: vitrail serve --model MODEL, then
+python benchmarks/screenshot.py http://127.0.0.1:8000 docs/images/page.png --photos china.jpg flower.jpg --height 1150
+with the two photographs inside scikit-learn.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ if __name__ == "__main__":
     parser.add_argument("--image", type=int, default=1, help="which of the images of a report to choose")
     parser.add_argument("--from", dest="top", default=None, help="id of the section that stands at the top")
     parser.add_argument("--dark", action="store_true")
+    parser.add_argument("--photos", type=Path, nargs="+", default=[], help="to give to the server's page")
     given = parser.parse_args()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
@@ -33,6 +37,11 @@ if __name__ == "__main__":
         if given.image > 1:
             for thumbnails in page.locator(".thumbnails").all():
                 thumbnails.locator("button").nth(given.image - 1).click()
+        if given.photos:
+            page.locator("input[type=file]").first.set_input_files(given.photos)
+            page.wait_for_function(
+                "count => document.querySelectorAll('.stage canvas').length === count", arg=len(given.photos)
+            )
         if given.top:
             page.evaluate("id => document.getElementById(id).scrollIntoView()", given.top)
             page.mouse.wheel(0, -40)
@@ -40,4 +49,7 @@ if __name__ == "__main__":
         picture = Image.open(io.BytesIO(page.screenshot()))
         browser.close()
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(given.out, optimize=True)
+    # What is drawn has few colours, and dots between them would show; a photograph has many, and steps would.
+    dither = Image.Dither.FLOYDSTEINBERG if given.photos else Image.Dither.NONE
+    palette = picture.convert("RGB").quantize(256)
+    picture.convert("RGB").quantize(palette=palette, dither=dither).save(given.out, optimize=True)
