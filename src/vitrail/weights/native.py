@@ -154,6 +154,7 @@ def check_sums(folder: Path) -> None:
     for name in HASHED:
         if not (folder / name).is_file():
             raise WeightsError(f"{folder} has no {name}: a native folder keeps the names it was written with")
-    if written != (found := sums(folder)):
-        wrong = [n for n, a, b in zip(HASHED, written.splitlines(), found.splitlines(), strict=False) if a != b]
-        raise WeightsError(f"{folder}: {' and '.join(wrong) or SUMS} is not as it was written, by the hashes in {SUMS}")
+    lines = written.splitlines()  # in any order, as sha256sum may have written it again
+    wrong = [name for name, line in zip(HASHED, sums(folder).splitlines(), strict=True) if line not in lines]
+    if wrong:
+        raise WeightsError(f"{folder}: {' and '.join(wrong)} is not as it was written, by the hashes in {SUMS}")
