@@ -159,7 +159,25 @@ def _batches(
             log.warning("a worker died (%s); new workers go on from there", error or type(error).__name__)
 
 
-class TrainingLoader(_Loader):
+class _EndlessLoader(_Loader):
+    """What those of training share: the samples used so far on all ranks together are all of their state."""
+
+    position: int
+
+    @property
+    def epoch(self) -> float:
+        """How often the source has been seen."""
+        return self.position / len(self.source)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    @abstractmethod
+    def __next__(self) -> Batch:
+        """The next batch, wherever it comes from."""
+
+
+class TrainingLoader(_EndlessLoader):
     """An endless sequence of batches. `position` is its state: save it, and give it back to go on from there.
 
     It is its own iterator: however often `iter` is called, there is one sequence.
@@ -211,14 +229,6 @@ class TrainingLoader(_Loader):
         options = _loader_options(workers, pin_memory, start_method)
         steps = partial(_EndlessSteps, position, batch_size, rank, ranks)
         self._sequence = _batches(samples, steps, options, self._account)
-
-    @property
-    def epoch(self) -> float:
-        """How often the source has been seen."""
-        return self.position / len(self.source)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
 
     def __next__(self) -> Batch:
         batch = next(self._sequence)

@@ -29,7 +29,7 @@ from vitrail.data.loader import (
     Broken,
     EvaluationLoader,
     _Account,
-    _Loader,
+    _EndlessLoader,
     _reason,
 )
 from vitrail.data.open import Data, open_data
@@ -125,7 +125,7 @@ class ResidentImages:
             )
 
 
-class ResidentLoader(_Loader):
+class ResidentLoader(_EndlessLoader):
     """An endless sequence of batches that are on the device already. `position` is its state, as a TrainingLoader's.
 
     It is its own iterator: however often `iter` is called, there is one sequence.
@@ -183,14 +183,6 @@ class ResidentLoader(_Loader):
         self.generator = torch.Generator(self.device)
         self.make: Callable[[Tensor], tuple[Tensor, Tensor]] = self._make
         """Numbers of a batch's samples → its images and labels, drawing from the generator."""
-
-    @property
-    def epoch(self) -> float:
-        """How often the source has been seen."""
-        return self.position / len(self.source)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
 
     def __next__(self) -> Batch:
         share = self.batch_size // self.ranks
