@@ -58,6 +58,7 @@ def test_help_names_every_verb():
         "convert",
         "export",
         "serve",
+        "bench",
         "data",
     ):
         assert verb in text

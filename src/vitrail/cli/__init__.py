@@ -10,6 +10,7 @@ import sys
 import typer
 
 from vitrail.cli import (
+    bench,
     convert,
     data,
     doctor,
@@ -47,6 +48,7 @@ app.command()(models.models)
 app.command()(convert.convert)
 app.command()(export.export)
 app.command()(serve.serve)
+app.command()(bench.bench)
 app.command()(doctor.doctor)
 app.add_typer(data.app, name="data")
 

@@ -1,0 +1,94 @@
+"""From what was asked of a benchmark to the cases that it measures, checked before anything is built."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from vitrail import processor
+from vitrail.errors import ConfigError, did_you_mean
+from vitrail.model.architecture import VitArchitecture
+from vitrail.model.variants import architecture
+from vitrail.workflows.bench_ways import PRECISIONS, Case
+
+WHATS = ("inference", "training", "latency")
+AXES = ("resolution", "batch", "model")
+SIDES = (224, 384, 512, 768, 1024)
+"""Pixels; of patches that do not divide them, the next smaller that they do."""
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+MODELS = ("Ti/16", "S/16", "B/16", "L/16", "H/14")
+BATCH = {"cuda": 256, "cpu": 8}
+
+
+def planned(
+    names: Sequence[str],
+    what: str | None,
+    batch: int | None,
+    precision: str,
+    size: int | None,
+    grow: str | None,
+    device: torch.device,
+) -> list[Case]:
+    """The cases that were asked for, in the order in which they are measured."""
+    batch_or_default = batch or BATCH.get(device.type, BATCH["cpu"])
+
+    def case(what: str, name: str, images: int = batch_or_default, side: int | None = size) -> Case:
+        shape = architecture(name) if side is None else architecture(name, image_size=side)
+        return Case(what, name, shape, 1 if what == "latency" else images, precision, device)
+
+    whats = parse_what(what or ("inference" if grow else ",".join(WHATS)))
+    if grow is None:
+        return [case(each, name) for name in names or ["B/16"] for each in whats]
+    if grow not in AXES:
+        raise ConfigError(f"--grow {grow}{did_you_mean(grow, AXES) or ':'} give one of {', '.join(AXES)}")
+    if len(whats) > 1 or whats == ["latency"]:
+        raise ConfigError("--grow takes one thing to measure: --what inference or --what training")
+    if grow != "model" and len(names) > 1:
+        raise ConfigError(f"--grow {grow} takes one model, not {len(names)}: {', '.join(names)}")
+    for option, given, axis in (("--size", size, "resolution"), ("--batch", batch, "batch")):
+        if given is not None and grow == axis:
+            raise ConfigError(f"--grow {axis} goes through its own: leave {option} out")
+    name = names[0] if names else "B/16"
+    if grow == "model":
+        return [case(whats[0], each) for each in names or MODELS]
+    if grow == "batch":
+        return [case(whats[0], name, images=images) for images in BATCHES]
+    plain = architecture(name)
+    stride = plain.stride if isinstance(plain, VitArchitecture) else 1
+    return [case(whats[0], name, side=side // stride * stride) for side in SIDES]
+
+
+def parse_what(text: str) -> list[str]:
+    """Some of `WHATS`, with commas between."""
+    found = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    for word in found:
+        if word not in WHATS:
+            raise ConfigError(f"--what {word}{did_you_mean(word, WHATS) or ':'} give some of {', '.join(WHATS)}")
+    if not found:
+        raise ConfigError(f"--what is empty: give some of {', '.join(WHATS)}")
+    return found
+
+
+def checked_precision(precision: str | None, device: torch.device) -> str:
+    """What was asked for, or what the device is for; bf16 on a CPU only where it does not kill the process."""
+    precision = precision or ("bf16" if device.type == "cuda" else "fp32")
+    if precision not in PRECISIONS:
+        raise ConfigError(f"--precision {precision}: give {' or '.join(PRECISIONS)}")
+    if precision == "bf16" and device.type == "cpu":
+        probe = processor.probe_bf16(cap=os.environ.get(processor.VARIABLE))
+        if not probe.works:
+            raise ConfigError(f"--precision bf16: products do not work on this processor ({probe.detail}): use fp32")
+    return precision
+
+
+def check_places(out: Path | None, plot: Path | None) -> None:
+    """Before minutes of measuring: whether there is a place for what comes of it."""
+    if plot is not None and plot.suffix != ".png":
+        raise ConfigError(f"--plot {plot}: a figure is a .png, with an .svg beside it")
+    for option, path in (("--out", out), ("--plot", plot)):
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            problem = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+            raise ConfigError(f"{option} {path}: {problem}; give a file in a folder that is there")
