@@ -11,7 +11,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for children
     torch.set_num_threads(1)
 
-LONGEST = ("test_quickstart.py", "test_ranks.py", "test_never_loses_a_step.py", "test_page_in_a_browser.py", "test_loader.py")
+LONGEST = (
+    "test_quickstart.py",
+    "test_ranks.py",
+    "test_never_loses_a_step.py",
+    "test_page_in_a_browser.py",
+    "test_loader.py",
+)
 """A file is one process's work: a long one that came last would leave the others waiting for it."""
 
 
