@@ -41,11 +41,13 @@ class Running:
     def socket(self, timeout: float = 10) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=timeout)
 
-    def told(self, request: bytes, timeout: float = 10) -> bytes:
-        """All that comes back until the server closes, or nothing more comes."""
+    def told(self, request: bytes, timeout: float = 10, ends: bool = False) -> bytes:
+        """All that comes back until the server closes, or nothing more comes; `ends`: nothing more will be sent."""
         with self.socket(timeout) as wire:
             with suppress(OSError):  # refused before all was sent; the answer can still be there
                 wire.sendall(request)
+                if ends:
+                    wire.shutdown(socket.SHUT_WR)
             return rest(wire)
 
 
