@@ -120,8 +120,8 @@ class Service:
 
 
 class Front:
-    """Around the app: the token, what every answer carries, and counting. The questions do not go through FastAPI's
-    layers, each of which would cost more than the question itself."""
+    """Around the app: the token, what every answer carries, and counting. The questions go past FastAPI's layers, which
+    they need nothing of, and which each of thousands of small images would pay for."""
 
     def __init__(self, app: FastAPI, service: Service) -> None:
         self.app, self.service = app, service

@@ -51,20 +51,25 @@ class Question:
 
     async def __call__(self, scope: Any, receive: Receive, send: Callable[[Any], Awaitable[None]]) -> None:
         """From headers to the last byte of the answer; a Refusal is left to the app."""
+        self._check_state()
+        self.service.answering += 1
+        try:
+            await self._respond(scope, receive, send)
+        except ClientGoneError:
+            return
+        finally:
+            self.service.answering -= 1
+
+    async def _respond(self, scope: Any, receive: Receive, send: Callable[[Any], Awaitable[None]]) -> None:
         held = 0
 
         def took(count: int) -> None:
             nonlocal held
             held += count
 
-        self._check_state()
-        self.service.answering += 1
         try:
             headers, body = await self._answer(scope, receive, took)
-        except ClientGoneError:
-            return
         finally:
-            self.service.answering -= 1
             self.service.bodies.let_go(held)
         headers += [(b"content-length", str(len(body)).encode()), (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -24,6 +24,8 @@ from vitrail.serve.settings import Settings
 MOST_HEADER_BYTES = 65_536
 CONNECTIONS = 4096
 """At a time; the slow ones among them must not keep others out."""
+LAST_BYTES = 0.1
+"""Seconds for the last answers to leave."""
 TELL_BALANCER = 1.0
 """Seconds during which a server that is about to end still answers that it is not ready."""
 
@@ -74,8 +76,7 @@ async def _serve(models: Mapping[str, Served], settings: Settings, ready: Callab
     if not listening.done():
         await starting
         await service.close()
-        if not by_hand:  # a person at the keyboard has no balancer to be told
-            await asyncio.sleep(TELL_BALANCER)
+        await asyncio.sleep(LAST_BYTES if by_hand else TELL_BALANCER)  # who is at the keyboard has no balancer to tell
         server.stop()
     await listening
 
