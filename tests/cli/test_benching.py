@@ -13,11 +13,11 @@ from vitrail.cli.bench import COLUMNS
 def quick(monkeypatch):
     from vitrail.fast import measure
     from vitrail.model.variants import SIZES, Size
-    from vitrail.workflows import bench
+    from vitrail.workflows.bench import measure as measuring
 
     monkeypatch.setitem(SIZES, "Ti", Size(depth=2, width=32, mlp_dim=64, num_heads=2))
     monkeypatch.setitem(measure.SIDES, "cpu", 32)
-    monkeypatch.setattr(bench, "TURN_SECONDS", 0.001)
+    monkeypatch.setattr(measuring, "TURN_SECONDS", 0.001)
 
 
 SMALL = ("Ti/16", "--size", "32", "--batch", "2", "--rounds", "2", "--device", "cpu", "--peers", "none")
@@ -50,24 +50,28 @@ def test_the_table_and_the_json_tell_the_same(run, tmp_path):
     assert "Ti/16 inference, 32 px, batch 2, fp32: building" in aside
 
 
-def test_growing_and_its_figure(run, tmp_path, monkeypatch):
-    from vitrail.workflows import bench_plan
+def test_growing_and_its_figure_drawn_later(run, tmp_path, monkeypatch):
+    from vitrail.workflows.bench import plan
 
-    monkeypatch.setattr(bench_plan, "BATCHES", (1, 2))
-    plot = tmp_path / "growth.png"
+    monkeypatch.setattr(plan, "BATCHES", (1, 2))
+    out, plot = tmp_path / "growth.json", tmp_path / "growth.png"
     command = ("bench", "Ti/16", "--size", "32", "--rounds", "1", "--device", "cpu", "--peers", "none", "--no-compile")
-    code, told, _ = run(*command, "--grow", "batch", "--plot", str(plot))
+    code, told, _ = run(*command, "--grow", "batch", "--out", str(out))
     assert code == 0
-    assert {line.split("\t")[5] for line in told.splitlines()[1:] if "\t" in line} == {"1", "2"}
+    assert {line.split("\t")[6] for line in told.splitlines()[1:] if "\t" in line} == {"1", "2"}
     assert "left out, --no-compile" in told
+    code, again, aside = run("bench", "--from", str(out), "--plot", str(plot))
+    assert (code, aside) == (0, "")
+    assert again.splitlines()[:-1] == told.splitlines()[:-1]
+    assert again.splitlines()[-1] == f"written: {plot}"
     assert plot.read_bytes()[:4] == b"\x89PNG"
     assert plot.with_suffix(".svg").exists()
 
 
 def test_nothing_measured_is_a_failure(run, tmp_path, monkeypatch):
-    from vitrail.workflows import bench
+    from vitrail.workflows.bench import measure as measuring
 
-    monkeypatch.setattr(bench, "free_memory", lambda: 1)
+    monkeypatch.setattr(measuring, "free_memory", lambda: 1)
     code, told, _ = run("bench", *SMALL, "--what", "training", "--plot", str(tmp_path / "a.png"))
     assert code == 1
     assert "not measured: every library (Ti/16 training, 32 px, batch 2, fp32): it would take about" in told
@@ -78,9 +82,13 @@ def test_nothing_measured_is_a_failure(run, tmp_path, monkeypatch):
     ("words", "sentence"),
     [
         (("B/17x",), "unknown model 'B/17x'"),
-        (("--what", "loading"), "--what loading: give some of inference, training, latency"),
+        (("--what", "speed"), "--what speed: give some of inference, training, latency, loader, end-to-end"),
         (("--peers", "keras"), "--peers: unknown 'keras': give some of timm"),
-        (("--precision", "int8"), "--precision int8: give fp32 or bf16"),
+        (("--precision", "int4", "--device", "cpu"), "--precision int4: give fp32, bf16, int8 or auto"),
+        (("--what", "loader"), "--what loader needs images: name them by --data DATA"),
+        (("--data", "no/such", "--what", "loader", "--device", "cpu"), "there is no data set 'no/such'"),
+        (("--from", "no/such.json"), "--from no/such.json: it cannot be read"),
+        (("B/16", "--from", "a.json"), "--from shows what was measured and measures nothing: leave NAMES out"),
         (("--grow", "width"), "--grow width: give one of resolution, batch, model"),
         (("--plot", "speed.pdf"), "--plot speed.pdf: a figure is a .png"),
         (("--out", "no/such/file.json"), "there is no folder"),
@@ -89,7 +97,7 @@ def test_nothing_measured_is_a_failure(run, tmp_path, monkeypatch):
 )
 def test_errors_are_a_sentence(run, words, sentence):
     code, told, aside = run("bench", *words)
-    assert code == 2
+    assert code == (1 if "no data set" in sentence else 2)
     assert not told
     assert aside.startswith("error: ")
     assert sentence in aside

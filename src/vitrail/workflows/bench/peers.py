@@ -6,6 +6,7 @@ have the exact one alone. Everything else is as the library comes.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -14,6 +15,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError, NotApplicableError, did_you_mean
@@ -112,34 +114,77 @@ PEERS: dict[str, tuple[str, Callable[[Any, VitArchitecture], nn.Module]]] = {
     "vit-pytorch": ("vit_pytorch", _vit_pytorch),
 }
 """Package → the module to import, and what builds a model from it."""
+RUNTIMES = {
+    "onnxruntime": ("onnx", "onnxscript", "onnxruntime"),
+    "openvino": ("onnx", "onnxscript", "openvino"),
+}
+"""Those that run our own model, exported, on a CPU → the packages that this takes."""
+TORCHVISION_OPERATORS = ("nms", "qnms")
+"""What the Python part of torchvision, which timm imports, expects its compiled part to have defined."""
 
 
-def parse_peers(text: str) -> list[str]:
-    """`all`, `none`, or names with commas between."""
-    if text in ("all", "none"):
-        return list(PEERS) if text == "all" else []
+def parse_peers(text: str, device: torch.device) -> list[str]:
+    """`all`, `none`, or names with commas between; all that there are for the device."""
+    if text == "none":
+        return []
+    if text == "all":
+        return [*PEERS, *(RUNTIMES if device.type == "cpu" else ())]
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    known = [*PEERS, *RUNTIMES]
     for name in names:
-        if name not in PEERS:
-            hint = did_you_mean(name, PEERS) or ":"
-            raise ConfigError(f"--peers: unknown {name!r}{hint} give some of {', '.join(PEERS)}, or all, or none")
+        if name not in known:
+            hint = did_you_mean(name, known) or ":"
+            raise ConfigError(f"--peers: unknown {name!r}{hint} give some of {', '.join(known)}, or all, or none")
     return names
 
 
-def importable(library: str) -> None:
+def importable(library: str, device: torch.device) -> None:
     """Import a peer; a NotApplicableError says why it cannot be."""
+    if library in RUNTIMES:
+        if device.type != "cpu":
+            raise NotApplicableError("compared on a CPU alone")
+        check_packages(RUNTIMES[library])
+        return
     module, _ = PEERS[library]
     if importlib.util.find_spec(module.partition(".")[0]) is None:
         raise NotApplicableError(f"not installed: pip install {library}")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
-        found = importlib.import_module(module)
-        if library == "transformers":  # imports what it is asked for when it is asked
-            _ = found.ViTForImageClassification
-    except Exception as error:  # torchvision beside a torch of another kind raises what it likes, and others import it
-        told = in_a_line(error)
-        hint = "; torch and torchvision must be of one kind" if "torchvision::" in told else ""
-        raise NotApplicableError(f"installed, but it cannot be imported: {told}{hint}") from None
+        try:
+            _import(library)
+        except Exception as error:
+            if "operator torchvision::" not in in_a_line(error):
+                raise
+            define_torchvision_operators()
+            _import(library)
+    except Exception as error:  # whatever a stranger's package raises
+        raise NotApplicableError(f"installed, but it cannot be imported: {in_a_line(error)}") from None
+
+
+def _import(library: str) -> None:
+    found = importlib.import_module(PEERS[library][0])
+    if library == "transformers":  # imports what it is asked for when it is asked
+        _ = found.ViTForImageClassification
+
+
+@functools.cache
+def define_torchvision_operators() -> torch.library.Library:
+    """Let torchvision be imported beside a torch of another kind, as one for CUDA beside one for CPUs.
+
+    Its compiled part does not load there, and on import it looks for operators that this would have defined. They are
+    for boxes around objects, which no Vision Transformer has: defined and without an implementation they serve.
+    """
+    operators = torch.library.Library("torchvision", "FRAGMENT")
+    for name in TORCHVISION_OPERATORS:
+        if not hasattr(torch.ops.torchvision, name):
+            operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return operators
+
+
+def check_packages(names: Sequence[str]) -> None:
+    """A NotApplicableError names what is not installed."""
+    if absent := [name for name in names if importlib.util.find_spec(name) is None]:
+        raise NotApplicableError(f"not installed: pip install {' '.join(absent)}")
 
 
 def peer_model(library: str, architecture: Architecture) -> nn.Module:
