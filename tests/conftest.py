@@ -11,6 +11,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for children
     torch.set_num_threads(1)
 
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # our kernels on a CPU; Triton asks when it is first imported
+
 LONGEST = (
     "test_quickstart.py",
     "test_ranks.py",

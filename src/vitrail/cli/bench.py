@@ -62,6 +62,9 @@ def bench(
     autotune: Annotated[
         bool, typer.Option("--autotune", help="Compiled with max-autotune too, for all; takes many minutes.")
     ] = False,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Of our own ways only what vitrail.fast makes of the model: shorter.")
+    ] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, …; a GPU where there is one.")] = "auto",
     grow: Annotated[
         str | None, typer.Option(help="resolution (224 to 1024 px), batch (1 to 256) or model (Ti to H): one grows.")
@@ -102,6 +105,7 @@ def bench(
             rounds=rounds,
             compiles=compiles,
             autotune=autotune,
+            plain=not fast,
             device=device,
             grow=grow,
             seconds=seconds,

@@ -2,8 +2,8 @@
 product is computed while its output is still in the cache.
 
 A torch.nn.Linear hands its kernel over as it was saved, and each product reorders it anew. The products are the same,
-added up in another order: a packed model is as far from the exact result as the plain one (about 1e-6), not equal to it
-bit for bit. It can be used and no more: not trained, saved, moved or converted.
+added up in another order: a packed model is as far from the exact result as the plain one (about 1e-6 in float32), not
+equal to it bit for bit. It can be used and no more: not trained, saved, moved or converted.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from vitrail.model.encoder import MlpBlock
 
-CLOSE = 1e-4
-"""How far, of the largest output, a packed layer may be from the plain one, or the plain one stays."""
+CLOSE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+"""How far, of the largest output, a packed layer may be from the plain one, or the plain one stays; by type."""
 
 
 class PackedLinear(nn.Module):
@@ -43,7 +43,7 @@ class PackedLinear(nn.Module):
 
 @torch.inference_mode()
 def pack(model: nn.Module) -> int:
-    """Pack the dense layers of a model in place, those that can be: float32 on a CPU. How many were."""
+    """Pack the dense layers of a model in place, those that can be: float32 and bf16 on a CPU. How many were."""
     count = 0
     for block in [module for module in model.modules() if isinstance(module, MlpBlock)]:
         if isinstance(block.gelu, nn.GELU) and (found := _packed(block.fc1, block.gelu.approximate)) is not None:
@@ -60,13 +60,13 @@ def pack(model: nn.Module) -> int:
 def _packed(layer: nn.Linear, gelu: str | None = None) -> PackedLinear | None:
     """None where this layer, or this torch, does not lend itself to it."""
     weight = layer.weight
-    if weight.dtype != torch.float32 or weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if weight.dtype not in CLOSE or weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return None
-    trial = torch.linspace(-1, 1, 3 * layer.in_features).view(3, -1)
+    trial = torch.linspace(-1, 1, 3 * layer.in_features, dtype=weight.dtype).view(3, -1)
     plain = layer(trial) if gelu is None else nn.functional.gelu(layer(trial), approximate=gelu)
     try:
         found = PackedLinear(layer, gelu)
         difference = (found(trial) - plain).abs().max()
     except (AttributeError, NotImplementedError, RuntimeError, TypeError):  # the operators are not torch's public ones
         return None
-    return found if difference <= CLOSE * plain.abs().max() else None
+    return found if difference <= CLOSE[weight.dtype] * plain.abs().max() else None

@@ -29,6 +29,7 @@ from vitrail.train.checkpoint import Checkpoints
 from vitrail.train.config import DataConfig, RunConfig
 from vitrail.train.display import Display
 from vitrail.train.distributed import Ranks, spread
+from vitrail.train.fusing import fuse
 from vitrail.train.loop import Run
 from vitrail.train.optim import build_optimizer
 from vitrail.train.recorded import RecordedLearning, check_graphs
@@ -68,7 +69,8 @@ def assemble(config: RunConfig, ranks: Ranks) -> Run:
         if ranks.size > 1:
             model.share_batch_statistics(ranks.device)
     module = spread(objective, ranks, config.run.parallel, precision)
-    if config.run.compile if config.run.compile is not None else ranks.device.type == "cuda":
+    fused = fuse(model, config, ranks, precision)
+    if not fused and (config.run.compile if config.run.compile is not None else ranks.device.type == "cuda"):
         for part in objective.parts_to_compile():
             part.compile()
     optimizer = build_optimizer(objective, config.optimizer, ranks.device)

@@ -39,6 +39,7 @@ def run(
     rounds: int = ROUNDS,
     compiles: bool | None = None,
     autotune: bool = False,
+    plain: bool = True,
     device: str = "auto",
     grow: str | None = None,
     seconds: float = SECONDS,
@@ -48,8 +49,8 @@ def run(
 ) -> Report:
     """Measure models by their names; see `vitrail bench --help` for what the options mean."""
     target = chosen_device(device)
-    plain, beyond = checked_precision(precision, target)
-    cases = planned(names, what, batch, (plain, beyond), size, grow, target, data)
+    usual, beyond = checked_precision(precision, target)
+    cases = planned(names, what, batch, (usual, beyond), size, grow, target, data)
     wanted = parse_peers(peers, target) if any(case.what not in WITH_DATA for case in cases) else []
     check_places(out, plot)
     supply = None if data is None else Supply.opened(data, workers, cases)
@@ -62,7 +63,7 @@ def run(
     try:
         machine = describe_machine(target, wanted)
         present = [library for library in wanted if is_present(library, target, found)]
-        how = partial(measure_either, supply=supply, modes=modes, rounds=rounds, tell=tell)
+        how = partial(measure_either, supply=supply, modes=modes, plain=plain, rounds=rounds, tell=tell)
         if grow:
             notes = measure_growing(cases, present, how, seconds, found)
         else:
@@ -75,7 +76,7 @@ def run(
         notes.append(supply.described())
     asked = {
         "cases": [str(case) for case in cases],
-        "precision": plain,
+        "precision": usual,
         "beyond": beyond,
         "peers": wanted,
         "workers": None if supply is None else supply.workers,
@@ -101,11 +102,11 @@ def shown_again(path: Path, plot: Path | None = None) -> Report:
 
 
 def measure_either(
-    case: Case, peers: Sequence[str], *, supply: Supply | None, modes: Sequence[str], **how: Any
+    case: Case, peers: Sequence[str], *, supply: Supply | None, modes: Sequence[str], plain: bool = True, **how: Any
 ) -> Measured:
     """A case of models, or of the data path."""
     if case.what not in WITH_DATA:
-        return measure(case, peers, modes=modes, **how)
+        return measure(case, peers, modes=modes, plain=plain, **how)
     assert supply is not None
     return measure_supply(case, supply, compiles=COMPILED in modes, **how)
 

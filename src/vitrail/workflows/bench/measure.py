@@ -66,6 +66,7 @@ def measure(
     *,
     modes: Sequence[str],
     rounds: int,
+    plain: bool = True,
     tell: Tell = lambda line: None,
     without: frozenset[Key] | set[Key] = frozenset(),
     clock: Callable[[], float] = time.perf_counter,
@@ -85,7 +86,7 @@ def measure(
         check_memory(case)
         batch, ours = make_batch(case), make_ours(case.architecture)
         reference = plain_logits(ours, batch.images[:COMPARED].float())
-        for way in all_ways(case, batch, ours, peers, modes):
+        for way in all_ways(case, batch, ours, peers, modes, plain):
             if isinstance(way, Missing):
                 found.missing.append(way)
             elif (key := (way.library, way.name)) not in without:

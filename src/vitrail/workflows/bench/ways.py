@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.errors import NotApplicableError
 from vitrail.fast.captured import Captured
+from vitrail.fast.optimize import has_kernels, optimize
 from vitrail.fast.packed import pack
 from vitrail.model.base import ImageModel
 from vitrail.workflows.bench.case import OURS, PRECISIONS, Batch, Built, Case, Missing, Way
@@ -22,16 +24,24 @@ EAGER, COMPILED, AUTOTUNED = "eager", "compiled", "autotuned"
 MODES = {COMPILED: None, AUTOTUNED: "max-autotune-no-cudagraphs"}
 """What torch.compile is told. It would record CUDA graphs by itself too; here that is a way of its own, for all."""
 GRAPH = "CUDA graph"
+CALIBRATED = 32
+"""Images that FP8 is calibrated on."""
 GRAPH_FLOPS = 3e13
 """Operations of a step, up to which it is recorded too. A GPU takes tens of milliseconds for more, behind which all
 starting of kernels hides; and every recording keeps the memory of all its activations while others have their turn."""
 
 
 def all_ways(
-    case: Case, batch: Batch, ours: ImageModel, peers: Sequence[str], modes: Sequence[str]
+    case: Case, batch: Batch, ours: ImageModel, peers: Sequence[str], modes: Sequence[str], plain: bool = True
 ) -> Iterator[Way | Missing]:
-    """Ours, then those of each peer, which is built when it is its turn; `modes`: some of eager and `MODES`."""
-    yield from ways_of(OURS, ours, case, batch, modes)
+    """Ours, then those of each peer, which is built when it is its turn; `modes`: some of eager and `MODES`.
+
+    Not `plain`: of ours only what `vitrail.fast` makes of it.
+    """
+    if plain:
+        yield from ways_of(OURS, ours, case, batch, modes)
+    else:
+        yield Missing(str(case), OURS, ", ".join(modes), "left out by --fast")
     yield from fast_ways(case, batch, ours)
     if case.device.type == "cuda" and not case.trains and not is_recorded(case):
         reason = f"left out, a step of {case.flops / 1e12:,.0f} TFLOP is too long to gain from it"
@@ -55,8 +65,28 @@ def fast_ways(case: Case, batch: Batch, ours: ImageModel) -> Iterator[Way]:
     raises a NotApplicableError when it is built, with the reason; one that finds its precision by itself tells it in
     what it has built.
     """
-    if case.device.type == "cpu" and case.precision == "fp32" and not case.trains:
-        yield Way(OURS, "packed", lambda: _packed(ours, batch), our_weights=True)
+    if case.device.type == "cpu" and not case.trains:
+        if case.precision == "fp32":
+            yield Way(OURS, "packed", lambda: _packed(ours, batch), our_weights=True)
+        yield Way(OURS, "fast", lambda: _fast(ours, case, batch, case.precision), our_weights=True)
+        if case.beyond is not None:
+            yield Way(OURS, f"fast, {case.beyond}", lambda: _fast(ours, case, batch, case.beyond), our_weights=True)
+    if case.device.type != "cuda" or case.precision != "bf16":
+        return
+    for precision in ("bf16", "fp8") if case.beyond in ("fp8", "auto") else ("bf16",):
+        name = "fused" if precision == "bf16" else f"fused, {precision}"
+        if case.trains:
+            yield Way(OURS, name, partial(_fused, ours, case, batch, precision), precision=precision, our_weights=True)
+            continue
+        for recorded in (False, True):
+            yield Way(
+                OURS,
+                f"{name}, {GRAPH}" if recorded else name,
+                partial(_fast, ours, case, batch, precision, recorded),
+                recorded=recorded,
+                precision=precision,
+                our_weights=True,
+            )
 
 
 def ways_of(library: str, model: nn.Module, case: Case, batch: Batch, modes: Sequence[str]) -> Iterator[Way]:
@@ -91,6 +121,29 @@ def _built(model: nn.Module, case: Case, batch: Batch, mode: str, recorded: bool
     if case.trains:
         return Built(training_step(own, run, case, batch), parameters)
     return Built(inference_step(Captured(run) if recorded else run, batch.images), parameters)
+
+
+def _fast(model: ImageModel, case: Case, batch: Batch, precision: str | None, recorded: bool = False) -> Built:
+    """What `vitrail.fast.optimize` makes of it; calibrated on the batch."""
+    fast = optimize(
+        copy.deepcopy(model).to(case.device),
+        "latency" if recorded else "throughput",
+        precision or "auto",
+        batch=case.batch,
+        images=batch.images[:CALIBRATED].float(),
+    )
+    return Built(inference_step(fast, batch.images), parameters_of(model), fast.precision)
+
+
+def _fused(model: ImageModel, case: Case, batch: Batch, precision: str) -> Built:
+    """Training by fused kernels."""
+    if (why := has_kernels(case.device)) is not None:
+        raise NotApplicableError(f"there are no fused kernels here: {why}")
+    from vitrail.fast.learning import FusedLearning
+
+    own = copy.deepcopy(model).to(case.device).train()
+    learning = FusedLearning(own, fp8=precision == "fp8")
+    return Built(training_step(own, learning, case, batch), parameters_of(model))
 
 
 def _packed(model: ImageModel, batch: Batch) -> Built:

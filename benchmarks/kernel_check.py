@@ -1,0 +1,179 @@
+"""Every kernel of ours on a GPU, at B/16's sizes, against a float64 reference; exits with 1 where one is too far off.
+
+    python benchmarks/kernel_check.py --out kernels.json
+
+On a CPU the same kernels are tested in Triton's interpreter (tests/fast). 2e-3 to 4e-3 is the rounding of bf16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import vitrail
+from vitrail.fast.fused import BYTES, CUTS, NARROW, WIDE
+from vitrail.fast.kernels.attention import attention
+from vitrail.fast.kernels.backward import gelu_backward, norm_backward, pack
+from vitrail.fast.kernels.norm import FP8, add_norm, assemble_norm
+from vitrail.fast.kernels.patches import cut
+from vitrail.fast.kernels.product import product
+from vitrail.fast.kernels.quantise import quantise
+from vitrail.fast.kernels.reading import read_backward, read_forward
+from vitrail.fast.learning import FusedLearning
+from vitrail.fast.measure import relative_distance as distance
+from vitrail.fast.optimize import optimize
+
+HALF, EIGHT = 6e-3, 4e-2
+"""How far bf16 and FP8 may be off."""
+IMAGES, TOKENS, WIDTH, HEADS = 16, 197, 768, 12
+
+
+def random(*shape: int, scale: float = 1.0) -> Tensor:
+    return (torch.randn(*shape, device="cuda") * scale).bfloat16()
+
+
+def norms() -> dict[str, tuple[float, float]]:
+    count = IMAGES * TOKENS
+    z, branch, dy, dz = (random(count, WIDTH) for _ in range(4))
+    weight, bias = torch.randn(WIDTH, device="cuda"), torch.randn(WIDTH, device="cuda")
+    keep = torch.tensor([0.0, 2.0] * (IMAGES // 2), device="cuda")
+    exact = [each.double().requires_grad_() for each in (z, branch, weight, bias)]
+    total = exact[0] + exact[1] * keep.double().repeat_interleave(TOKENS)[:, None]
+    y = F.layer_norm(total, (WIDTH,), exact[2], exact[3], 1e-6)
+    gradients = torch.autograd.grad([y, total], exact, [dy.double(), dz.double()])
+    made = add_norm(z.half(), branch, weight, bias, 1e-6, keep=keep, tokens=TOKENS, dtype=torch.bfloat16, twin=True)
+    assert made.twin is not None
+    assert made.scales is not None
+    back = norm_backward(dy, dz, total.detach().bfloat16(), weight, 1e-6, keep=keep, tokens=TOKENS)
+    table, patches = torch.randn(TOKENS, WIDTH, device="cuda"), random(IMAGES * (TOKENS - 1), WIDTH)
+    whole = torch.cat([torch.zeros(IMAGES, 1, WIDTH, device="cuda"), patches.view(IMAGES, -1, WIDTH)], 1) + table
+    assembled = assemble_norm(
+        table, patches, weight, bias, 1e-6, prefix=1, stream=torch.float16, dtype=torch.bfloat16
+    ).y.view(IMAGES, TOKENS, WIDTH)
+    return {
+        "add_norm": (distance(made.y, y), HALF),
+        "add_norm, FP8": (distance(made.twin.float() * made.scales, y), EIGHT),
+        "assemble_norm": (distance(assembled, F.layer_norm(whole.double(), (WIDTH,), *exact[2:], 1e-6)), HALF),
+        "norm_backward, z": (distance(back.z, gradients[0]), HALF),
+        "norm_backward, branch": (distance(back.branch, gradients[1]), HALF),
+        "norm_backward, weight": (distance(back.weight, gradients[2]), HALF),
+        "norm_backward, bias": (distance(back.bias, gradients[3]), HALF),
+        "norm_backward, branch's bias": (distance(back.branch_bias, gradients[1].sum(0)), HALF),
+    }
+
+
+def products() -> dict[str, tuple[float, float]]:
+    found = {}
+    x, w, bias = random(IMAGES * TOKENS, WIDTH), random(4 * WIDTH, WIDTH, scale=WIDTH**-0.5), random(4 * WIDTH)
+    plain = F.linear(x.double(), w.double(), bias.double())
+    forms = {0: plain, 1: F.gelu(plain, approximate="tanh"), 2: F.gelu(plain), 3: plain * torch.sigmoid(1.702 * plain)}
+    for tiling in WIDE + NARROW:
+        for form, exact in forms.items():
+            before = torch.full_like(plain, torch.nan, dtype=torch.bfloat16)
+            y = product(x, w, bias, tiling, form=form, before=before)
+            found[f"product {tuple(tiling)}, GELU {form}"] = distance(y, exact), HALF
+            found[f"product {tuple(tiling)}, before GELU {form}"] = distance(before, plain), HALF
+    (x8, rows), (w8, columns) = quantise(x), quantise(w)
+    dequantised = F.linear(x8.double() * rows, w8.double() * columns, bias.double())
+    scale = torch.full((), 0.05, device="cuda")
+    for tiling in BYTES:
+        y = product(x8, w8, bias, tiling, form=1, row_scales=rows, column_scales=columns)
+        exact = F.gelu(dequantised, approximate="tanh")
+        found[f"product in FP8 {tuple(tiling)}"] = distance(y, exact), HALF
+        y8 = product(x8, w8, bias, tiling, form=1, row_scales=rows, column_scales=columns, out_scale=scale)
+        assert y8.dtype == FP8
+        found[f"product in FP8 to FP8 {tuple(tiling)}"] = distance(y8.float() * scale, exact), EIGHT
+    return found
+
+
+def attentions() -> dict[str, tuple[float, float]]:
+    found = {}
+    qkv = random(IMAGES * TOKENS, 3 * WIDTH)
+    q, k, v = qkv.view(IMAGES, TOKENS, 3, HEADS, -1).permute(2, 0, 3, 1, 4).unbind(0)
+    exact = F.scaled_dot_product_attention(q.double(), k.double(), v.double()).transpose(1, 2).reshape(-1, WIDTH)
+    for how in CUTS:
+        found[f"attention {how}"] = distance(attention(qkv, TOKENS, HEADS, *how), exact), HALF
+    query, kv, dy = random(IMAGES, 1, WIDTH), random(IMAGES, TOKENS, 2 * WIDTH), random(IMAGES, 1, WIDTH)
+    one, both = query.double().requires_grad_(), kv.double().requires_grad_()
+    keys, values = both.view(IMAGES, TOKENS, 2, HEADS, -1).permute(2, 0, 3, 1, 4).unbind(0)
+    y = F.scaled_dot_product_attention(one.view(IMAGES, HEADS, 1, -1), keys, values).reshape(IMAGES, 1, WIDTH)
+    gradients = torch.autograd.grad(y, [one, both], dy.double())
+    found["read_forward"] = distance(read_forward(query, kv, HEADS), y), HALF
+    dq, dkv = read_backward(dy, query, kv, HEADS)
+    found["read_backward, q"], found["read_backward, kv"] = (
+        (distance(dq, gradients[0]), HALF),
+        (distance(dkv, gradients[1]), HALF),
+    )
+    parts = [random(IMAGES, TOKENS, HEADS, 64).transpose(1, 2) for _ in range(3)]
+    packed, total = pack(*parts)
+    side_by_side = torch.cat([each.transpose(1, 2).reshape(-1, WIDTH) for each in parts], 1)
+    found["pack"] = distance(packed, side_by_side), 0.0
+    found["pack, sums"] = distance(total, side_by_side.double().sum(0)), 1e-5
+    return found
+
+
+def others() -> dict[str, tuple[float, float]]:
+    found = {}
+    images = torch.randn(4, 3, 224, 224, device="cuda")
+    model = vitrail.create_model("B/16", seed=0).cuda()
+    found["cut"] = distance(cut(images, 16, torch.float32), model.patch_embed.patches(images).flatten(0, 1)), 0.0
+    for form, function in ((1, lambda x: F.gelu(x, approximate="tanh")), (2, F.gelu)):
+        before, dh = random(3000, 3072), random(3000, 3072)
+        exact_before = before.double().requires_grad_()
+        (exact,) = torch.autograd.grad(function(exact_before), exact_before, dh.double())
+        total = gelu_backward(dh, before, form)
+        found[f"gelu_backward {form}"] = distance(dh, exact), HALF
+        found[f"gelu_backward {form}, sums"] = distance(total, exact.sum(0)), HALF
+    return found
+
+
+def models() -> dict[str, tuple[float, float]]:
+    """The whole B/16: representations, and the gradients of all that is learned, against float32."""
+    found = {}
+    model = vitrail.create_model("B/16", seed=0).cuda()
+    torch.nn.init.normal_(model.head.weight, std=0.03)
+    images, labels = torch.randn(8, 3, 224, 224, device="cuda"), torch.arange(8, device="cuda")
+    for precision, most in (("bf16", 1e-2), ("fp8", 0.15)):
+        fast = optimize(model, "throughput", precision, images=images)
+        found[f"B/16 in {precision}"] = fast.distance, most
+        found[f"B/16 in {precision}, recorded"] = optimize(model, "latency", precision, images=images).distance, most
+    parameters = list(model.train().parameters())
+
+    def gradients(logits: Tensor) -> Tensor:
+        return torch.cat([each.flatten() for each in torch.autograd.grad(F.cross_entropy(logits, labels), parameters)])
+
+    exact = gradients(model(images))
+    with torch.autocast("cuda", torch.bfloat16):
+        found["gradients of B/16 under autocast"] = distance(gradients(model(images)), exact), 3e-2
+    found["gradients of B/16, fused"] = distance(gradients(FusedLearning(model)(images).float()), exact), 3e-2
+    found["gradients of B/16, fused, FP8"] = (
+        distance(gradients(FusedLearning(model, fp8=True)(images).float()), exact),
+        0.3,
+    )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    found = {**norms(), **products(), **attentions(), **others(), **models()}
+    for name, (value, most) in found.items():
+        print(f"{value:9.1e}  at most {most:7.1e}  {'' if value <= most else 'TOO FAR'}  {name}")
+    if arguments.out:
+        device = torch.cuda.get_device_name()
+        arguments.out.write_text(
+            json.dumps({"device": device, "torch": torch.__version__, "distances": found}, indent=1)
+        )
+    sys.exit(any(not value <= most for value, most in found.values()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The fastest of several ways to compute one thing on a GPU, found by trying them: once for each shape in a process."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Hashable, Mapping
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import NotApplicableError
+
+CALLS, ROUNDS = 10, 7
+Result = TypeVar("Result")
+Way = Callable[..., Tensor]
+
+_chosen: dict[Hashable, str] = {}
+
+
+def choose(key: Hashable, ways: Mapping[str, Callable[..., Result]], *inputs: object) -> Callable[..., Result]:
+    """The way that takes least time for these inputs, which `key` stands for; the first one where there is no GPU.
+
+    Ways that cannot run here are passed over. Each is recorded as a graph of several calls, so that a kernel is not
+    charged for the time that Python takes to start it, and they take turns, for the chip's clock rises and falls.
+    """
+    device = next(each.device for each in inputs if isinstance(each, Tensor))
+    key = key, device
+    if key not in _chosen:
+        _chosen[key] = _fastest(ways, inputs, device) if device.type == "cuda" else next(iter(ways))
+    return ways[_chosen[key]]
+
+
+def chosen() -> dict[Hashable, str]:
+    """What was found so far."""
+    return dict(_chosen)
+
+
+def _fastest(ways: Mapping[str, Callable[..., object]], inputs: tuple[object, ...], device: torch.device) -> str:
+    graphs: dict[str, torch.cuda.CUDAGraph] = {}
+    why = ""
+    for name, way in ways.items():
+        try:
+            graphs[name] = _recorded(way, inputs, device)
+        except Exception as error:  # a kernel that does not fit this chip says so in many ways
+            why = str(error)
+    if not graphs:
+        raise NotApplicableError(f"none of the kernels runs here: {why}")
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for _ in range(ROUNDS):
+        for name, graph in graphs.items():
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times[name].append(start.elapsed_time(end))
+    return min(times, key=lambda name: statistics.median(times[name]))
+
+
+def _recorded(way: Callable[..., object], inputs: tuple[object, ...], device: torch.device) -> torch.cuda.CUDAGraph:
+    aside = torch.cuda.Stream(device)
+    aside.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(aside):
+        way(*inputs)
+    torch.cuda.current_stream(device).wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS):
+            way(*inputs)
+    return graph

@@ -1,0 +1,138 @@
+"""Whole models by fused kernels, in Triton's interpreter: representations in bf16, gradients against float64."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import vitrail
+from vitrail.errors import NotApplicableError
+from vitrail.fast.measure import relative_distance
+
+pytest.importorskip("triton", reason="Triton, in whose interpreter the kernels run, is not installed")
+if torch.cuda.is_available():
+    pytest.skip("here is a GPU: benchmarks/kernel_check.py checks the kernels there", allow_module_level=True)
+
+from vitrail.fast.fused import FusedEmbedder, Layer, check_fusible
+from vitrail.fast.learning import FusedLearning, check_learnable
+
+SMALL = {"image_size": 16, "width": 32, "depth": 3, "num_heads": 2, "mlp_dim": 64, "num_classes": 5, "seed": 0}
+STEM = [[8, 3, 2], [16, 3, 2]]
+
+
+def small(**options):
+    model = vitrail.create_model("Ti/4", **{**SMALL, **options})
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():  # biases, norms and heads begin at 0 or 1: stirred
+            if parameter.ndim == 1 or "head" in name:
+                parameter += 0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    return model
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"pool": "average"},
+        {"gelu": "exact", "registers": 2, "pool": "class+average"},
+        {"layer_scale": 0.1, "pool": "distilled", "registers": 1},
+        {"norm": "rms", "gelu": "quick"},
+        {"depth": 1},
+        {"conv_stem": STEM, "norm_after_pool": True, "pool": "average"},
+        {"norm_after_pool": True},
+    ],
+    ids=str,
+)
+def test_representations(options):
+    model = small(**options).eval()
+    images = torch.randn(3, 3, 16, 16)
+    with torch.no_grad():
+        assert relative_distance(FusedEmbedder(model)(images), model.embed(images)) < 1.5e-2
+
+
+def test_the_model_is_left_as_it_was():
+    model = small()
+    before = copy.deepcopy(model.state_dict())
+    FusedEmbedder(model)(torch.randn(1, 3, 16, 16))
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"gelu": "exact", "registers": 2, "pool": "class+average"}, {"conv_stem": STEM, "depth": 1}],
+    ids=str,
+)
+def test_gradients(options):
+    model = small(**options)
+    exact = copy.deepcopy(model).double()
+    images, labels = torch.randn(3, 3, 16, 16), torch.tensor([0, 3, 1])
+    expected = exact.train()(images.double())
+    F.cross_entropy(expected, labels).backward()
+    found = FusedLearning(model.train(), dtype=torch.float32)(images)
+    F.cross_entropy(found, labels).backward()
+    assert relative_distance(found.detach(), expected.detach()) < 1e-5
+    for (name, parameter), reference in zip(model.named_parameters(), exact.parameters(), strict=True):
+        assert relative_distance(parameter.grad, reference.grad) < 1e-5, name
+
+
+def test_stochastic_depth_drops_whole_branches():
+    model = small(stochastic_depth=0.5, depth=2, image_size=8).train()
+    torch.manual_seed(0)
+    images = torch.randn(1, 3, 8, 8).expand(12, -1, -1, -1).contiguous()
+    logits = FusedLearning(model, dtype=torch.float32)(images)
+    kinds = {tuple(row) for row in logits.detach().mul(1e4).round().tolist()}
+    assert 1 < len(kinds) <= 4  # of the last block: both branches, either, or none
+    logits.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_evaluation_is_the_plain_model():
+    model = small().eval()
+    images = torch.randn(2, 3, 16, 16)
+    assert torch.equal(FusedLearning(model)(images), model(images))
+
+
+def test_images_of_another_size_learn_too():
+    model = small().train()
+    images = torch.randn(2, 3, 24, 16)
+    assert relative_distance(FusedLearning(model, dtype=torch.float32)(images).detach(), model(images).detach()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"position": "relative"}, "relative positions"),
+        ({"position_at": "every-layer"}, "positions in every layer"),
+        ({"block": "axial", "pool": "average"}, "axial"),
+    ],
+)
+def test_what_there_are_no_kernels_for_is_named(options, told):
+    with pytest.raises(NotApplicableError, match=told):
+        check_fusible(small(**options))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"dropout": 0.1}, "dropout"),
+        ({"layer_scale": 0.1}, "layer scale"),
+        ({"norm": "rms"}, "LayerNorm"),
+        ({"gelu": "quick"}, "quick"),
+    ],
+)
+def test_what_cannot_be_trained_so_is_named(options, told):
+    with pytest.raises(NotApplicableError, match=told):
+        check_learnable(small(**options))
+
+
+def test_a_baseline_has_no_fused_kernels():
+    with pytest.raises(NotApplicableError, match="Vision Transformers"):
+        check_fusible(vitrail.create_model("BiT-R50x1", num_classes=2))
+
+
+def test_rows_that_the_copy_engine_cannot_take_are_left_to_the_library():
+    assert Layer(torch.nn.Linear(588, 64)).tilings(8192) == []
+    assert Layer(torch.nn.Linear(592, 64)).tilings(8192) != []

@@ -1,0 +1,250 @@
+"""int8 on a CPU: each step against the same written out in float64, the kernels against torch, whole models."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import vitrail
+from vitrail.errors import NotApplicableError
+from vitrail.fast import compiler, int8
+from vitrail.fast.int8 import Int8Embedder, QuantisedLinear, int8_embedder
+from vitrail.fast.int8_steps import (
+    LEAST,
+    Bytes,
+    CompiledSteps,
+    Norm,
+    Product,
+    TorchSteps,
+    quantised,
+    restored,
+    steps_for,
+)
+from vitrail.fast.measure import relative_distance
+
+try:
+    int8._try_a_product()
+except NotApplicableError as reason:
+    pytest.skip(str(reason), allow_module_level=True)
+
+SMALL = {"image_size": 32, "width": 64, "depth": 3, "num_heads": 2, "mlp_dim": 128, "num_classes": 10, "seed": 0}
+
+
+def kernels():
+    try:
+        return CompiledSteps()
+    except NotApplicableError as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(params=["torch", "compiled"])
+def steps(request):
+    return TorchSteps() if request.param == "torch" else kernels()
+
+
+def randn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def product(rows, width, dtype, seed=0):
+    scale = torch.rand(rows, generator=torch.Generator().manual_seed(seed)) + 0.5
+    return Product(randn(rows, width, seed=seed + 1).to(dtype), scale, randn(width, seed=seed + 2))
+
+
+def values(found: Bytes, least: float | None = None):
+    whole = found.values.double() * found.scale.double()[:, None]
+    return whole - 128 * found.scale.double()[:, None] if least is None else whole + least
+
+
+def within_half_a_step(found: Bytes, exact, least=None, slack=0.02):
+    difference = (values(found, least) - exact).abs() / found.scale.double()[:, None]
+    assert difference.max() <= 0.5 + slack
+
+
+def test_rows_in_bytes_are_within_half_a_step_and_do_not_see_each_other():
+    x = randn(5, 48) * torch.tensor([1.0, 1e-4, 1e4, 0.0, 1.0])[:, None]
+    found = quantised(x)
+    within_half_a_step(found, x.double())
+    assert found.values[3].eq(128).all()
+    assert torch.equal(quantised(x[:1]).values, found.values[:1])
+
+
+@pytest.mark.parametrize("least", [None, LEAST])
+def test_a_product_is_exact_for_the_bytes_it_is_given(steps, least):
+    weight, bias, factor = randn(32, 48), randn(32, seed=1), randn(32, seed=2)
+    layer = QuantisedLinear(weight, bias, steps, least=least, factor=factor)
+    x = randn(7, 48, seed=3)
+    if least is None:
+        rows = quantised(x)
+    else:
+        rows = steps.gelu(Product(x.to(steps.dtype), torch.ones(7), torch.zeros(48)), "tanh")
+    scaled = weight.double() * factor.double()[:, None]
+    step = scaled.abs().amax(dim=1, keepdim=True) / 127
+    rounded = (scaled / step).round() * step
+    exact = values(rows, least) @ rounded.T + bias.double() * factor.double()
+    assert (restored(layer(rows)).double() - exact).abs().max() < 1e-5 * exact.abs().max()
+    assert ((rounded - scaled).abs() <= step / 2 + 1e-12).all()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 13, 385])
+@pytest.mark.parametrize(("depth", "width"), [(16, 16), (48, 32), (64, 48), (32, 64), (16, 144)])
+def test_whole_numbers_are_multiplied_exactly(rows, depth, width):
+    steps, generator = kernels(), torch.Generator().manual_seed(rows + depth)
+    x = torch.randint(0, 256, (rows, depth), generator=generator, dtype=torch.uint8)
+    kernel = torch.randint(-127, 128, (width, depth), generator=generator, dtype=torch.int8)
+    scale = 2.0 ** torch.randint(-3, 3, (width,), generator=generator)
+    correction = randn(width).round()
+    exact = (x.long() @ kernel.long().T) * scale.double() + correction.double()
+    assert torch.equal(steps.product(kernel, scale, correction, torch.float32)(x).double(), exact)
+    assert torch.equal(steps.product(kernel, scale, correction, torch.bfloat16)(x), exact.bfloat16())
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_the_sum_and_its_norm(steps, centred):
+    z, gain, offset = randn(5, 64, seed=1), randn(64, seed=2), randn(64, seed=3) if centred else None
+    y = product(5, 64, torch.float32, seed=4)
+    exact = z.double() + y.scale.double()[:, None] * y.raw.double() + y.bias.double()
+    middle = exact.mean(dim=1, keepdim=True) if centred else 0
+    deviation = ((exact - middle).square().mean(dim=1, keepdim=True) + 1e-6).sqrt()
+    normed = (exact - middle) / deviation * gain.double() + (0 if offset is None else offset.double())
+    alone, both = z.clone(), z.clone()
+    steps.add(alone, y)
+    found = steps.add_and_norm(both, y, Norm(gain, offset, 1e-6))
+    assert (alone - exact).abs().max() < 1e-5
+    assert torch.equal(alone, both)
+    within_half_a_step(found, normed)
+    within_half_a_step(steps.norm(both, Norm(gain, offset, 1e-6)), normed)
+    assert torch.equal(alone, both)
+
+
+@pytest.mark.parametrize("form", ["tanh", "none", "quick"])
+def test_gelu(steps, form):
+    y = product(6, 128, steps.dtype)
+    y.raw[0] = torch.linspace(-40, 40, 128).to(steps.dtype)
+    y.raw[1] = -torch.linspace(0.5, 300, 128).to(steps.dtype)
+    x = y.scale.double()[:, None] * y.raw.double() + y.bias.double()
+    if form == "tanh":
+        exact = x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    elif form == "none":
+        exact = x / 2 * (1 + torch.erf(x / math.sqrt(2)))
+    else:
+        exact = x / (1 + torch.exp(-1.702 * x))
+    assert exact.min() > LEAST
+    within_half_a_step(steps.gelu(y, form), exact, LEAST)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "asked", "size"), [(1, 1, 16), (17, 17, 64), (50, 1, 32), (197, 2, 80), (90, 90, 64)]
+)
+def test_attention_against_a_loop(steps, tokens, asked, size):
+    images, heads = 2, 3
+    width = heads * size
+    everything = product(images * tokens, 3 * width, steps.dtype)
+    queries = Product(everything.raw[:, :width], everything.scale, everything.bias[:width])
+    if asked < tokens:
+        raw = queries.raw.unflatten(0, (images, tokens))[:, :asked].flatten(0, 1).contiguous()
+        scale = queries.scale.view(images, tokens)[:, :asked].flatten().contiguous()
+        queries = Product(raw, scale, queries.bias)
+    others = Product(everything.raw[:, width:], everything.scale, everything.bias[width:])
+    found = values(steps.attention(queries, others, images, heads)).view(images, asked, width)
+    whole = everything.scale.double()[:, None] * everything.raw.double() + everything.bias.double()
+    q, k, v = whole.view(images, tokens, 3, heads, size).permute(2, 0, 3, 1, 4)
+    for image in range(images):
+        for head in range(heads):
+            weights = (q[image, head, :asked] @ k[image, head].T / math.sqrt(size)).softmax(dim=1)
+            exact = weights @ v[image, head]
+            difference = found[image, :, head * size : (head + 1) * size] - exact
+            assert difference.norm() < 0.02 * exact.norm()
+
+
+OPTIONS = [
+    {},
+    {"pool": "average", "class_token": False, "gelu": "exact"},
+    {"pool": "class+average", "registers": 2},
+    {"pool": "attention"},
+    {"pool": "distilled", "registers": 1, "position_at": "every-layer"},
+    {"layer_scale": 0.3, "norm": "rms", "qkv_bias": False, "gelu": "quick", "position_at": "shared"},
+    {"input_norm": True, "norm_after_pool": True, "position": "sin-cos"},
+    {"num_heads": 8},  # heads of 8 channels, which the kernels do not take
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_whole_models(options):
+    model = vitrail.create_model("Ti/8", **{**SMALL, **options}).eval()
+    for block in model.encoder.blocks:  # fresh biases are zeros, and would hide what is left out
+        for layer in (block.attention.qkv, block.attention.out, block.mlp.fc1, block.mlp.fc2):
+            if layer.bias is not None:
+                nn.init.normal_(layer.bias, std=0.1, generator=torch.Generator().manual_seed(1))
+    before = copy.deepcopy(model.state_dict())
+    images = randn(3, 3, 32, 32, seed=2)
+    with torch.no_grad():
+        exact = model.embed(images)
+    for embedder in (int8_embedder(model), Int8Embedder(model, TorchSteps())):
+        found = embedder(images)
+        assert found.dtype == torch.float32
+        assert relative_distance(found, exact) < 0.02
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_other_sizes_stems_and_hybrids():
+    stem = [{"channels": 16}, {"channels": 32}, {"channels": 32}]
+    for name, options in (("Ti/8", {}), ("Ti/8", {"conv_stem": stem})):
+        model = vitrail.create_model(name, **{**SMALL, **options}).eval()
+        images = randn(2, 3, 48, 32)
+        with torch.no_grad():
+            assert relative_distance(int8_embedder(model)(images), model.embed(images)) < 0.02
+
+
+def test_an_image_does_not_depend_on_its_neighbours(monkeypatch):
+    model = vitrail.create_model("Ti/8", **SMALL).eval()
+    embedder = int8_embedder(model)
+    images = randn(5, 3, 32, 32)
+    together = embedder(images)
+    monkeypatch.setattr(int8, "ROWS", 17)
+    assert torch.equal(together, embedder(images))
+    assert torch.equal(together[3:4], embedder(images[3:4]))
+
+
+def test_what_cannot_be():
+    for name, options in (
+        ("BiT-R50x1", {"image_size": 32, "num_classes": 4}),
+        ("Ti/8", {**SMALL, "position": "relative"}),
+    ):
+        with pytest.raises(NotApplicableError, match="fp32"):
+            int8_embedder(vitrail.create_model(name, **options))
+    with pytest.raises(NotApplicableError, match="float32"):
+        int8_embedder(vitrail.create_model("Ti/8", **SMALL).double())
+
+
+def test_products_that_are_wrong_are_refused(monkeypatch):
+    real = QuantisedLinear.__call__
+    monkeypatch.setattr(
+        QuantisedLinear, "__call__", lambda self, x: Product(real(self, x).raw.clamp(max=2**12), *[None] * 2)
+    )
+    with pytest.raises(NotApplicableError, match="not exact"):
+        int8._try_a_product.__wrapped__()
+
+
+def test_without_a_compiler_torch_does_it(monkeypatch, tmp_path):
+    compiler.library.cache_clear()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert isinstance(steps_for(64, 128, 4), TorchSteps)
+    with pytest.raises(NotApplicableError, match="g\\+\\+"):
+        CompiledSteps()
+
+
+def test_a_source_that_does_not_compile_is_named(monkeypatch, tmp_path):
+    kernels()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = tmp_path / "wrong.cpp"
+    source.write_text('#error "not on this processor"')
+    with pytest.raises(NotApplicableError, match="not on this processor"):
+        compiler.library(source)
+    assert not list((tmp_path / "vitrail" / "kernels").iterdir())

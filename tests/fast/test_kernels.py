@@ -1,0 +1,217 @@
+"""Kernels in Triton's interpreter, against float64. Compiled ones: `benchmarks/kernel_check.py`, on a GPU."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+import vitrail
+
+pytest.importorskip("triton", reason="Triton, in whose interpreter the kernels run, is not installed")
+if torch.cuda.is_available():
+    pytest.skip("here is a GPU: benchmarks/kernel_check.py checks the kernels there", allow_module_level=True)
+
+from vitrail.fast.kernels.attention import MOST_TOKENS, attention, pieces
+from vitrail.fast.kernels.backward import Walk, gelu_backward, norm_backward, pack
+from vitrail.fast.kernels.norm import FP8, add_norm, assemble_norm
+from vitrail.fast.kernels.patches import cut
+from vitrail.fast.kernels.product import Tiling, product
+from vitrail.fast.kernels.quantise import quantise, quantise_rows
+from vitrail.fast.kernels.reading import read_backward, read_by_library, read_forward
+
+GELUS = {
+    0: lambda x: x,
+    1: lambda x: F.gelu(x, approximate="tanh"),
+    2: F.gelu,
+    3: lambda x: x * torch.sigmoid(1.702 * x),
+}
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def close_in_fp8(found: Tensor, scaled: Tensor) -> None:
+    """The interpreter forgets the carry where rounding up reaches the next power of two: a few in a hundred."""
+    assert found.dtype == FP8
+    assert (found.float() == scaled.to(FP8).float()).double().mean() > 0.9
+
+
+def close(found: Tensor, exact: Tensor, most: float = 1e-5) -> None:
+    assert found.shape == exact.shape
+    found, exact = found.detach().double(), exact.detach().double()
+    assert (found - exact).abs().max() <= most * max(1.0, float(exact.abs().max()))
+
+
+@given(st.integers(1, MOST_TOKENS))
+def test_pieces_cover_the_tokens_closely(tokens):
+    found = [size for size in pieces(tokens) if size]
+    assert tokens <= sum(found) < max(2 * tokens, 17)
+    assert all(size >= 16 and size & (size - 1) == 0 for size in found)
+    assert all(a > b for a, b in pairwise(found))
+
+
+def test_pieces_of_the_papers_models():
+    assert (pieces(197), pieces(257), pieces(50)) == ((128, 64, 16), (256, 16, 0), (64, 0, 0))
+
+
+@pytest.mark.parametrize(("tokens", "heads", "width"), [(5, 1, 16), (37, 2, 16), (65, 3, 32)])
+def test_attention(tokens, heads, width):
+    qkv = torch.randn(2 * tokens, 3 * heads * width)
+    q, k, v = qkv.double().view(2, tokens, 3, heads, width).permute(2, 0, 3, 1, 4).unbind(0)
+    exact = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2 * tokens, -1)
+    close(attention(qkv, tokens, heads, tile=16), exact)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy, in which the interpreter computes, remarks on them
+def test_attention_does_not_look_at_the_next_image():
+    qkv = torch.randn(2 * 17, 3 * 16)
+    alone = attention(qkv[:17].contiguous(), 17, 1, tile=16)
+    qkv[17:] = torch.nan
+    assert torch.equal(attention(qkv, 17, 1, tile=16)[:17], alone)
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_add_norm_with_everything(centred):
+    z, branch = torch.randn(6, 48), torch.randn(6, 48)
+    weight, bias, own, factor = (torch.randn(48) for _ in range(4))
+    keep = torch.tensor([0.0, 1.5])
+    made = add_norm(
+        z, branch, weight, bias if centred else None, 1e-6, branch_bias=own, factor=factor, keep=keep, tokens=3
+    )
+    exact = z + (branch + own) * factor * keep.repeat_interleave(3)[:, None]
+    close(made.z, exact)
+    norm = F.layer_norm(exact, (48,), weight, bias, 1e-6) if centred else F.rms_norm(exact, (48,), weight, 1e-6)
+    close(made.y, norm)
+
+
+def test_add_norm_without_a_branch_leaves_z_alone():
+    z = torch.randn(3, 20)
+    made = add_norm(z, None, torch.ones(20), torch.zeros(20), 1e-6)
+    assert made.z is z
+    close(made.y, F.layer_norm(z, (20,), eps=1e-6))
+
+
+def test_add_norm_in_half_saturates():
+    z = torch.full((1, 16), 6e4).half()
+    assert add_norm(z, z, torch.ones(16), torch.zeros(16), 1e-6).z.max() == 65504
+
+
+def test_add_norm_in_fp8_and_beside_it():
+    z, weight, bias = torch.randn(5, 40), torch.randn(40), torch.randn(40)
+    exact = F.layer_norm(z, (40,), weight, bias, 1e-6)
+    alone = add_norm(z, None, weight, bias, 1e-6, dtype=FP8)
+    both = add_norm(z, None, weight, bias, 1e-6, twin=True)
+    close(both.y, exact)
+    assert torch.equal(alone.y.float(), both.twin.float())
+    close_in_fp8(alone.y, exact / alone.scales)
+    close(alone.scales[:, 0], exact.abs().amax(1) / 448)
+
+
+def test_assemble_norm():
+    table, patches = torch.randn(5, 32), torch.randn(2 * 3, 32)
+    weight, bias = torch.randn(32), torch.randn(32)
+    made = assemble_norm(table, patches, weight, bias, 1e-6, prefix=2, stream=torch.float32, dtype=torch.float32)
+    exact = (table + torch.cat([torch.zeros(2, 2, 32), patches.view(2, 3, 32)], 1)).view(10, 32)
+    close(made.z, exact)
+    close(made.y, F.layer_norm(exact, (32,), weight, bias, 1e-6))
+
+
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("used", [True, False])
+def test_norm_backward(centred, used):
+    z, branch, weight, bias = (
+        torch.randn(*shape).double().requires_grad_() for shape in ((6, 40), (6, 40), (40,), (40,))
+    )
+    keep = torch.tensor([0.0, 1.5]).double()
+    total = z + branch * keep.repeat_interleave(3)[:, None]
+    y = F.layer_norm(total, (40,), weight, bias, 1e-6) if centred else F.rms_norm(total, (40,), weight, 1e-6) + 0 * bias
+    dy, dz = torch.randn(6, 40).double(), torch.randn(6, 40).double()
+    exact = torch.autograd.grad([y, total], [z, branch, weight, bias], [dy, dz if used else torch.zeros_like(dz)])
+    found = norm_backward(
+        dy.float(), dz.float() if used else None, total.detach().float(), weight.detach().float(), 1e-6,
+        centred=centred, keep=keep.float(), tokens=3, walk=Walk(2, 0, 1, 2),
+    )  # fmt: skip
+    for value, expected in zip(found, [*exact, exact[1].sum(0)], strict=True):
+        if centred or value is not found.bias:
+            close(value, expected)
+
+
+@pytest.mark.parametrize("form", [1, 2, 3])
+def test_gelu_backward(form):
+    before = (4 * torch.randn(9, 300)).double().requires_grad_()
+    dh = torch.randn(9, 300)
+    (exact,) = torch.autograd.grad(GELUS[form](before), before, dh.double())
+    total = gelu_backward(dh, before.detach().float(), form, Walk(2, 128, 1, 6))
+    close(dh, exact)
+    close(total, exact.sum(0))
+
+
+@pytest.mark.parametrize("form", GELUS)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_product(form, parts):
+    x, w, bias = torch.randn(20, 40), torch.randn(48, 40), torch.randn(48)
+    before = torch.full((20, 48), torch.nan)
+    y = product(x, w, bias, Tiling(16, 32, 32, 4, 2, parts=parts), form=form, before=before, dtype=torch.float32)
+    close(before, F.linear(x, w, bias))
+    close(y, GELUS[form](F.linear(x, w, bias)), 3e-5)
+
+
+def test_pack():
+    parts = [torch.randn(3, 4, 2, 16).transpose(1, 2) for _ in range(3)]
+    side_by_side = torch.cat([part.transpose(1, 2).reshape(12, 32) for part in parts], 1)
+    for given_parts in (parts, [part.contiguous() for part in parts]):
+        packed, total = pack(*given_parts, walk=Walk(2, 16, 1, 6))
+        assert torch.equal(packed, side_by_side)
+        close(total, side_by_side.sum(0))
+
+
+@pytest.mark.parametrize("side", [4, 6])
+def test_cut_is_what_the_model_cuts(side):
+    model = vitrail.create_model(
+        "Ti/4", patch_size=side, image_size=2 * side, width=16, depth=1, num_heads=1, mlp_dim=16, num_classes=0
+    )
+    images = torch.randn(2, 3, 2 * side, 3 * side)
+    assert torch.equal(cut(images, side, torch.float32), model.patch_embed.patches(images).flatten(0, 1))
+
+
+def test_quantise():
+    x = torch.randn(5, 70)
+    x[3] = 0
+    y, scales = quantise(x)
+    close_in_fp8(y, x / scales)
+    close(scales[:3, 0], x[:3].abs().amax(1) / 448)
+    assert not y[3].float().any()
+    rows, each = quantise_rows(x)
+    close(rows.float() * each[:, None], x, 2**-4)  # three bits after the point
+
+
+@pytest.mark.parametrize("read", [1, 2])
+def test_reading(read):
+    images, tokens, heads, width = 2, 7, 2, 24
+    q = torch.randn(images, read, heads * width).double().requires_grad_()
+    kv = torch.randn(images, tokens, 2 * heads * width).double().requires_grad_()
+    k, v = kv.view(images, tokens, 2, heads, width).permute(2, 0, 3, 1, 4).unbind(0)
+    y = F.scaled_dot_product_attention(q.view(images, read, heads, width).transpose(1, 2), k, v)
+    y = y.transpose(1, 2).flatten(2)
+    dy = torch.randn_like(y)
+    exact = torch.autograd.grad(y, [q, kv], dy)
+    close(read_forward(q.detach().float(), kv.detach().float(), heads), y)
+    close(read_by_library(q, kv, heads), y)
+    for found, expected in zip(
+        read_backward(dy.float(), q.detach().float(), kv.detach().float(), heads), exact, strict=True
+    ):
+        close(found, expected)
+
+
+def test_reading_from_parts_of_wider_rows():
+    qkv = torch.randn(2, 5, 3 * 32)
+    q, kv = qkv[:, :1, :32], qkv[:, :, 32:]
+    assert torch.equal(read_forward(q, kv, 2), read_forward(q.contiguous(), kv.contiguous(), 2))
