@@ -29,6 +29,7 @@ from vitrail.data.source import image_content, shown
 from vitrail.errors import ConfigError, DataError, InputError, VitrailError
 from vitrail.evaluate.imagenet import as_word, wnids
 from vitrail.evaluate.passes import in_full_precision
+from vitrail.fast.optimize import FastModel, optimize
 from vitrail.model.base import ImageModel
 from vitrail.train.distributed import chosen_device
 from vitrail.weights.load import load
@@ -77,6 +78,8 @@ class Predictor:
             mode, and from half precision to float32.
         device: cpu, cuda, …; a GPU where there is one, for auto.
         batch_size: images at a time.
+        precision: fp32, which is exact; or faster: bf16, fp8 (on a GPU), int8 (on a CPU), auto: what is fastest here.
+            `predictor.fast.distance` says how far off it is (`vitrail.fast.optimize`).
         most_pixels: of an image that is decoded at all.
     """
 
@@ -86,6 +89,7 @@ class Predictor:
         *,
         device: str = "auto",
         batch_size: int = 32,
+        precision: str = "fp32",
         most_pixels: int = MOST_PIXELS_TRAINING,
     ) -> None:
         if batch_size < 1:
@@ -97,6 +101,11 @@ class Predictor:
         self._dtype = in_full_precision(self.model)
         self.model.to(self.device).eval()
         self.batch_size, self.most_pixels = batch_size, most_pixels
+        self.fast: FastModel | None = None
+        """What computes, where the precision is not fp32."""
+        if precision != "fp32":
+            self.fast = optimize(self.model.float(), "throughput", precision, batch=batch_size)
+            self._dtype = torch.float32
         self.labels = labels_of(self.model)
         """The names of the classes in words, in the order of the probabilities; none for a model without classes."""
 
@@ -211,7 +220,10 @@ class Predictor:
         model, nothing = self.model, [None] * len(pixels)
         images = normalise(pixels.to(self.device), model.preprocessing, self._dtype)
         logits = y = None
-        if probabilities and embeddings:
+        if self.fast is not None:
+            representations, scores = self.fast.both(images)
+            logits, y = scores if probabilities else None, representations if embeddings else None
+        elif probabilities and embeddings:
             features = model.forward_features(images)
             logits, y = model.forward_head(features), model.pooled(features)
         elif probabilities:

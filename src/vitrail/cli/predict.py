@@ -41,6 +41,10 @@ def predict(
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 32,
     device: Annotated[str, typer.Option(help="cpu, cuda, …; a GPU where there is one.")] = "auto",
+    precision: Annotated[
+        str,
+        typer.Option(help="fp32, or faster and less exact: bf16, fp8 (GPU), int8 (CPU); auto: what is fastest here."),
+    ] = "fp32",
 ) -> None:
     """Say what is in images: the most probable labels of each.
 
@@ -54,7 +58,9 @@ def predict(
         raise ConfigError("--json and --csv: give one of them")
     kept = "the rest was not looked at" + ("" if embed is None else f", and {embed} was not written")
     with interruptible(kept):
-        predictions = Predictions(files or [], model, top=top, embed=embed, batch_size=batch_size, device=device)
+        predictions = Predictions(
+            files or [], model, top=top, embed=embed, batch_size=batch_size, device=device, precision=precision
+        )
         heading, lines = _form(as_json, as_csv, predictions)
         _print(predictions, heading, lines)
     print(predictions.summary(), file=sys.stderr)

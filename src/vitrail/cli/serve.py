@@ -33,6 +33,10 @@ def serve(
         Path | None, typer.Option(help="File with the token that clients must show; or VITRAIL_TOKEN.")
     ] = None,
     threads: Annotated[int | None, typer.Option(help="For each product; all cores if not given.")] = None,
+    precision: Annotated[
+        str,
+        typer.Option(help="fp32, or faster and less exact: bf16, fp8 (GPU), int8 (CPU); auto: what is fastest here."),
+    ] = "fp32",
 ) -> None:
     """Serve models over HTTP, with batching, limits, metrics, and a page at /.
 
@@ -59,6 +63,7 @@ def serve(
         deadline=deadline,
         token_file=token_file,
         threads=threads,
+        precision=precision,
         loading=loading,
         ready=ready,
     )

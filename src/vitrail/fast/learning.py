@@ -366,8 +366,8 @@ class FusedLearning:
         y = y.view(images, tokens, width)
         q = F.linear(y[:, :read], weight[:width], bias[:width])
         kv = F.linear(y, weight[width:], bias[width:])
-        read = Read.apply if tokens <= MOST_TOKENS else read_by_library
-        out = attention.out(read(q, kv, heads))
+        attend = Read.apply if tokens <= MOST_TOKENS else read_by_library
+        out = attention.out(attend(q, kv, heads))
         first = z.view(images, tokens, width)[:, :read].float() + block.drop(out)
         given: Tensor = first + block.drop(block.mlp(block.norm2(first)))
         return given

@@ -22,6 +22,7 @@ from vitrail.config import Preprocessing
 from vitrail.data.evaluation import normalise
 from vitrail.errors import ConfigError, MissingExtraError, NotApplicableError, WeightsError
 from vitrail.evaluate.passes import in_full_precision
+from vitrail.fast.optimize import FastModel, optimize
 from vitrail.fast.packed import pack
 from vitrail.inspection.anatomy import patch_grid, prefix_names
 from vitrail.inspection.attention import rollout_by_layer
@@ -158,10 +159,22 @@ def _blank(preprocessing: Preprocessing, count: int = 1) -> Tensor:
 class TorchBackend:
     """A model of vitrail's, on a GPU where there is one. It is ours from then on: on a CPU its layers are packed."""
 
-    def __init__(self, model: ImageModel, threads: int | None = None, device: str = "auto") -> None:
+    def __init__(
+        self,
+        model: ImageModel,
+        threads: int | None = None,
+        device: str = "auto",
+        precision: str = "fp32",
+        batch: int = 1,
+    ) -> None:
+        """`precision`: other than fp32 is faster, and less exact; `batch`: images that are to come at a time."""
         in_full_precision(model)
         self.model = model.to(chosen_device(device)).eval().requires_grad_(False)
-        pack(self.model)
+        self.fast: FastModel | None = None
+        if precision == "fp32":
+            pack(self.model)
+        else:
+            self.fast = optimize(self.model, "latency", precision, batch=batch)
         self.preprocessing = model.preprocessing
         self.labels = words_of(model.labels, model.num_classes)
         self.threads = threads
@@ -182,13 +195,15 @@ class TorchBackend:
     @torch.inference_mode()
     def probabilities(self, pixels: Tensor) -> Array:
         """By softmax."""
-        found: Array = self.model(self._images(pixels)).float().softmax(dim=1).cpu().numpy()
+        model = self.model if self.fast is None else self.fast
+        found: Array = model(self._images(pixels)).float().softmax(dim=1).cpu().numpy()
         return found
 
     @torch.inference_mode()
     def representations(self, pixels: Tensor) -> Array:
         """Before the head."""
-        found: Array = self.model.embed(self._images(pixels)).float().cpu().numpy()
+        model = self.model if self.fast is None else self.fast
+        found: Array = model.embed(self._images(pixels)).float().cpu().numpy()
         return found
 
     def rollout(self, pixels: Tensor) -> Array:

@@ -53,6 +53,7 @@ class Predictions:
         embed: Path | None = None,
         batch_size: int = 32,
         device: str = "auto",
+        precision: str = "fp32",
     ) -> None:
         """What is wrong with a command is said here, before anything is computed.
 
@@ -64,6 +65,7 @@ class Predictions:
             embed: where representations go, .parquet or .npz.
             batch_size: images at a time.
             device: cpu, cuda, …; a GPU where there is one, for auto.
+            precision: fp32; or faster and less exact.
         """
         if model is None:
             raise ConfigError("--model is missing: vitrail predict photo.jpg --model MODEL")
@@ -72,7 +74,7 @@ class Predictions:
         check_top(top)
         check_embed(embed)
         self.images = found_images(files)
-        self.predictor = Predictor(model, device=device, batch_size=batch_size)
+        self.predictor = Predictor(model, device=device, batch_size=batch_size, precision=precision)
         self.top, self.embed = top, embed
         self.done, self.left_out, self.seconds = 0, 0, 0.0
         if not self.labels and embed is None:

@@ -31,6 +31,7 @@ def run(
     deadline: float = 10.0,
     token_file: Path | None = None,
     threads: int | None = None,
+    precision: str = "fp32",
     loading: Callable[[str], None] | None = None,
     ready: Callable[[Settings, list[str]], None] | None = None,
 ) -> None:
@@ -67,7 +68,7 @@ def run(
     for name, model in named.items():
         if loading is not None:
             loading(model)
-        served[name] = open_model(name, model, backend, settings.threads)
+        served[name] = open_model(name, model, backend, settings.threads, precision, batch)
     serve(served, settings, None if ready is None else lambda: ready(settings, list(served)))
 
 
@@ -86,7 +87,9 @@ def by_name(models: Sequence[str]) -> dict[str, str]:
     return named
 
 
-def open_model(name: str, model: str, backend: str = "torch", threads: int | None = None) -> Served:
+def open_model(
+    name: str, model: str, backend: str = "torch", threads: int | None = None, precision: str = "fp32", batch: int = 1
+) -> Served:
     """One model, ready to be warmed up."""
     from vitrail.serve.models import OnnxBackend, Served, TorchBackend
 
@@ -94,12 +97,14 @@ def open_model(name: str, model: str, backend: str = "torch", threads: int | Non
         path = Path(model)
         if path.suffix != ".onnx" or not path.is_file():
             raise ConfigError(f"--backend onnx serves .onnx files, and {model} is none: vitrail export makes one")
+        if precision != "fp32":
+            raise ConfigError("--precision is for --backend torch: an .onnx file has the precision it was exported in")
         return Served(name, OnnxBackend(path, threads))
     if Path(model).suffix == ".onnx":
         raise ConfigError(f"{model} is served with --backend onnx")
     from vitrail.weights.load import load
 
-    return Served(name, TorchBackend(load(model), threads))
+    return Served(name, TorchBackend(load(model), threads, precision=precision, batch=batch))
 
 
 def read_token(file: Path | None) -> str | None:

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vitrail
+from vitrail.errors import ConfigError, NotApplicableError
+from vitrail.fast.choice import choose, chosen
+from vitrail.fast.measure import relative_distance
+from vitrail.fast.optimize import has_kernels, optimize
+from vitrail.predict import Predictor
+from vitrail.serve.models import TorchBackend
+
+SMALL = {"image_size": 16, "width": 64, "depth": 2, "num_heads": 2, "mlp_dim": 128, "num_classes": 5, "seed": 0}
+
+
+def small(**options):
+    model = vitrail.create_model("Ti/4", **{**SMALL, **options})
+    for kernel in [parameter for parameter in model.head.parameters() if parameter.ndim == 2]:
+        torch.nn.init.normal_(kernel, std=0.2, generator=torch.Generator().manual_seed(1))
+    return model.eval()
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@settings(max_examples=5, deadline=None)
+@given(st.sampled_from(["class", "average", "class+average"]), st.sampled_from([None, 24]), st.integers(1, 3))
+def test_fp32_is_the_same_function(pool, representation_size, batch):
+    model = small(pool=pool, representation_size=representation_size if pool == "class" else None)
+    fast, images = optimize(model, precision="fp32"), torch.randn(batch, 3, 16, 16)
+    with torch.no_grad():
+        assert relative_distance(fast(images), model(images)) < 1e-5
+        assert relative_distance(fast.embed(images), model.embed(images)) < 1e-5
+    assert fast.distance < 1e-5
+
+
+def test_int8_tells_how_far_it_is():
+    model, images = small(), torch.randn(4, 3, 16, 16)
+    fast = optimize(model, precision="int8", images=images)
+    y, logits = fast.both(images)
+    with torch.no_grad():
+        assert relative_distance(y, model.embed(images)) == pytest.approx(fast.distance, rel=1e-6)
+    assert 0 < fast.distance < 5e-2
+    assert torch.equal(logits, fast(images))
+    assert "int8" in repr(fast)
+
+
+def test_auto_chooses_and_tells_what_it_tried():
+    told: list[str] = []
+    fast = optimize(small(), precision="auto", batch=2, tell=told.append)
+    assert fast.precision in ("fp32", "bf16", "int8")
+    assert any(line.startswith("fp32: ") and "ms" in line for line in told)
+
+
+def test_the_model_is_left_as_it_was():
+    model = small().train()
+    before = copy.deepcopy(model.state_dict())
+    optimize(model, precision="int8")
+    assert model.training
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"precision": "bf17"}, "did you mean 'bf16'"),
+        ({"target": "speed"}, "throughput or latency"),
+        ({"precision": "fp8"}, "fp8 is for GPUs: on a CPU give int8"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, told):
+    with pytest.raises((ConfigError, NotApplicableError), match=told):
+        optimize(small(), **options)
+
+
+def test_half_a_model_is_refused():
+    with pytest.raises(ConfigError, match="float32"):
+        optimize(small().bfloat16())
+
+
+def test_without_a_gpu_there_are_no_kernels():
+    assert "NVIDIA" in has_kernels(torch.device("cpu"))
+
+
+def test_choices_without_a_gpu_are_the_first():
+    x = torch.ones(1)
+    assert choose("this test", {"first": lambda x: x + 1, "second": lambda x: x + 2}, x)(x) == 2
+    assert chosen()["this test", x.device] == "first"
+
+
+def test_a_predictor_in_another_precision_agrees():
+    model = small()
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), dtype=np.uint8)
+    plain, fast = Predictor(model, device="cpu"), Predictor(model, device="cpu", precision="int8")
+    assert np.abs(plain.probabilities(list(pixels)) - fast.probabilities(list(pixels))).max() < 0.03
+    assert relative_distance(torch.tensor(fast.embed(list(pixels))), torch.tensor(plain.embed(list(pixels)))) < 0.05
+    ((outcome, *_),) = [list(fast.stream(list(pixels), embeddings=True))]
+    assert outcome.probabilities is not None
+    assert outcome.embedding is not None
+
+
+def test_a_server_in_another_precision_agrees_and_shows_attention():
+    model = small()
+    pixels = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
+    plain = TorchBackend(copy.deepcopy(model), device="cpu")
+    fast = TorchBackend(model, device="cpu", precision="int8", batch=2)
+    assert np.abs(plain.probabilities(pixels) - fast.probabilities(pixels)).max() < 0.03
+    assert fast.layers == plain.layers
