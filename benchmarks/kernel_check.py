@@ -73,7 +73,7 @@ def products() -> dict[str, tuple[float, float]]:
     x, w, bias = random(IMAGES * TOKENS, WIDTH), random(4 * WIDTH, WIDTH, scale=WIDTH**-0.5), random(4 * WIDTH)
     plain = F.linear(x.double(), w.double(), bias.double())
     forms = {0: plain, 1: F.gelu(plain, approximate="tanh"), 2: F.gelu(plain), 3: plain * torch.sigmoid(1.702 * plain)}
-    for tiling in WIDE + NARROW:
+    for tiling in (WIDE | NARROW).values():
         for form, exact in forms.items():
             before = torch.full_like(plain, torch.nan, dtype=torch.bfloat16)
             y = product(x, w, bias, tiling, form=form, before=before)
@@ -82,7 +82,7 @@ def products() -> dict[str, tuple[float, float]]:
     (x8, rows), (w8, columns) = quantise(x), quantise(w)
     dequantised = F.linear(x8.double() * rows, w8.double() * columns, bias.double())
     scale = torch.full((), 0.05, device="cuda")
-    for tiling in BYTES:
+    for tiling in BYTES.values():
         y = product(x8, w8, bias, tiling, form=1, row_scales=rows, column_scales=columns)
         exact = F.gelu(dequantised, approximate="tanh")
         found[f"product in FP8 {tuple(tiling)}"] = distance(y, exact), HALF

@@ -121,6 +121,8 @@ def test_what_there_are_no_kernels_for_is_named(options, told):
         ({"layer_scale": 0.1}, "layer scale"),
         ({"norm": "rms"}, "LayerNorm"),
         ({"gelu": "quick"}, "quick"),
+        ({"image_size": 32, "pool": "average"}, "64 tokens"),
+        ({"width": 264, "num_heads": 2}, "heads as wide as 132"),
     ],
 )
 def test_what_cannot_be_trained_so_is_named(options, told):
@@ -134,5 +136,5 @@ def test_a_baseline_has_no_fused_kernels():
 
 
 def test_rows_that_the_copy_engine_cannot_take_are_left_to_the_library():
-    assert Layer(torch.nn.Linear(588, 64)).tilings(8192) == []
-    assert Layer(torch.nn.Linear(592, 64)).tilings(8192) != []
+    assert Layer(torch.nn.Linear(588, 64)).tilings(8192) == {}
+    assert Layer(torch.nn.Linear(592, 64)).tilings(8192) != {}

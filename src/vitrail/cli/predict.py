@@ -61,6 +61,8 @@ def predict(
         predictions = Predictions(
             files or [], model, top=top, embed=embed, batch_size=batch_size, device=device, precision=precision
         )
+        if predictions.predictor.fast is not None:
+            print(f"computed in {predictions.predictor.fast.describe()}", file=sys.stderr)
         heading, lines = _form(as_json, as_csv, predictions)
         _print(predictions, heading, lines)
     print(predictions.summary(), file=sys.stderr)

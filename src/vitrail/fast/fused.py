@@ -30,7 +30,7 @@ from vitrail.fast.kernels.attention import applies, attention
 from vitrail.fast.kernels.gelu import number_of
 from vitrail.fast.kernels.norm import FP8, LARGEST, Normed, add_norm, assemble_norm
 from vitrail.fast.kernels.patches import cut
-from vitrail.fast.kernels.product import Tiling, product
+from vitrail.fast.kernels.product import Tiling, named, product
 from vitrail.fast.kernels.quantise import quantise, quantise_rows
 from vitrail.fast.kernels.reading import MOST_TOKENS, read_by_library, read_forward
 from vitrail.fast.last_block import asked_tokens
@@ -44,9 +44,9 @@ STREAM = torch.float16
 MARGIN = 2.0
 """From the largest activation that calibration met to the largest that FP8 holds: free, with a floating point."""
 
-WIDE = [Tiling(128, 128, 64, 4, 3, programs=2, parts=2), Tiling(128, 256, 64, 8, 4, parts=2)]
-NARROW = [Tiling(64, 32, 256, 4, 3), Tiling(64, 128, 64, 4, 4), Tiling(128, 128, 64, 8, 4)]
-BYTES = [Tiling(128, 256, 128, 8, 3), Tiling(128, 128, 128, 4, 3, programs=2)]
+WIDE = named(Tiling(128, 128, 64, 4, 3, programs=2, parts=2), Tiling(128, 256, 64, 8, 4, parts=2))
+NARROW = named(Tiling(64, 32, 256, 4, 3), Tiling(64, 128, 64, 4, 4), Tiling(128, 128, 64, 8, 4))
+BYTES = named(Tiling(128, 256, 128, 8, 3), Tiling(128, 128, 128, 4, 3, programs=2))
 """Those that were fastest for some product on an H200, of many that were tried (docs/speed-log.md)."""
 FEW = 4096
 """Tokens up to which a product does not fill the chip with large tiles."""
@@ -75,6 +75,7 @@ class Layer:
     def __init__(self, layer: nn.Linear, form: int = 0, fp8: bool = False, rows: slice = slice(None)) -> None:
         """`rows`: some of the outputs."""
         self.fp8, self.form = fp8, form
+        self.chosen: dict[tuple[Hashable, ...], Way] = {}
         self.scales: Tensor | None = None
         self.weight = layer.weight.detach()[rows].to(HALF)
         if fp8:
@@ -83,26 +84,24 @@ class Layer:
 
     def __call__(self, x: Tensor, scales: Tensor | None = None, out_scale: Tensor | None = None) -> Tensor:
         """(M, K), in FP8 with scales (M, 1) or () → (M, N) in bf16, or in FP8 in units of `out_scale`."""
+        key = len(x), scales is not None and scales.numel() > 1, out_scale is not None
+        if (chosen := self.chosen.get(key)) is None:
+            product = "product", self.fp8, *self.weight.shape, self.form, *key
+            chosen = self.chosen[key] = choose(product, self.ways(*key), x, scales, out_scale)
+        return chosen(x, scales, out_scale)
+
+    def ways(self, rows: int, by_row: bool, to_fp8: bool) -> dict[str, Way]:
+        """That can compute it: torch has FP8 only with scales of rows, and without a GELU."""
         ways: dict[str, Way] = {}
-        if self.has_library(scales) and out_scale is None:
+        if not self.fp8 or (by_row and not to_fp8 and not self.form):
             ways["library"] = lambda x, scales, out_scale: self.by_library(x, scales)
-        for tiling in self.tilings(len(x)):
-            ways[str(tiling)] = partial(self.by_ours, tiling)
-        return choose((*self.key(x, scales), out_scale is not None), ways, x, scales, out_scale)(x, scales, out_scale)
+        return ways | {name: partial(self.by_ours, tiling) for name, tiling in self.tilings(rows).items()}
 
-    def key(self, x: Tensor, scales: Tensor | None) -> tuple[Hashable, ...]:
-        """What tells apart the products that may have different fastest ways."""
-        return self.fp8, *self.weight.shape, len(x), self.form, scales is not None and scales.numel() > 1
-
-    def tilings(self, rows: int) -> list[Tiling]:
+    def tilings(self, rows: int) -> dict[str, Tiling]:
         """That are worth trying."""
         if self.weight.shape[1] * self.weight.element_size() % 16:  # the copy engine takes rows of whole 16 bytes
-            return []
+            return {}
         return BYTES if self.fp8 else WIDE if rows > FEW else NARROW
-
-    def has_library(self, scales: Tensor | None) -> bool:
-        """Whether torch has it: FP8 only with scales of rows and without a GELU."""
-        return not self.fp8 or (not self.form and scales is not None and scales.numel() > 1)
 
     def by_ours(self, tiling: Tiling, x: Tensor, scales: Tensor | None, out_scale: Tensor | None) -> Tensor:
         """By our own kernel."""
@@ -134,10 +133,19 @@ class Attention:
 
     def __init__(self, heads: int) -> None:
         self.heads = heads
+        self.chosen: dict[tuple[int, int], Way] = {}
 
     def __call__(self, qkv: Tensor, tokens: int) -> Tensor:
         """Queries, keys and values side by side."""
-        width = qkv.shape[1] // 3 // self.heads
+        key = len(qkv), tokens
+        if (chosen := self.chosen.get(key)) is None:
+            width = qkv.shape[1] // 3 // self.heads
+            what = "attention", *qkv.shape, tokens, self.heads
+            chosen = self.chosen[key] = choose(what, self.ways(width, tokens), qkv, tokens)
+        return chosen(qkv, tokens)
+
+    def ways(self, width: int, tokens: int) -> dict[str, Way]:
+        """That can compute it."""
         ways: dict[str, Way] = {
             backend.name: partial(self._by_library, backend)
             for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH)
@@ -145,7 +153,7 @@ class Attention:
         if applies(tokens, width):
             for cut in CUTS:
                 ways[f"ours {cut}"] = lambda qkv, tokens, cut=cut: attention(qkv, tokens, self.heads, *cut)
-        return choose(("attention", *qkv.shape, tokens, self.heads), ways, qkv, tokens)(qkv, tokens)
+        return ways
 
     def _by_library(self, backend: SDPBackend, qkv: Tensor, tokens: int) -> Tensor:
         q, k, v = qkv.view(-1, tokens, 3, self.heads, qkv.shape[1] // 3 // self.heads).permute(2, 0, 3, 1, 4).unbind(0)

@@ -37,6 +37,7 @@ from vitrail.fast.kernels.quantise import quantise
 from vitrail.fast.kernels.reading import MOST_TOKENS, read_backward, read_by_library, read_forward
 from vitrail.fast.last_block import asked_tokens
 from vitrail.model.base import ImageModel
+from vitrail.model.cost import tokens
 from vitrail.model.encoder import EncoderBlock
 from vitrail.model.patches import PatchEmbed
 from vitrail.model.positions import Grid
@@ -53,14 +54,14 @@ class AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, z: Tensor, branch: Tensor, branch_bias: Tensor, weight: Tensor, bias: Tensor,
-        keep: Tensor | None, tokens: int, eps: float, dtype: torch.dtype, twin: bool,
+        keep: Tensor | None, count: int, eps: float, dtype: torch.dtype, twin: bool,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         """(M, D) all → the sum, in z's type, and the norm, in `dtype`."""
         made = add_norm(
-            z, branch, weight, bias, eps, branch_bias=branch_bias, keep=keep, tokens=tokens, dtype=dtype, twin=twin
+            z, branch, weight, bias, eps, branch_bias=branch_bias, keep=keep, tokens=count, dtype=dtype, twin=twin
         )
         ctx.save_for_backward(made.z, weight, keep)
-        ctx.tokens, ctx.eps = tokens, eps
+        ctx.tokens, ctx.eps = count, eps
         _mark(ctx, made)
         return made
 
@@ -232,8 +233,8 @@ def activated(
         return before, hidden
 
     ways: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {} if twin is not None else {"library": by_library}
-    for tiling in WIDE if twin is None else BYTES:
-        ways[str(tiling)] = partial(by_ours, tiling)
+    for name, tiling in (WIDE if twin is None else BYTES).items():
+        ways[name] = partial(by_ours, tiling)
     key = "activated", *weight.shape, len(x), form, twin is not None
     return choose(key, ways, operand, kernel)(operand, kernel)
 
@@ -300,7 +301,8 @@ class FusedLearning:
 
     def __call__(self, images: Tensor) -> Tensor:
         """(B, C, H, W) → (B, K). While the model is not training, as it is written, so that one can look inside."""
-        if not self.model.training:
+        rows, columns = self.model.grid_of(images)
+        if not self.model.training or not sound(self.model.prefix + rows * columns):
             return type(self.model).forward(self.model, images)
         y = self._pooled(images)
         with self._autocast(images):
@@ -389,9 +391,17 @@ def check_learnable(model: ImageModel) -> None:
         (a.norm != "layer", "another norm than LayerNorm"),
         (not a.qkv_bias, "queries without a bias"),
         (number_of(a.gelu) not in GELUS, f"a {a.gelu} GELU"),
+        (not sound(tokens(a)), f"{tokens(a)} tokens, of which cuDNN's attention has no sound gradient"),
+        (a.width // a.num_heads > 128 or a.width // a.num_heads % 8, f"heads as wide as {a.width // a.num_heads}"),
     ):
         if wrong:
             raise NotApplicableError(f"training by fused kernels is not made for {why}")
+
+
+def sound(count: int) -> bool:
+    """Whether cuDNN's attention has a gradient for so many tokens: for odd multiples of 64 it may give no numbers
+    (cuDNN 9.19, torch 2.11; pytorch issue 196678)."""
+    return count % 128 != 64
 
 
 def _keep(block: EncoderBlock, images: int, z: Tensor) -> Tensor | None:

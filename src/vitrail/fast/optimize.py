@@ -48,6 +48,7 @@ class FastModel(nn.Module):
         self.precision, self.way = precision, way
         self.distance = float("nan")
         """‖Δy‖/‖y‖ from the plain model in float32, as measured on some images."""
+        self.measured_on = "random images"
         self._both: Callable[[Tensor], Both] = Recordings(self._computed) if recorded else self._computed
 
     @torch.inference_mode()
@@ -68,6 +69,12 @@ class FastModel(nn.Module):
     def _computed(self, images: Tensor) -> Both:
         y: Tensor = self.embedder(images).float()
         return y, self.head(y)
+
+    def describe(self) -> str:
+        """What it is, in words."""
+        return (
+            f"{self.precision} by {self.way}, ‖Δ‖/‖y‖ = {self.distance:.1e} from the plain model on {self.measured_on}"
+        )
 
     def extra_repr(self) -> str:
         """What it is, where it is printed."""
@@ -126,7 +133,8 @@ def optimize(
     on_gpu = weight.device.type == "cuda"
     fast = _on_gpu(model, target, precision, images) if on_gpu else _on_cpu(model, precision, batch, tell)
     fast.distance = fidelity(fast, model, images)
-    tell(f"{fast.precision} by {fast.way}: ‖Δ‖/‖y‖ = {fast.distance:.1e}")
+    fast.measured_on = "random images" if images is None else "the images given"
+    tell(fast.describe())
     return fast
 
 
@@ -181,7 +189,7 @@ def _on_cpu(model: ImageModel, precision: str, batch: int, tell: Callable[[str],
         raise NotApplicableError("fp8 is for GPUs: on a CPU give int8, or auto")
     if precision == "auto":
         precision = best_on_cpu(model, batch, tell).precision
-    way = "whole numbers" if precision == "int8" else "packed layers"
+    way = "integer products" if precision == "int8" else "packed layers"
     return FastModel(model, cpu_embedder(model, precision), precision, way, recorded=False)
 
 

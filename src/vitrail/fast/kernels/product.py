@@ -34,6 +34,11 @@ class Tiling(NamedTuple):
     """In which the result of a tile is written: 2 takes less memory on the chip."""
 
 
+def named(*tilings: Tiling) -> dict[str, Tiling]:
+    """By what they are called where ways are compared."""
+    return {str(tuple(tiling)): tiling for tiling in tilings}
+
+
 GROUP = 8
 """Rows of tiles that are worked on together, so that they share what is in the cache."""
 
