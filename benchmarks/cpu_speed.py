@@ -34,7 +34,7 @@ from vitrail.errors import VitrailError
 from vitrail.export.graphs import graph_of
 from vitrail.export.int8 import write_int8
 from vitrail.export.onnx import write_onnx
-from vitrail.fast.compiler import processor_name
+from vitrail.fast.compiler import processor_key
 from vitrail.fast.cpu import CPU_PRECISIONS, cpu_embedder
 from vitrail.fast.measure import Stopwatch, relative_distance, take_turns
 from vitrail.inspection.images import batch as batch_of
@@ -223,7 +223,7 @@ def main() -> None:
         "architecture": json.loads(model.architecture.model_dump_json(exclude_defaults=True)),
         "weights": "trained" if given.model else "random",
         "images": "real" if given.data else "noise",
-        "processor": processor_name(),
+        "processor": processor_key(),
         "threads": given.threads,
         "versions": versions,
         "rows": rows,

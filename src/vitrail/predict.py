@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter, deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -81,6 +81,7 @@ class Predictor:
         precision: fp32, which is exact; or faster: bf16, fp8 (on a GPU), int8 (on a CPU), auto: what is fastest here.
             `predictor.fast.distance` says how far off it is (`vitrail.fast.optimize`).
         most_pixels: of an image that is decoded at all.
+        tell: is told in words what comes of another precision than fp32.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Predictor:
         batch_size: int = 32,
         precision: str = "fp32",
         most_pixels: int = MOST_PIXELS_TRAINING,
+        tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch_size = {batch_size}: give 1 or more")
@@ -104,7 +106,7 @@ class Predictor:
         self.fast: FastModel | None = None
         """What computes, where the precision is not fp32."""
         if precision != "fp32":
-            self.fast = optimize(self.model.float(), "throughput", precision, batch=batch_size)
+            self.fast = optimize(self.model.float(), "throughput", precision, batch=batch_size, tell=tell)
             self._dtype = torch.float32
         self.labels = labels_of(self.model)
         """The names of the classes in words, in the order of the probabilities; none for a model without classes."""

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import vitrail
-from vitrail.errors import NotApplicableError
+from vitrail.errors import InputError, NotApplicableError
 from vitrail.fast.measure import relative_distance
 
 pytest.importorskip("triton", reason="Triton, in whose interpreter the kernels run, is not installed")
@@ -42,6 +42,7 @@ def small(**options):
         {"norm": "rms", "gelu": "quick"},
         {"depth": 1},
         {"conv_stem": STEM, "norm_after_pool": True, "pool": "average"},
+        {"conv_stem": STEM},
         {"norm_after_pool": True},
     ],
     ids=str,
@@ -51,6 +52,27 @@ def test_representations(options):
     images = torch.randn(3, 3, 16, 16)
     with torch.no_grad():
         assert relative_distance(FusedEmbedder(model)(images), model.embed(images)) < 1.5e-2
+
+
+def test_a_hybrid():
+    model = vitrail.create_model("R26+Ti/32", **{**SMALL, "image_size": 64, "depth": 1}).eval()
+    images = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        assert relative_distance(FusedEmbedder(model)(images), model.embed(images)) < 3e-2
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        torch.zeros(1, 3, 18, 18),
+        torch.zeros(2, 3, 32, 32),
+        torch.zeros(1, 1, 16, 16),
+        torch.zeros(1, 3, 16, 16, dtype=torch.uint8),
+    ],
+)
+def test_images_of_another_kind_are_refused(images):
+    with pytest.raises(InputError, match=r"shape \(batch, 3, 16, 16\)"):
+        FusedEmbedder(small())(images)
 
 
 def test_the_model_is_left_as_it_was():
@@ -76,6 +98,24 @@ def test_gradients(options):
     assert relative_distance(found.detach(), expected.detach()) < 1e-5
     for (name, parameter), reference in zip(model.named_parameters(), exact.parameters(), strict=True):
         assert relative_distance(parameter.grad, reference.grad) < 1e-5, name
+
+
+@pytest.mark.parametrize("stream", [torch.float32, torch.float16])
+def test_gradients_in_half_precision_are_as_near_as_autocast_is(stream):
+    """In fp16: the interpreter cuts bf16 off instead of rounding it."""
+    torch.manual_seed(0)
+    model = small().train()
+    images, labels = torch.randn(2, 3, 16, 16), torch.tensor([0, 3])
+
+    def gradients(logits):
+        found = torch.autograd.grad(F.cross_entropy(logits.float(), labels), list(model.parameters()))
+        return torch.cat([each.flatten() for each in found])
+
+    exact = gradients(model(images))
+    with torch.autocast("cpu", torch.float16):
+        plain = relative_distance(gradients(model(images)), exact)
+    fused = relative_distance(gradients(FusedLearning(model, dtype=torch.float16, stream=stream)(images)), exact)
+    assert 0 < fused < 1.5 * plain
 
 
 def test_stochastic_depth_drops_whole_branches():
@@ -121,6 +161,7 @@ def test_what_there_are_no_kernels_for_is_named(options, told):
         ({"layer_scale": 0.1}, "layer scale"),
         ({"norm": "rms"}, "LayerNorm"),
         ({"gelu": "quick"}, "quick"),
+        ({"pool": "average", "norm_after_pool": True}, "norm after a pool"),
         ({"image_size": 32, "pool": "average"}, "64 tokens"),
         ({"width": 264, "num_heads": 2}, "heads as wide as 132"),
     ],

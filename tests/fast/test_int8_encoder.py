@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -191,7 +192,7 @@ def test_whole_models(options):
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
-def test_other_sizes_stems_and_hybrids():
+def test_other_sizes_and_stems():
     stem = [{"channels": 16}, {"channels": 32}, {"channels": 32}]
     for name, options in (("Ti/8", {}), ("Ti/8", {"conv_stem": stem})):
         model = vitrail.create_model(name, **{**SMALL, **options}).eval()
@@ -248,3 +249,42 @@ def test_a_source_that_does_not_compile_is_named(monkeypatch, tmp_path):
     with pytest.raises(NotApplicableError, match="not on this processor"):
         compiler.library(source)
     assert not list((tmp_path / "vitrail" / "kernels").iterdir())
+
+
+@pytest.mark.parametrize("which", ["folder", "file"])
+def test_what_others_may_write_is_not_loaded(monkeypatch, tmp_path, which):
+    kernels()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = tmp_path / "fine.cpp"
+    source.write_text('extern "C" int seven() { return 7; }')
+    assert compiler.library(source).seven() == 7
+    folder = tmp_path / "vitrail" / "kernels"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (folder if which == "folder" else next(folder.iterdir())).chmod(0o777)
+    compiler.library.cache_clear()
+    with pytest.raises(NotApplicableError, match="others may write"):
+        compiler.library(source)
+
+
+def test_a_damaged_library_is_made_anew(monkeypatch, tmp_path):
+    kernels()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = tmp_path / "seven.cpp"
+    source.write_text('extern "C" int seven() { return 7; }')
+    source_library = compiler.library.__wrapped__
+    folder = tmp_path / "vitrail" / "kernels"
+    folder.mkdir(mode=0o700, parents=True)
+    monkeypatch.setattr(compiler.ctypes, "CDLL", lambda path: Path(path))
+    place = source_library(source)
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    place.write_bytes(b"not a library")
+    assert source_library(source).seven() == 7
+
+
+def test_without_a_home_nothing_is_kept(monkeypatch):
+    kernels()
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    with pytest.raises(NotApplicableError, match="no home"):
+        compiler.library.__wrapped__(compiler.Path(int8.__file__).parent / "int8_kernels.cpp")

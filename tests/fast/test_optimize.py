@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vitrail
-from vitrail.errors import ConfigError, NotApplicableError
+from vitrail.errors import ConfigError, NotApplicableError, WeightsError
 from vitrail.fast.choice import choose, chosen
 from vitrail.fast.measure import relative_distance
-from vitrail.fast.optimize import has_kernels, optimize
+from vitrail.fast.optimize import _filled_up, has_kernels, optimize
+from vitrail.fast.packed import pack
 from vitrail.predict import Predictor
 from vitrail.serve.models import TorchBackend
 
@@ -79,6 +80,44 @@ def test_the_model_is_left_as_it_was():
 def test_what_cannot_be_is_refused(options, told):
     with pytest.raises((ConfigError, NotApplicableError), match=told):
         optimize(small(), **options)
+
+
+def test_nothing_gives_nothing():
+    for precision in ("fp32", "int8"):
+        y, logits = optimize(small(), precision=precision).both(torch.zeros(0, 3, 16, 16))
+        assert (y.shape, logits.shape) == ((0, 64), (0, 5))
+
+
+def test_it_never_trains():
+    fast = optimize(small(dropout=0.5), precision="fp32").train()
+    images = torch.randn(2, 3, 16, 16)
+    assert not fast.training
+    assert torch.equal(fast(images), fast(images))
+
+
+def test_damaged_weights_are_told():
+    model = small()
+    with torch.no_grad():
+        model.encoder.norm.weight[0] = torch.nan
+    with pytest.raises(WeightsError, match="no number"):
+        optimize(model, precision="int8")
+
+
+def test_networks_of_timm_are_left_as_they_are(monkeypatch):
+    model = small()
+    monkeypatch.setattr("vitrail.fast.optimize.TimmModel", type(model))
+    monkeypatch.setattr("vitrail.fast.packed.TimmModel", type(model))
+    with pytest.raises(NotApplicableError, match="timm"):
+        optimize(model)
+    assert pack(model) == 0
+
+
+@given(st.integers(1, 200))
+def test_batches_are_filled_up_to_few_sizes(count):
+    filled = _filled_up(torch.ones(count, 1))
+    assert count <= len(filled) < max(2 * count, count + 32)
+    assert len(filled) in (1, 2, 4, 8, 16) or len(filled) % 32 == 0
+    assert filled.sum() == count
 
 
 def test_half_a_model_is_refused():

@@ -24,9 +24,14 @@ def ranks():
     return Ranks(0, 1, torch.device("cpu"))
 
 
-def test_left_out_it_is_for_wide_models_alone():
+def test_left_out_it_is_for_wide_models_on_such_a_gpu_alone(monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    wide = {"width": 768, "num_heads": 12}
+    assert not fusing.fuse(small(**wide), config(), ranks(), torch.bfloat16)  # on a CPU
+    monkeypatch.setattr(fusing, "has_kernels", lambda device: None)
+    assert fusing.fuse(small(**wide), config(), ranks(), torch.bfloat16)
     assert not fusing.fuse(small(), config(), ranks(), torch.bfloat16)
-    assert not fusing.fuse(small(width=768, num_heads=12), config(), ranks(), torch.bfloat16)  # on a CPU
+    assert not fusing.fuse(small(**wide), config(compile=True), ranks(), torch.bfloat16)
 
 
 @pytest.mark.parametrize("run", [{"fused": True}, {"fp8": True}])

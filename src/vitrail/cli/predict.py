@@ -59,10 +59,15 @@ def predict(
     kept = "the rest was not looked at" + ("" if embed is None else f", and {embed} was not written")
     with interruptible(kept):
         predictions = Predictions(
-            files or [], model, top=top, embed=embed, batch_size=batch_size, device=device, precision=precision
+            files or [],
+            model,
+            top=top,
+            embed=embed,
+            batch_size=batch_size,
+            device=device,
+            precision=precision,
+            tell=lambda line: print(line, file=sys.stderr),
         )
-        if predictions.predictor.fast is not None:
-            print(f"computed in {predictions.predictor.fast.describe()}", file=sys.stderr)
         heading, lines = _form(as_json, as_csv, predictions)
         _print(predictions, heading, lines)
     print(predictions.summary(), file=sys.stderr)

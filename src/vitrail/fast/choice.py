@@ -31,6 +31,11 @@ def choose(key: Hashable, ways: Mapping[str, Callable[..., Result]], *inputs: ob
     return ways[_chosen[key]]
 
 
+def bucket(rows: int) -> int:
+    """The next power of two: what is fastest for so many rows is taken to be so for all up to it."""
+    return 1 << max(rows - 1, 0).bit_length()
+
+
 def chosen() -> dict[Hashable, str]:
     """What was found so far."""
     return dict(_chosen)
@@ -42,6 +47,8 @@ def _fastest(ways: Mapping[str, Callable[..., object]], inputs: tuple[object, ..
     for name, way in ways.items():
         try:
             graphs[name] = _recorded(way, inputs, device)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # a kernel that does not fit this chip says so in many ways
             why = str(error)
     if not graphs:

@@ -6,12 +6,15 @@ says why by an error, and everything that has a kernel has a way in plain torch 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 from pathlib import Path
@@ -28,19 +31,31 @@ SECONDS = 120
 def library(source: Path) -> ctypes.CDLL:
     """The compiled form of a source file; a NotApplicableError where there can be none."""
     compiler = _compiler()
-    key = hashlib.sha256(b"\0".join([source.read_bytes(), *map(str.encode, (compiler, *FLAGS, processor_name()))]))
-    name = f"{source.stem}-{key.hexdigest()[:16]}.so"
+    parts = [source.read_bytes(), *map(str.encode, (*compiler, *FLAGS, processor_key()))]
+    name = f"{source.stem}-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
     try:
         folder = cache_folder() / "kernels"
-        folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / name).exists():
-            _compile(compiler, source, folder / name)
-        return ctypes.CDLL(str(folder / name))
-    except OSError as error:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_ours(folder)
+        path = folder / name
+        if path.exists():
+            _check_ours(path)
+            with contextlib.suppress(OSError):  # damaged: made anew
+                return ctypes.CDLL(str(path))
+        _compile(compiler, source, path)
+        return ctypes.CDLL(str(path))
+    except (OSError, RuntimeError) as error:  # the latter where nobody knows where home is
         raise NotApplicableError(f"kernels for this processor cannot be kept or loaded: {error}") from error
 
 
-def processor_name() -> str:
+def _check_ours(path: Path) -> None:
+    """Whatever is loaded runs: it must be this user's, and nobody else may have written it."""
+    found = path.stat()
+    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise NotApplicableError(f"{path} is another user's, or others may write it: kernels are not loaded from there")
+
+
+def processor_key() -> str:
     """As the system calls it, with its features: what compiled code and measurements hold for."""
     try:
         lines = CPUINFO.read_text().splitlines()
@@ -51,30 +66,31 @@ def processor_name() -> str:
     return f"{told.get('model name', platform.machine())} {features}"
 
 
-def _compiler() -> str:
-    for name in (os.environ.get("CXX"), *COMPILERS):
+def _compiler() -> list[str]:
+    for command in (os.environ.get("CXX", ""), *COMPILERS):
+        name, *options = shlex.split(command) or [""]
         if name and (found := shutil.which(name)):
-            return found
+            return [found, *options]
     raise NotApplicableError(
         "no C++ compiler was found: install g++, or name one in CXX, for kernels of this processor"
     )
 
 
-def _compile(compiler: str, source: Path, path: Path) -> None:
+def _compile(compiler: list[str], source: Path, path: Path) -> None:
     """Written beside and renamed, so that nobody loads half a library."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
         try:
             child = subprocess.run(
-                [compiler, *FLAGS, "-o", str(made), str(source)],
+                [*compiler, *FLAGS, "-o", str(made), str(source)],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
                 timeout=SECONDS,
             )
         except subprocess.TimeoutExpired as error:
-            raise NotApplicableError(f"{compiler} did not end within {SECONDS} s") from error
+            raise NotApplicableError(f"{compiler[0]} did not end within {SECONDS} s") from error
         if child.returncode:
             lines = [line for line in child.stderr.splitlines() if "error" in line] or ["no reason given"]
-            raise NotApplicableError(f"{compiler} cannot compile {source.name} for this processor: {lines[0]}")
+            raise NotApplicableError(f"{compiler[0]} cannot compile {source.name} for this processor: {lines[0]}")
         made.replace(path)

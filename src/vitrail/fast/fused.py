@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from vitrail.errors import NotApplicableError
-from vitrail.fast.choice import Way, choose
+from vitrail.errors import InputError, NotApplicableError
+from vitrail.fast.choice import Way, bucket, choose
 from vitrail.fast.kernels.attention import applies, attention
 from vitrail.fast.kernels.gelu import number_of
 from vitrail.fast.kernels.norm import FP8, LARGEST, Normed, add_norm, assemble_norm
@@ -84,7 +84,7 @@ class Layer:
 
     def __call__(self, x: Tensor, scales: Tensor | None = None, out_scale: Tensor | None = None) -> Tensor:
         """(M, K), in FP8 with scales (M, 1) or () → (M, N) in bf16, or in FP8 in units of `out_scale`."""
-        key = len(x), scales is not None and scales.numel() > 1, out_scale is not None
+        key = bucket(len(x)), scales is not None and scales.numel() > 1, out_scale is not None
         if (chosen := self.chosen.get(key)) is None:
             product = "product", self.fp8, *self.weight.shape, self.form, *key
             chosen = self.chosen[key] = choose(product, self.ways(*key), x, scales, out_scale)
@@ -137,10 +137,10 @@ class Attention:
 
     def __call__(self, qkv: Tensor, tokens: int) -> Tensor:
         """Queries, keys and values side by side."""
-        key = len(qkv), tokens
+        key = bucket(len(qkv)), tokens
         if (chosen := self.chosen.get(key)) is None:
             width = qkv.shape[1] // 3 // self.heads
-            what = "attention", *qkv.shape, tokens, self.heads
+            what = "attention", qkv.shape[1], self.heads, *key
             chosen = self.chosen[key] = choose(what, self.ways(width, tokens), qkv, tokens)
         return chosen(qkv, tokens)
 
@@ -195,7 +195,7 @@ class Block:
         return norm(normed.z, self.fc2(*self.hidden(normed)), self.factor2, dtype)
 
 
-class LastBlock:
+class ReadBlock:
     """The last block, for the first tokens alone: those that are read."""
 
     def __init__(self, block: EncoderBlock, form: int, read: int) -> None:
@@ -243,7 +243,7 @@ class FusedEmbedder(nn.Module):
         form = number_of(model.architecture.gelu)
         blocks = [block for block in model.encoder.blocks if isinstance(block, EncoderBlock)]
         read = asked_tokens(model)
-        self.last = None if read is None else LastBlock(blocks.pop(), form, read)
+        self.last = None if read is None else ReadBlock(blocks.pop(), form, read)
         self.blocks = [Block(block, form, fp8) for block in blocks]
         projection = model.patch_embed.projection
         self.embed_patches: Layer | None = None
@@ -252,9 +252,6 @@ class FusedEmbedder(nn.Module):
         self.table = _table(model)
         self.last_norm = None if isinstance(model.encoder.norm, nn.Identity) else Norm(model.encoder.norm)
         self.plain = copy.deepcopy(model, {id(block): nn.Identity() for block in model.encoder.blocks}).eval()
-        for part in (self.plain.backbone, self.plain.patch_embed):
-            if part is not None:
-                part.to(HALF)
 
     def calibrate(self, images: Tensor) -> None:
         """Fix the scales of the MLPs' hidden layers by some images: faster than scales of each token."""
@@ -270,7 +267,8 @@ class FusedEmbedder(nn.Module):
 
     @torch.inference_mode()
     def forward(self, images: Tensor) -> Tensor:
-        """Normalised images → y, float32."""
+        """Normalised images of the model's own size → y, float32."""
+        self._check(images)
         normed = self._assembled(images)
         norms = [block.norm1 for block in self.blocks[1:]] + ([] if self.last is None else [self.last.norm1])
         for block, norm in zip(self.blocks, norms, strict=False):
@@ -285,12 +283,23 @@ class FusedEmbedder(nn.Module):
         z = normed.z + (branch if last.factor2 is None else branch * last.factor2)
         return self._pooled(z.view(len(images), self.tokens, -1), is_normed=False)
 
+    def _check(self, images: Tensor) -> None:
+        expected = (self.plain.in_channels, *self.plain.image_size)
+        if images.ndim != 4 or tuple(images.shape[1:]) != expected or not images.is_floating_point():
+            raise InputError(
+                f"fused kernels take normalised images of shape (batch, {', '.join(map(str, expected))}), and not "
+                f"{images.dtype} of {tuple(images.shape)}: model.resize makes a model for images of another size"
+            )
+
     def _assembled(self, images: Tensor) -> Normed:
         """The tokens that go into the first block, and their norm."""
         if self.embed_patches is not None:
             patches = self.embed_patches(cut(images, self.plain.architecture.patch_size, HALF))
         else:
-            patches = self.plain.tokens(images.to(HALF)).reshape(-1, self.plain.width)
+            # A stem or a ResNet keeps its weights whole: a ResNet standardises them, which bf16 would blur.
+            with torch.autocast(images.device.type, HALF):
+                features = images.float() if self.plain.backbone is None else self.plain.backbone(images.float())
+                patches = self.plain.patch_embed(features).reshape(-1, self.plain.width).to(HALF)
         first = self.blocks[0] if self.blocks else self.last
         assert first is not None
         return assemble_norm(

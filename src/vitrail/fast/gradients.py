@@ -1,5 +1,10 @@
 """The parts of a fused training step, each with its gradient: what `learning` puts together.
 
+z, the sum that goes from block to block, may be finer (float32) than what products take (bf16). Its gradient is kept in
+the products' type: that is a third less for the backward passes of norms to read and write. Autograd wants a tensor and
+its gradient to have one type. So z itself is outside of it, and a `link` stands for z there: of z's shape and the
+gradient's type, zero everywhere, without memory of its own.
+
 Shapes: B images, T tokens, R tokens that are read, M = B·T, D width, H heads, d = D/H.
 """
 
@@ -14,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from vitrail.fast.choice import choose
+from vitrail.fast.choice import bucket, choose
 from vitrail.fast.fused import BYTES, WIDE
 from vitrail.fast.kernels.backward import gelu_backward, norm_backward, pack
 from vitrail.fast.kernels.norm import Normed, add_norm, assemble_norm
@@ -33,25 +38,24 @@ class AddNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, z: Tensor, branch: Tensor, branch_bias: Tensor, weight: Tensor, bias: Tensor,
+        ctx: Any, z: Tensor, link: Tensor, branch: Tensor, branch_bias: Tensor, weight: Tensor, bias: Tensor,
         keep: Tensor | None, count: int, eps: float, dtype: torch.dtype, twin: bool,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
-        """(M, D) all → the sum, in z's type, and the norm, in `dtype`."""
+        """(M, D) all → the sum, in z's type, its norm, in `dtype`, what FP8 needs, and a link for the sum."""
         made = add_norm(
             z, branch, weight, bias, eps, branch_bias=branch_bias, keep=keep, tokens=count, dtype=dtype, twin=twin
         )
         ctx.save_for_backward(made.z, weight, keep)
         ctx.tokens, ctx.eps = count, eps
-        _mark(ctx, made)
-        return made
+        return _given(ctx, made)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dz: Tensor, dy: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
         """Of what went in."""
         z, weight, keep = ctx.saved_tensors
-        found = norm_backward(dy.contiguous(), dz.contiguous(), z, weight, ctx.eps, keep=keep, tokens=ctx.tokens)
-        return found.z, found.branch, found.branch_bias, found.weight, found.bias, None, None, None, None, None
+        found = norm_backward(*_gradients(given), z, weight, ctx.eps, keep=keep, tokens=ctx.tokens)
+        return None, found.z, found.branch, found.branch_bias, found.weight, found.bias, None, None, None, None, None
 
 
 class AssembleNorm(torch.autograd.Function):
@@ -66,24 +70,32 @@ class AssembleNorm(torch.autograd.Function):
         made = assemble_norm(table, patches, weight, bias, eps, prefix=prefix, stream=stream, dtype=dtype, twin=twin)
         ctx.save_for_backward(made.z, weight)
         ctx.tokens, ctx.prefix, ctx.eps = len(table), prefix, eps
-        _mark(ctx, made)
-        return made
+        return _given(ctx, made)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dz: Tensor, dy: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
         """Of what went in."""
         z, weight = ctx.saved_tensors
-        found = norm_backward(dy.contiguous(), dz.contiguous(), z, weight, ctx.eps)
+        found = norm_backward(*_gradients(given), z, weight, ctx.eps)
         by_token = found.branch.view(-1, ctx.tokens, z.shape[1])
         patches = by_token[:, ctx.prefix :].flatten(0, 1)
         return by_token.sum(0, dtype=torch.float32), patches, found.weight, found.bias, None, None, None, None, None
 
 
-def _mark(ctx: Any, made: Normed) -> None:
-    """What has no gradient."""
-    ctx.mark_non_differentiable(*(each for each in made[2:] if each is not None))
-    ctx.set_materialize_grads(True)
+def _given(ctx: Any, made: Normed) -> tuple[Tensor | None, ...]:
+    """What a norm's function gives out: all of `made`, of which y alone has a gradient, and the link."""
+    ctx.mark_non_differentiable(*(each for each in (made.z, made.scales, made.twin) if each is not None))
+    ctx.set_materialize_grads(False)
+    return *made, torch.zeros((), dtype=made.y.dtype, device=made.y.device).expand(made.z.shape)
+
+
+def _gradients(given: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor | None]:
+    """Of y, and of the link where z is used further."""
+    dz, dy, link = given[0], given[1], given[4]
+    assert dz is None
+    assert dy is not None
+    return dy.contiguous(), None if link is None else link.contiguous()
 
 
 class Read(torch.autograd.Function):
@@ -215,7 +227,7 @@ def activated(
     ways: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {} if twin is not None else {"library": by_library}
     for name, tiling in (WIDE if twin is None else BYTES).items():
         ways[name] = partial(by_ours, tiling)
-    key = "activated", *weight.shape, len(x), form, twin is not None
+    key = "activated", *weight.shape, bucket(len(x)), form, twin is not None
     return choose(key, ways, operand, kernel)(operand, kernel)
 
 

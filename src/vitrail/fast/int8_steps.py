@@ -286,5 +286,5 @@ def steps_for(width: int, hidden: int, heads: int) -> Steps:
         return TorchSteps()
     try:
         return CompiledSteps()
-    except NotApplicableError:
+    except (NotApplicableError, AttributeError):  # the latter from a library that is not what it is called
         return TorchSteps()

@@ -77,22 +77,24 @@ class FusedLearning:
         norms = [block.norm1 for block in blocks] + [model.encoder.norm if last is None else last.norm1]
         rows, columns = model.grid_of(pixels)
         shape = images, model.prefix + rows * columns, model.architecture.num_heads
-        z, y, scales, twin = self._assembled(pixels, (rows, columns), norms[0], bool(blocks))
+        z, y, scales, twin, link = self._assembled(pixels, (rows, columns), norms[0], bool(blocks))
         for block, norm in zip(blocks, norms[1:], strict=True):
             attention, mlp = block.attention, block.mlp
             y = Attend.apply(y, attention.qkv.weight, attention.qkv.bias, shape, twin, scales)
             branch = Product.apply(y, attention.out.weight)
-            z, y, scales, twin = self._added(z, branch, attention.out.bias, block, block.norm2, shape, self.fp8)
+            z, y, scales, twin, link = self._added(
+                z, link, branch, attention.out.bias, block, block.norm2, shape, self.fp8
+            )
             branch = Mix.apply(y, mlp.fc1.weight, mlp.fc1.bias, mlp.fc2.weight, self.form, twin, scales)
-            z, y, scales, twin = self._added(
-                z, branch, mlp.fc2.bias, block, norm, shape, self.fp8 and norm is not norms[-1]
+            z, y, scales, twin, link = self._added(
+                z, link, branch, mlp.fc2.bias, block, norm, shape, self.fp8 and norm is not norms[-1]
             )
         with self._autocast(pixels):
             if last is None:
                 pooled = model.pooled(y.view(images, shape[1], -1).float())
             else:
                 assert self.read is not None
-                pooled = model.pooled(model.encoder.norm(self._last(last, z, y, shape, self.read)))
+                pooled = model.pooled(model.encoder.norm(self._last(last, z, link, y, shape, self.read)))
         return pooled
 
     def _assembled(self, pixels: Tensor, grid: Grid, norm: nn.Module, twin: bool) -> Any:
@@ -116,14 +118,22 @@ class FusedLearning:
         )
 
     def _added(
-        self, z: Tensor, branch: Tensor, bias: Tensor, block: EncoderBlock, norm: nn.Module, shape: Shape, twin: bool
+        self,
+        z: Tensor,
+        link: Tensor,
+        branch: Tensor,
+        bias: Tensor,
+        block: EncoderBlock,
+        norm: nn.Module,
+        shape: Shape,
+        twin: bool,
     ) -> Any:
         assert isinstance(norm, nn.LayerNorm)
         keep = _keep(block, shape[0], z)
-        return AddNorm.apply(z, branch, bias, norm.weight, norm.bias, keep, shape[1], norm.eps, self.dtype, twin)
+        return AddNorm.apply(z, link, branch, bias, norm.weight, norm.bias, keep, shape[1], norm.eps, self.dtype, twin)
 
-    def _last(self, block: EncoderBlock, z: Tensor, y: Tensor, shape: Shape, read: int) -> Tensor:
-        """(M, D) z and norm1(z) → (B, R, D): what the last block gives out for the tokens that are read."""
+    def _last(self, block: EncoderBlock, z: Tensor, link: Tensor, y: Tensor, shape: Shape, read: int) -> Tensor:
+        """(M, D) z, its link and norm1(z) → (B, R, D): what the last block gives out for the tokens that are read."""
         (images, tokens, heads), attention, width = shape, block.attention, z.shape[1]
         weight, bias = attention.qkv.weight, attention.qkv.bias
         y = y.view(images, tokens, width)
@@ -131,7 +141,8 @@ class FusedLearning:
         kv = F.linear(y, weight[width:], bias[width:])
         attend = Read.apply if tokens <= MOST_TOKENS else read_by_library
         out = attention.out(attend(q, kv, heads))
-        first = z.view(images, tokens, width)[:, :read].float() + block.drop(out)
+        z, link = z.view(images, tokens, width), link.view(images, tokens, width)
+        first = z[:, :read].float() + link[:, :read] + block.drop(out)
         given: Tensor = first + block.drop(block.mlp(block.norm2(first)))
         return given
 
@@ -152,6 +163,7 @@ def check_learnable(model: ImageModel) -> None:
         (a.norm != "layer", "another norm than LayerNorm"),
         (not a.qkv_bias, "queries without a bias"),
         (number_of(a.gelu) not in GELUS, f"a {a.gelu} GELU"),
+        (a.norm_after_pool and asked_tokens(model) is None, "a norm after a pool over all tokens"),
         (not sound(tokens(a)), f"{tokens(a)} tokens, of which cuDNN's attention has no sound gradient"),
         (a.width // a.num_heads > 128 or a.width // a.num_heads % 8, f"heads as wide as {a.width // a.num_heads}"),
     ):

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import math
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import ConfigError, NotApplicableError, did_you_mean
+from vitrail.errors import ConfigError, NotApplicableError, WeightsError, did_you_mean
 from vitrail.fast.captured import Captured
 from vitrail.fast.cpu import cpu_embedder
 from vitrail.fast.measure import relative_distance
 from vitrail.fast.search import best_on_cpu
 from vitrail.model.base import ImageModel
+from vitrail.model.peer import TimmModel
 
 Both = tuple[Tensor, Tensor]
 """Representations (B, D) and logits (B, K)."""
@@ -28,8 +30,8 @@ Target = Literal["throughput", "latency"]
 PRECISIONS = ("auto", "fp32", "bf16", "fp8", "int8")
 PROBED = 4
 """Images that the distance is measured on, where none are given."""
-MOST_RECORDED = 12
-"""Shapes of batches that are kept as CUDA graphs, each with its memory; of more, the one not used for longest goes."""
+STRIDE, MOST_RECORDED = 32, 12
+"""Sizes of batches that are kept as CUDA graphs, each with its memory; of more, the one not used for longest goes."""
 HOPPER = (9, 0)
 """The kernels use this generation's copy engine."""
 
@@ -37,8 +39,8 @@ HOPPER = (9, 0)
 class FastModel(nn.Module):
     """A model for use: `fast(images)` gives logits and `fast.embed(images)` representations, in float32.
 
-    It takes normalised images of the model's own size. It cannot be trained, saved or resized: do that to the model it
-    is made of, which it shares nothing with.
+    It takes normalised images of the model's own size. It can be used and no more: not trained, saved, moved, copied or
+    resized. Do that to the model it is made of, which it shares nothing with.
     """
 
     def __init__(self, model: ImageModel, embedder: nn.Module, precision: str, way: str, recorded: bool) -> None:
@@ -49,25 +51,34 @@ class FastModel(nn.Module):
         self.distance = float("nan")
         """‖Δy‖/‖y‖ from the plain model in float32, as measured on some images."""
         self.measured_on = "random images"
-        self._both: Callable[[Tensor], Both] = Recordings(self._computed) if recorded else self._computed
+        self._function: Callable[[Tensor], Both] = Recordings(self._computed) if recorded else self._computed
+        self.eval()
 
-    @torch.inference_mode()
     def embed(self, images: Tensor) -> Tensor:
         """(B, C, H, W), normalised → (B, D)."""
-        return self._both(images)[0]
+        return self.both(images)[0]
 
-    @torch.inference_mode()
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W), normalised → (B, K)."""
-        return self._both(images)[1]
+        return self.both(images)[1]
 
+    @torch.inference_mode()
     def both(self, images: Tensor) -> Both:
         """Representations and logits, of one pass."""
-        with torch.inference_mode():
-            return self._both(images)
+        if images.device.type != "cuda":
+            return self._function(images)
+        with torch.cuda.device(images.device):  # kernels are started, and graphs recorded, on the current one
+            return self._function(images)
+
+    def train(self, mode: bool = True) -> Self:
+        """It is for use: nothing in it is ever trained."""
+        return super().train(False)
 
     def _computed(self, images: Tensor) -> Both:
-        y: Tensor = self.embedder(images).float()
+        if not len(images):  # nothing is computed, but what comes of it has its shape
+            y, logits = self._computed(images.new_zeros(1, *images.shape[1:]))
+            return y[:0], logits[:0]
+        y = self.embedder(images).float()
         return y, self.head(y)
 
     def describe(self) -> str:
@@ -82,7 +93,10 @@ class FastModel(nn.Module):
 
 
 class Recordings:
-    """A function of images as CUDA graphs, one for each shape that comes along."""
+    """A function of images as CUDA graphs, one for each size of batch: 1, 2, 4, 8, 16, 32, and then multiples of 32.
+
+    Batches between are filled up with zeros.
+    """
 
     def __init__(self, function: Callable[[Tensor], Both]) -> None:
         self._function = function
@@ -90,6 +104,8 @@ class Recordings:
 
     def __call__(self, images: Tensor) -> Both:
         """The result is the caller's to keep."""
+        count = len(images)
+        images = _filled_up(images)
         key = *images.shape, images.dtype
         if key not in self._graphs:
             while len(self._graphs) >= MOST_RECORDED:
@@ -97,7 +113,13 @@ class Recordings:
             self._graphs[key] = Captured(self._function)
         self._graphs.move_to_end(key)
         y, logits = self._graphs[key](images)
-        return y.clone(), logits.clone()
+        return y[:count].clone(), logits[:count].clone()
+
+
+def _filled_up(images: Tensor) -> Tensor:
+    count = len(images)
+    wanted = 1 << (count - 1).bit_length() if count <= STRIDE else -(-count // STRIDE) * STRIDE
+    return images if count == wanted else torch.cat([images, images.new_zeros(wanted - count, *images.shape[1:])])
 
 
 def optimize(
@@ -113,8 +135,8 @@ def optimize(
 
     Args:
         model: float32; it stays as it is.
-        target: "latency" records each shape of a batch as a CUDA graph when it first comes: a pause then, and the least
-            time for every one after. "throughput" does not, for batches of many shapes. The same on a CPU.
+        target: "latency" records each size of batch as a CUDA graph when it first comes: a pause then, and the least
+            time for every one after. "throughput" starts kernels one by one. On a CPU they are the same.
         precision: fp32; bf16; fp8 on a GPU; int8 on a CPU. auto: bf16 on a GPU; on a CPU what is fastest there and near
             enough, as a short search finds, whose result is kept.
         batch: how many images are to come at a time, for that search.
@@ -127,12 +149,16 @@ def optimize(
         raise ConfigError(f"precision {precision!r}{hint} give one of {', '.join(PRECISIONS)}")
     if target not in ("throughput", "latency"):
         raise ConfigError(f"target = {target!r}: give throughput or latency")
+    if isinstance(model, TimmModel):
+        raise NotApplicableError("there is no fast way for timm's networks: leave the precision at fp32")
     weight = next(model.parameters())
     if weight.dtype != torch.float32:
         raise ConfigError(f"a model is made fast from its float32 weights, not from {weight.dtype}: give model.float()")
     on_gpu = weight.device.type == "cuda"
     fast = _on_gpu(model, target, precision, images) if on_gpu else _on_cpu(model, precision, batch, tell)
     fast.distance = fidelity(fast, model, images)
+    if not math.isfinite(fast.distance):
+        raise WeightsError("the model computes what is no number: its weights are damaged")
     fast.measured_on = "random images" if images is None else "the images given"
     tell(fast.describe())
     return fast
@@ -175,7 +201,8 @@ def _on_gpu(model: ImageModel, target: Target, precision: str, images: Tensor | 
 
             embedder = FusedEmbedder(model, fp8=wanted == "fp8")
             if images is not None:
-                embedder.calibrate(images.to(device))
+                with torch.cuda.device(device):
+                    embedder.calibrate(images.to(device))
             return FastModel(model, embedder, wanted, "fused kernels", recorded)
         except NotApplicableError as error:
             why = str(error)

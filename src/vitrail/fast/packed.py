@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.model.encoder import MlpBlock
+from vitrail.model.peer import TimmModel
 
 CLOSE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 """How far, of the largest output, a packed layer may be from the plain one, or the plain one stays; by type."""
@@ -44,6 +45,8 @@ class PackedLinear(nn.Module):
 @torch.inference_mode()
 def pack(model: nn.Module) -> int:
     """Pack the dense layers of a model in place, those that can be: float32 and bf16 on a CPU. How many were."""
+    if isinstance(model, TimmModel):  # some of timm's read the weights of their layers themselves
+        return 0
     count = 0
     for block in [module for module in model.modules() if isinstance(module, MlpBlock)]:
         if isinstance(block.gelu, nn.GELU) and (found := _packed(block.fc1, block.gelu.approximate)) is not None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import statistics
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.errors import NotApplicableError
-from vitrail.fast.compiler import processor_name
+from vitrail.fast.compiler import processor_key
 from vitrail.fast.cpu import CPU_PRECISIONS, cpu_embedder
 from vitrail.fast.measure import Stopwatch, relative_distance, take_turns
 from vitrail.model.base import ImageModel
@@ -27,6 +27,8 @@ MOST_DISTANCE = 0.05
 ROUNDS = 5
 SECONDS = 0.3
 """Of one turn."""
+MOST_SECONDS = 30.0
+"""That all rounds take, about; there is always one."""
 FILE = "cpu_precision.json"
 
 
@@ -61,14 +63,18 @@ def _searched(model: ImageModel, batch: int, tell: Callable[[str], None]) -> Cho
     reference = model.eval().embed(images)
     model.train(was_training)
     candidates: dict[str, nn.Module] = {}
+    distances: dict[str, float] = {}
+    began = time.perf_counter()
     for precision in CPU_PRECISIONS:
         try:
-            candidates[precision] = cpu_embedder(model, precision)
-        except NotApplicableError as error:
+            candidate = cpu_embedder(model, precision)
+            distances[precision] = relative_distance(candidate(images), reference)
+            candidates[precision] = candidate
+        except Exception as error:  # an operator that a torch or a processor lacks says so in many ways
             tell(f"{precision}: left out, because {error}")
-    distances = {name: relative_distance(candidate(images), reference) for name, candidate in candidates.items()}
+    rounds = max(1, min(ROUNDS, int(MOST_SECONDS / max(time.perf_counter() - began, 1e-9))))
     turns = {name: partial(_turn, candidate, images) for name, candidate in candidates.items()}
-    taken = take_turns(turns, ROUNDS, lambda name, error: tell(f"{name}: failed, because {error}"))
+    taken = take_turns(turns, rounds, lambda name, error: tell(f"{name}: failed, because {error}"))
     seconds = {name: statistics.median(values) for name, values in taken.items()}
     for name, value in seconds.items():
         tell(f"{name}: {1e3 * value:.1f} ms for a batch of {batch}, distance {distances[name]:.1e}")
@@ -88,7 +94,7 @@ def _turn(candidate: nn.Module, images: Tensor) -> float:
 
 def _key(model: ImageModel, batch: int) -> str:
     parts = (
-        processor_name(),
+        processor_key(),
         f"{torch.get_num_threads()} threads",
         f"torch {torch.__version__}",
         f"vitrail {vitrail.__version__}",
@@ -110,7 +116,7 @@ def _digest(model: ImageModel) -> str:
 def _kept() -> dict[str, object]:
     try:
         found = json.loads((cache_folder() / FILE).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # RecursionError is one of the last; so is not knowing where home is
         return {}
     return found if isinstance(found, dict) else {}
 

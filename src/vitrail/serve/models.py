@@ -174,7 +174,12 @@ class TorchBackend:
         if precision == "fp32":
             pack(self.model)
         else:
-            self.fast = optimize(self.model, "latency", precision, batch=batch)
+            before = torch.get_num_threads()
+            torch.set_num_threads(threads or before)  # what is fastest depends on them
+            try:
+                self.fast = optimize(self.model, "latency", precision, batch=batch)
+            finally:
+                torch.set_num_threads(before)
         self.preprocessing = model.preprocessing
         self.labels = words_of(model.labels, model.num_classes)
         self.threads = threads

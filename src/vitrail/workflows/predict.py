@@ -54,6 +54,7 @@ class Predictions:
         batch_size: int = 32,
         device: str = "auto",
         precision: str = "fp32",
+        tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         """What is wrong with a command is said here, before anything is computed.
 
@@ -65,7 +66,7 @@ class Predictions:
             embed: where representations go, .parquet or .npz.
             batch_size: images at a time.
             device: cpu, cuda, …; a GPU where there is one, for auto.
-            precision: fp32; or faster and less exact.
+            precision: fp32; or faster and less exact, of which `tell` is told.
         """
         if model is None:
             raise ConfigError("--model is missing: vitrail predict photo.jpg --model MODEL")
@@ -74,7 +75,8 @@ class Predictions:
         check_top(top)
         check_embed(embed)
         self.images = found_images(files)
-        self.predictor = Predictor(model, device=device, batch_size=batch_size, precision=precision)
+        batch_size = min(batch_size, max(len(self.images), 1))  # what is fastest may depend on it
+        self.predictor = Predictor(model, device=device, batch_size=batch_size, precision=precision, tell=tell)
         self.top, self.embed = top, embed
         self.done, self.left_out, self.seconds = 0, 0, 0.0
         if not self.labels and embed is None:

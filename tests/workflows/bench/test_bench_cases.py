@@ -11,6 +11,7 @@ from benched import CPU, CUDA, Clock, tiny
 from torch import nn
 
 from vitrail.fast import measure as timing
+from vitrail.fast.optimize import optimize
 from vitrail.model.cost import cost
 from vitrail.workflows.bench import measure as measuring
 from vitrail.workflows.bench import ways
@@ -39,7 +40,7 @@ class TestCase:
         assert not found.missing
         assert [(row.library, row.way) for row in found.rows] == [
             ("vitrail", "eager"),
-            *([("vitrail", "packed")] if what != "training" and torch.backends.mkldnn.is_available() else []),
+            *([("vitrail", "fast")] if what != "training" else []),
         ]
         flops = cost(case.architecture).flops * case.batch * (3 if what == "training" else 1)
         (product,) = found.products
@@ -55,7 +56,12 @@ class TestCase:
             assert (row.p99_seconds is not None) == (what == "latency")
 
     def test_distance_tells_a_way_that_computes_something_else(self, monkeypatch):
-        monkeypatch.setattr(ways, "pack", lambda model: model.head.weight.data.mul_(1.5) is not None)
+        def wrong(model, *rest, **more):
+            fast = optimize(model, *rest, **more)
+            fast.head.weight.data.mul_(1.5)
+            return fast
+
+        monkeypatch.setattr(ways, "optimize", wrong)
         rows = measure(tiny(), [], modes=["eager"], rounds=1).rows
         assert rows[0].distance < 1e-6
         assert 0.4 < rows[1].distance < 0.6
@@ -80,7 +86,7 @@ class TestCase:
         compiled = []
         monkeypatch.setattr(torch, "compile", lambda model, **options: compiled.append(options) or model)
         rows = measure(tiny(), [], modes=["eager", "compiled", "autotuned"], rounds=1).rows
-        assert [row.way for row in rows] == ["eager", "compiled", "autotuned", "packed"][: len(rows)]
+        assert [row.way for row in rows] == ["eager", "compiled", "autotuned", "fast"][: len(rows)]
         assert compiled == [{"dynamic": False, "mode": mode} for mode in (None, "max-autotune-no-cudagraphs")]
 
     def test_a_way_may_have_a_precision_of_its_own_or_find_one(self, monkeypatch):

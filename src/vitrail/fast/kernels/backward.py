@@ -53,7 +53,6 @@ def norm_backward_kernel(
     rows: tl.constexpr,
     adds: tl.constexpr,
     thinned: tl.constexpr,
-    branches: tl.constexpr,
     centred: tl.constexpr,
 ):
     """From the gradient of y = norm(z) · weight + bias, and that of z itself: the gradient of z, and of the branch."""
@@ -86,7 +85,6 @@ def norm_backward_kernel(
         tl.store(new_dz + places, d.to(new_dz.dtype.element_ty), mask=mask)
         if thinned:
             d *= tl.load(keep + row // tokens, mask=there, other=0.0).to(tl.float32)[:, None]
-        if branches:
             tl.store(dbranch + places, d.to(dbranch.dtype.element_ty), mask=mask)
         d_branch += d
     base = sums + tl.program_id(0) * 3 * width + column
@@ -123,15 +121,14 @@ def norm_backward(
     """(M, D) gradients of the norm, and of the sum z that it is of, if it is used further → those of what was added."""
     count, width = z.shape
     assert all(each is None or each.is_contiguous() for each in (dy, dz, z))
-    new_dz = torch.empty_like(z)
-    branches = keep is not None or z.dtype != dy.dtype
-    dbranch = torch.empty_like(dy) if branches else new_dz
+    new_dz = torch.empty_like(dy)
+    dbranch = new_dz if keep is None else torch.empty_like(dy)
     programs = min(triton.cdiv(count, walk.rows), walk.programs * multiprocessors(z.device))
     sums = torch.empty(programs, 3, width, dtype=torch.float32, device=z.device)
     norm_backward_kernel[(programs,)](
         dy, dz, z, keep, weight, new_dz, dbranch, sums,
         count, tokens, width, triton.next_power_of_2(width), eps, walk.rows,
-        dz is not None, keep is not None, branches, centred,
+        dz is not None, keep is not None, centred,
         num_warps=walk.warps,
     )  # fmt: skip
     d_weight, d_bias, d_branch = sums.sum(0)

@@ -42,6 +42,8 @@ def cut(images: Tensor, side: int, dtype: torch.dtype) -> Tensor:
     """(B, C, H, W) → (B·N, C·P·P), row by row, a patch flattened as (channel, row, column)."""
     images = images.contiguous()
     count, channels, height, width = images.shape
+    assert height % side == 0
+    assert width % side == 0
     rows, columns = height // side, width // side
     out = torch.empty(count * rows * columns, channels * side * side, dtype=dtype, device=images.device)
     cut_kernel[(count * rows * channels,)](

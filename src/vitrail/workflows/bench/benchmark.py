@@ -63,7 +63,9 @@ def run(
     try:
         machine = describe_machine(target, wanted)
         present = [library for library in wanted if is_present(library, target, found)]
-        how = partial(measure_either, supply=supply, modes=modes, plain=plain, rounds=rounds, tell=tell)
+        how = partial(
+            measure_either, supply=supply, modes=modes, plain=plain, compiles=compiles, rounds=rounds, tell=tell
+        )
         if grow:
             notes = measure_growing(cases, present, how, seconds, found)
         else:
@@ -102,13 +104,20 @@ def shown_again(path: Path, plot: Path | None = None) -> Report:
 
 
 def measure_either(
-    case: Case, peers: Sequence[str], *, supply: Supply | None, modes: Sequence[str], plain: bool = True, **how: Any
+    case: Case,
+    peers: Sequence[str],
+    *,
+    supply: Supply | None,
+    modes: Sequence[str],
+    plain: bool = True,
+    compiles: bool | None = None,
+    **how: Any,
 ) -> Measured:
-    """A case of models, or of the data path."""
+    """A case of models, or of the data path, which trains as `vitrail train` does unless `compiles` says otherwise."""
     if case.what not in WITH_DATA:
         return measure(case, peers, modes=modes, plain=plain, **how)
     assert supply is not None
-    return measure_supply(case, supply, compiles=COMPILED in modes, **how)
+    return measure_supply(case, supply, compiles=compiles, **how)
 
 
 def left_out(compiled: bool, asked: bool | None, cases: Sequence[Case]) -> list[Missing]:

@@ -90,7 +90,7 @@ def measure_supply(
     case: Case,
     supply: Supply,
     *,
-    compiles: bool,
+    compiles: bool | None,
     rounds: int,
     tell: Tell = lambda line: None,
     clock: Callable[[], float] = time.perf_counter,
@@ -111,7 +111,7 @@ def measure_supply(
             _measure_end_to_end(case, supply, found, watch, rounds, failed, compiles)
     except (VitrailError, RuntimeError) as error:  # the latter where there is no memory
         failed((OURS, ""), error)
-    if compiles:
+    if compiles is not False:
         torch.compiler.reset()
     release(case.device)
     return found
@@ -133,7 +133,7 @@ def _measure_loader(case: Case, supply: Supply, found: Measured, watch: Stopwatc
 
 
 def _measure_end_to_end(
-    case: Case, supply: Supply, found: Measured, watch: Stopwatch, rounds: int, failed: Failed, compiles: bool
+    case: Case, supply: Supply, found: Measured, watch: Stopwatch, rounds: int, failed: Failed, compiles: bool | None
 ) -> None:
     check_memory(case)
     product = Product(case.device, PRECISIONS[case.precision])
@@ -174,7 +174,7 @@ def _measure_end_to_end(
     found.rows.extend(row(case, key, facts, times, flops, best) for key, times in seconds.items())
 
 
-def run_config(case: Case, supply: Supply, compiles: bool) -> RunConfig:
+def run_config(case: Case, supply: Supply, compiles: bool | None) -> RunConfig:
     """A plain training of the case's model on the data, as `vitrail train` would have it. Nothing is written."""
     return RunConfig(
         model=ModelConfig(name=case.name, image_size=case.architecture.image_size),

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from vitrail.errors import NotApplicableError
 from vitrail.fast.captured import Captured
 from vitrail.fast.optimize import has_kernels, optimize
-from vitrail.fast.packed import pack
 from vitrail.model.base import ImageModel
 from vitrail.workflows.bench.case import OURS, PRECISIONS, Batch, Built, Case, Missing, Way
 from vitrail.workflows.bench.peers import PEERS, parameters_of, peer_model
@@ -66,14 +65,12 @@ def fast_ways(case: Case, batch: Batch, ours: ImageModel) -> Iterator[Way]:
     what it has built.
     """
     if case.device.type == "cpu" and not case.trains:
-        if case.precision == "fp32":
-            yield Way(OURS, "packed", lambda: _packed(ours, batch), our_weights=True)
         yield Way(OURS, "fast", lambda: _fast(ours, case, batch, case.precision), our_weights=True)
         if case.beyond is not None:
             yield Way(OURS, f"fast, {case.beyond}", lambda: _fast(ours, case, batch, case.beyond), our_weights=True)
     if case.device.type != "cuda" or case.precision != "bf16":
         return
-    for precision in ("bf16", "fp8") if case.beyond in ("fp8", "auto") else ("bf16",):
+    for precision in ("bf16", "fp8") if case.beyond == "fp8" else ("bf16",):
         name = "fused" if precision == "bf16" else f"fused, {precision}"
         if case.trains:
             yield Way(OURS, name, partial(_fused, ours, case, batch, precision), precision=precision, our_weights=True)
@@ -144,14 +141,6 @@ def _fused(model: ImageModel, case: Case, batch: Batch, precision: str) -> Built
     own = copy.deepcopy(model).to(case.device).train()
     learning = FusedLearning(own, fp8=precision == "fp8")
     return Built(training_step(own, learning, case, batch), parameters_of(model))
-
-
-def _packed(model: ImageModel, batch: Batch) -> Built:
-    parameters = parameters_of(model)
-    own = copy.deepcopy(model).eval()
-    if not pack(own):
-        raise NotApplicableError("this torch, or this processor, lets no dense layer be packed")
-    return Built(inference_step(own, batch.images), parameters)
 
 
 def inference_step(run: Callable[[Tensor], Tensor], images: Tensor) -> Callable[[], Tensor]:
