@@ -287,4 +287,4 @@ def test_without_a_home_nothing_is_kept(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
     with pytest.raises(NotApplicableError, match="no home"):
-        compiler.library.__wrapped__(compiler.Path(int8.__file__).parent / "int8_kernels.cpp")
+        compiler.library.__wrapped__(compiler.Path(int8.__file__).parent / "int8_kernels")

@@ -29,9 +29,10 @@ SECONDS = 120
 
 @functools.cache
 def library(source: Path) -> ctypes.CDLL:
-    """The compiled form of a source file; a NotApplicableError where there can be none."""
+    """The compiled form of a source file, or of all in a folder; a NotApplicableError where there can be none."""
+    files = sorted(source.iterdir()) if source.is_dir() else [source]
     compiler = _compiler()
-    parts = [source.read_bytes(), *map(str.encode, (*compiler, *FLAGS, processor_key()))]
+    parts = [*(file.read_bytes() for file in files), *map(str.encode, (*compiler, *FLAGS, processor_key()))]
     name = f"{source.stem}-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
     try:
         folder = cache_folder() / "kernels"
@@ -42,7 +43,7 @@ def library(source: Path) -> ctypes.CDLL:
             _check_ours(path)
             with contextlib.suppress(OSError):  # damaged: made anew
                 return ctypes.CDLL(str(path))
-        _compile(compiler, source, path)
+        _compile(compiler, [file for file in files if file.suffix == ".cpp"], path)
         return ctypes.CDLL(str(path))
     except (OSError, RuntimeError) as error:  # the latter where nobody knows where home is
         raise NotApplicableError(f"kernels for this processor cannot be kept or loaded: {error}") from error
@@ -76,13 +77,13 @@ def _compiler() -> list[str]:
     )
 
 
-def _compile(compiler: list[str], source: Path, path: Path) -> None:
+def _compile(compiler: list[str], sources: list[Path], path: Path) -> None:
     """Written beside and renamed, so that nobody loads half a library."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
         try:
             child = subprocess.run(
-                [*compiler, *FLAGS, "-o", str(made), str(source)],
+                [*compiler, *FLAGS, "-o", str(made), *map(str, sources)],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -92,5 +93,7 @@ def _compile(compiler: list[str], source: Path, path: Path) -> None:
             raise NotApplicableError(f"{compiler[0]} did not end within {SECONDS} s") from error
         if child.returncode:
             lines = [line for line in child.stderr.splitlines() if "error" in line] or ["no reason given"]
-            raise NotApplicableError(f"{compiler[0]} cannot compile {source.name} for this processor: {lines[0]}")
+            raise NotApplicableError(
+                f"{compiler[0]} cannot compile {path.stem.partition('-')[0]} for this processor: {lines[0]}"
+            )
         made.replace(path)

@@ -1,4 +1,4 @@
-"""What an int8 encoder is computed by: in torch, and by the kernels of int8_kernels.cpp.
+"""What an int8 encoder is computed by: in torch, and by the kernels in int8_kernels/.
 
 Shapes: R rows (tokens of all images), D width, F hidden width of the MLP, B images of T tokens, A of them asked for,
 H heads, d = D/H.
@@ -172,7 +172,7 @@ class CompiledSteps:
     dtype = torch.bfloat16
 
     def __init__(self) -> None:
-        self._kernels = library(Path(__file__).with_name("int8_kernels.cpp"))
+        self._kernels = library(Path(__file__).with_name("int8_kernels"))
         for name, (result, arguments) in SIGNATURES.items():
             function = getattr(self._kernels, name)
             function.restype, function.argtypes = result, arguments
