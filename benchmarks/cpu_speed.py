@@ -149,7 +149,7 @@ def turn(run: Run, images: Tensor) -> float:
 def measured(
     model: ImageModel, judged: Tensor, builders: dict[str, Any], given: argparse.Namespace, batch: int
 ) -> list[dict[str, Any]]:
-    runs = dict(contestants(model, builders, given, batch))
+    runs = {name: run for name, run in contestants(model, builders, given, batch) if given.only in name}
     whole = judged[: len(judged) // batch * batch]
     with torch.inference_mode():
         reference = torch.cat([model(part) for part in whole.split(batch)])
@@ -182,6 +182,8 @@ def told(rows: list[dict[str, Any]]) -> list[str]:
     for own in (row for row in rows if row["name"].startswith(OURS)):
         as_near = [peer for peer in peers if peer["distance"] <= own["distance"]]
         for label, others in (("the fastest peer", peers), ("the fastest peer that is as near", as_near)):
+            if not others:
+                continue
             best = min(others, key=lambda peer: peer["milliseconds"])
             ratio, least = best["milliseconds"] / own["milliseconds"], best["least"] / own["least"]
             lines.append(
@@ -199,6 +201,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", default="", help="those with this in their names, such as int8")
     parser.add_argument("--compile", action="store_true", help="torch compiled too; takes minutes")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
