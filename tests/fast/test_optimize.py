@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import vitrail
 from vitrail.errors import ConfigError, NotApplicableError, WeightsError
+from vitrail.fast import search
 from vitrail.fast.choice import choose, chosen
 from vitrail.fast.measure import relative_distance
 from vitrail.fast.optimize import _filled_up, has_kernels, optimize
@@ -54,7 +55,9 @@ def test_int8_tells_how_far_it_is():
     assert "int8" in repr(fast)
 
 
-def test_auto_chooses_and_tells_what_it_tried():
+def test_auto_chooses_and_tells_what_it_tried(monkeypatch):
+    monkeypatch.setattr(search, "ROUNDS", 1)
+    monkeypatch.setattr(search, "SECONDS", 0.01)
     told: list[str] = []
     fast = optimize(small(), precision="auto", batch=2, tell=told.append)
     assert fast.precision in ("fp32", "bf16", "int8")
