@@ -123,69 +123,18 @@ def product_kernel(
         if parts == 2:
             left, right = tl.split(tl.permute(tl.reshape(total, (rows, 2, columns // 2)), (0, 2, 1)))
             _finished(
-                left,
-                out,
-                before,
-                bias,
-                row_scales,
-                column_scales,
-                out_scale,
-                m,
-                n,
-                M,
-                N,
-                rows,
-                columns // 2,
-                form,
-                chip,
-                scaled,
-                has_bias,
-                keeps,
-                to_fp8,
-            )
+                left, out, before, bias, row_scales, column_scales, out_scale, m, n, M, N,
+                rows, columns // 2, form, chip, scaled, has_bias, keeps, to_fp8,
+            )  # fmt: skip
             _finished(
-                right,
-                out,
-                before,
-                bias,
-                row_scales,
-                column_scales,
-                out_scale,
-                m,
-                n + columns // 2,
-                M,
-                N,
-                rows,
-                columns // 2,
-                form,
-                chip,
-                scaled,
-                has_bias,
-                keeps,
-                to_fp8,
-            )
+                right, out, before, bias, row_scales, column_scales, out_scale, m, n + columns // 2, M, N,
+                rows, columns // 2, form, chip, scaled, has_bias, keeps, to_fp8,
+            )  # fmt: skip
         else:
             _finished(
-                total,
-                out,
-                before,
-                bias,
-                row_scales,
-                column_scales,
-                out_scale,
-                m,
-                n,
-                M,
-                N,
-                rows,
-                columns,
-                form,
-                chip,
-                scaled,
-                has_bias,
-                keeps,
-                to_fp8,
-            )
+                total, out, before, bias, row_scales, column_scales, out_scale, m, n, M, N,
+                rows, columns, form, chip, scaled, has_bias, keeps, to_fp8,
+            )  # fmt: skip
 
 
 def product(
