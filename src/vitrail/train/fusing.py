@@ -6,26 +6,17 @@ import torch
 
 from vitrail.errors import ConfigError, NotApplicableError
 from vitrail.fast.optimize import has_kernels
-from vitrail.model.architecture import VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.train.config import RunConfig
 from vitrail.train.distributed import Ranks
 
-WIDE = 768
-"""From this width on they were measured to be faster than compiled ones (docs/speed.md)."""
-
 
 def fuse(model: ImageModel, config: RunConfig, ranks: Ranks, precision: torch.dtype) -> bool:
-    """Let a model train by fused kernels, where that is asked for, or left open and better. Whether it does."""
+    """Let a model train by fused kernels, where that is asked for. Whether it does."""
     run = config.run
-    if run.fused is False:
+    if not run.fused:
         if run.fp8:
-            raise ConfigError(
-                "run.fp8 is computed by the fused kernels, which run.fused=false rules out: give one of them"
-            )
-        return False
-    asked = run.fused or run.fp8
-    if not asked and (run.compile is not None or not _wide(model)):
+            raise ConfigError("run.fp8 is computed by the fused kernels: give run.fused=true too")
         return False
     why = has_kernels(ranks.device) or _unfit(config, ranks, precision)
     if why is None:
@@ -33,9 +24,9 @@ def fuse(model: ImageModel, config: RunConfig, ranks: Ranks, precision: torch.dt
             _attach(model, run.fp8)
         except NotApplicableError as error:
             why = str(error)
-    if why is not None and asked:
+    if why is not None:
         raise ConfigError(f"run.fused: there are no fused kernels for this run: {why}; leave it out")
-    return why is None
+    return True
 
 
 def _attach(model: ImageModel, fp8: bool) -> None:
@@ -51,12 +42,9 @@ def _unfit(config: RunConfig, ranks: Ranks, precision: torch.dtype) -> str | Non
         (precision != torch.bfloat16, "they are for run.precision=bf16"),
         (config.objective.kind != "classification", "they are for classification"),
         (config.run.gradient_checkpointing, "they keep activations, which run.gradient_checkpointing rules out"),
+        (config.run.compile is True, "they take the place of run.compile"),
         (config.run.deterministic, "which of them are fastest is measured, which run.deterministic rules out"),
     ):
         if wrong:
             return why
     return None
-
-
-def _wide(model: ImageModel) -> bool:
-    return isinstance(model.architecture, VitArchitecture) and model.architecture.width >= WIDE
