@@ -38,7 +38,7 @@ def test_asked_for_where_it_cannot_be_it_says_why(run):
 
 
 def test_fp8_needs_fused():
-    with pytest.raises(ConfigError, match="run.fused=true too"):
+    with pytest.raises(ConfigError, match=r"run\.fused=true too"):
         fusing.fuse(small(), config(fp8=True), ranks(), torch.bfloat16)
 
 
