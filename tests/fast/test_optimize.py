@@ -13,7 +13,7 @@ from vitrail.errors import ConfigError, NotApplicableError, WeightsError
 from vitrail.fast import search
 from vitrail.fast.choice import choose, chosen
 from vitrail.fast.measure import relative_distance
-from vitrail.fast.optimize import _filled_up, has_kernels, optimize
+from vitrail.fast.optimize import _filled_up, optimize, why_no_kernels
 from vitrail.fast.packed import pack
 from vitrail.predict import Predictor
 from vitrail.serve.models import TorchBackend
@@ -129,7 +129,7 @@ def test_half_a_model_is_refused():
 
 
 def test_without_a_gpu_there_are_no_kernels():
-    assert "NVIDIA" in has_kernels(torch.device("cpu"))
+    assert "NVIDIA" in why_no_kernels(torch.device("cpu"))
 
 
 def test_choices_without_a_gpu_are_the_first():

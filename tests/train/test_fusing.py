@@ -25,7 +25,7 @@ def ranks():
 
 
 def test_left_out_it_is_not_used(monkeypatch):
-    monkeypatch.setattr(fusing, "has_kernels", lambda device: None)
+    monkeypatch.setattr(fusing, "why_no_kernels", lambda device: None)
     model = small()
     assert not fusing.fuse(model, config(), ranks(), torch.bfloat16)
     assert "forward" not in vars(model)
@@ -54,7 +54,7 @@ def test_fp8_needs_fused():
 )
 def test_what_does_not_go_together(monkeypatch, run, options, precision, told):
     pytest.importorskip("triton", reason="Triton is not installed")
-    monkeypatch.setattr(fusing, "has_kernels", lambda device: None)
+    monkeypatch.setattr(fusing, "why_no_kernels", lambda device: None)
     with pytest.raises(ConfigError, match=told):
         fusing.fuse(small(**options), config(fused=True, **run), ranks(), precision)
 
@@ -63,7 +63,7 @@ def test_a_fused_model_trains_by_the_kernels_and_evaluates_as_written(monkeypatc
     pytest.importorskip("triton", reason="Triton is not installed")
     from vitrail.fast.learning import FusedLearning
 
-    monkeypatch.setattr(fusing, "has_kernels", lambda device: None)
+    monkeypatch.setattr(fusing, "why_no_kernels", lambda device: None)
     model, images = small(), torch.randn(1, 3, 16, 16)
     plain = model.eval()(images)
     assert fusing.fuse(model, config(fused=True), ranks(), torch.bfloat16)

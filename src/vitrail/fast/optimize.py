@@ -177,7 +177,7 @@ def fidelity(fast: FastModel, model: ImageModel, images: Tensor | None = None) -
     return relative_distance(fast.embed(images), reference)
 
 
-def has_kernels(device: torch.device) -> str | None:
+def why_no_kernels(device: torch.device) -> str | None:
     """Why the fused kernels cannot run on a device; None where they can."""
     if device.type != "cuda" or torch.version.hip is not None:
         return "they are for NVIDIA GPUs"
@@ -194,7 +194,7 @@ def _on_gpu(model: ImageModel, target: Target, precision: str, images: Tensor | 
         raise NotApplicableError("int8 is for CPUs: on a GPU give bf16 or fp8")
     if precision == "fp32":
         return FastModel(model, PlainEmbedder(model, torch.float32), precision, "the plain model", recorded)
-    wanted, why = "bf16" if precision == "auto" else precision, has_kernels(device)
+    wanted, why = "bf16" if precision == "auto" else precision, why_no_kernels(device)
     if why is None:
         try:
             from vitrail.fast.fused import FusedEmbedder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from vitrail.errors import ConfigError, NotApplicableError
-from vitrail.fast.optimize import has_kernels
+from vitrail.fast.optimize import why_no_kernels
 from vitrail.model.base import ImageModel
 from vitrail.train.config import RunConfig
 from vitrail.train.distributed import Ranks
@@ -18,7 +18,7 @@ def fuse(model: ImageModel, config: RunConfig, ranks: Ranks, precision: torch.dt
         if run.fp8:
             raise ConfigError("run.fp8 is computed by the fused kernels: give run.fused=true too")
         return False
-    why = has_kernels(ranks.device) or _unfit(config, ranks, precision)
+    why = why_no_kernels(ranks.device) or _unfit(config, ranks, precision)
     if why is None:
         try:
             _attach(model, run.fp8)

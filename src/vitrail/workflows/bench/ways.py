@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import NotApplicableError
 from vitrail.fast.captured import Captured
-from vitrail.fast.optimize import has_kernels, optimize
+from vitrail.fast.optimize import optimize, why_no_kernels
 from vitrail.model.base import ImageModel
 from vitrail.workflows.bench.case import OURS, PRECISIONS, Batch, Built, Case, Missing, Way
 from vitrail.workflows.bench.peers import PEERS, parameters_of, peer_model
@@ -134,7 +134,7 @@ def _fast(model: ImageModel, case: Case, batch: Batch, precision: str | None, re
 
 def _fused(model: ImageModel, case: Case, batch: Batch, precision: str) -> Built:
     """Training by fused kernels."""
-    if (why := has_kernels(case.device)) is not None:
+    if (why := why_no_kernels(case.device)) is not None:
         raise NotApplicableError(f"there are no fused kernels here: {why}")
     from vitrail.fast.learning import FusedLearning
 
