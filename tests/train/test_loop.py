@@ -104,7 +104,17 @@ def broken(monkeypatch, steps: range) -> None:
     monkeypatch.setattr("vitrail.train.assemble.build_objective", lambda model, **_: Broken(model))
 
 
-def test_a_step_without_a_finite_gradient_changes_nothing_and_is_counted(tmp_path, monkeypatch):
+@pytest.fixture(params=[False, True], ids=["waiting", "deferred"])
+def deferred(request, monkeypatch):
+    """Whether the optimiser itself leaves out a step, as on a GPU: the fused one on a CPU can too."""
+    if request.param:
+        ordinary = torch.optim.AdamW
+        monkeypatch.setattr("torch.optim.AdamW", lambda *args, **options: ordinary(*args, **options, fused=True))
+        monkeypatch.setattr("vitrail.train.assemble.can_defer", lambda *_: True)
+    return request.param
+
+
+def test_a_step_without_a_finite_gradient_changes_nothing_and_is_counted(tmp_path, monkeypatch, deferred):
     broken(monkeypatch, range(5, 8))
     run = {"most_skipped": 4, "checkpoint_every": 1, "keep": 20}
     start(runs.config(tmp_path, run=run))
@@ -115,7 +125,25 @@ def test_a_step_without_a_finite_gradient_changes_nothing_and_is_counted(tmp_pat
     assert [told[step] for step in (4, 5, 7, 20)] == [0, 1, 3, 3]
 
 
-def test_too_many_in_a_row_end_the_run_and_the_last_good_checkpoint_stays(tmp_path, monkeypatch):
+def test_not_waiting_for_the_norm_changes_nothing(tmp_path, monkeypatch):
+    """Average, sums and counts follow a step later, and are the same bit for bit: at rare and at frequent records."""
+    ordinary = torch.optim.AdamW
+    monkeypatch.setattr("torch.optim.AdamW", lambda *args, **options: ordinary(*args, **options, fused=True))
+    ends, told = [], []
+    for name, defer in (("waiting", False), ("deferred", True)):
+        with monkeypatch.context() as patch:
+            broken(patch, range(5, 8))
+            patch.setattr("vitrail.train.assemble.can_defer", lambda *_, defer=defer: defer)
+            run = {"log_every": 6, "checkpoint_every": 7, "evaluate_every": 9}
+            start(runs.config(tmp_path / name, optimizer={"averaging": 0.9}, run=run))
+        ends.append(runs.tensors(runs.checkpoints(tmp_path / name)[-1]))
+        told.append([{**entry, "clock": None} for entry in runs.records(tmp_path / name)])
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    assert told[0] == told[1]
+    assert told[0][-1]["step"] == 20
+
+
+def test_too_many_in_a_row_end_the_run_and_the_last_good_checkpoint_stays(tmp_path, monkeypatch, deferred):
     broken(monkeypatch, range(8, 100))
     with pytest.raises(TrainingError, match=r"no finite gradient in the 5 steps up to step 12.*checkpoint of step 9"):
         start(runs.config(tmp_path, run={"most_skipped": 5}))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vitrail.config import Config
 from vitrail.data.augment import Rate
+from vitrail.data.transfer import sent
 from vitrail.errors import InputError
 
 Alpha = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -88,7 +89,7 @@ def cutmix(images: Tensor, targets: Tensor, rng: random.Random, alpha: float) ->
 def _partners(images: Tensor, rng: random.Random) -> Tensor:
     order = list(range(len(images)))
     rng.shuffle(order)
-    return torch.tensor(order, device=images.device)
+    return sent(torch.tensor(order), images.device)
 
 
 def _mix_targets(targets: Tensor, partners: Tensor, kept: float) -> Tensor:

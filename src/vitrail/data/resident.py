@@ -36,6 +36,7 @@ from vitrail.data.open import Data, open_data
 from vitrail.data.order import Order, mixed
 from vitrail.data.parallel import worker_count
 from vitrail.data.source import Sample, Source
+from vitrail.data.transfer import sent
 from vitrail.errors import ConfigError, DataError
 
 AT_ONCE = 1024
@@ -188,7 +189,7 @@ class ResidentLoader(_EndlessLoader):
         share = self.batch_size // self.ranks
         start, stop = self.rank * share, (self.rank + 1) * share
         _, numbers = self._order(np.arange(self.position + start, self.position + stop))
-        indices = torch.from_numpy(numbers).to(self.device, non_blocking=True)
+        indices = sent(torch.from_numpy(numbers), self.device)
         self.generator.manual_seed(mixed(self.seed, self.position))
         images, labels = self.make(indices)
         self.position += self.batch_size

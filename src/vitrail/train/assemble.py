@@ -93,6 +93,7 @@ def assemble(config: RunConfig, ranks: Ranks) -> Run:
         average=None if averaging is None else Average(objective, averaging),
         scaler=torch.amp.GradScaler(ranks.device.type, enabled=precision == torch.float16),
         precision=precision,
+        deferred=can_defer(optimizer, config, precision, ranks),
         recorded=recorded,
         loader=(loader := partial(training_loader, config, images, model, ranks)),
         training=loader(0),
@@ -104,6 +105,16 @@ def assemble(config: RunConfig, ranks: Ranks) -> Run:
         data=fingerprint(data.training),
         weights=begun_from,
     )
+
+
+def can_defer(optimizer: torch.optim.Optimizer, config: RunConfig, precision: torch.dtype, ranks: Ranks) -> bool:
+    """Whether the optimiser itself can leave out a step, told by a number on the device: one kernel for all can.
+
+    Not where weights are sharded, nor in fp16, whose scale has to be known before the next step.
+    """
+    fused = all(group.get("fused") for group in optimizer.param_groups)
+    sharded = ranks.size > 1 and config.run.parallel != "ddp"
+    return ranks.device.type == "cuda" and fused and not sharded and precision != torch.float16
 
 
 def open_parts(config: DataConfig) -> Parts:

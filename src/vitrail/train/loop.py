@@ -58,6 +58,17 @@ class Progress:
 
 
 @dataclass
+class Pending:
+    """A step whose work is under way: whether its gradient is finite is not known here yet."""
+
+    number: int
+    norm: Tensor
+    """The gradient's, on the CPU, once it is `written`."""
+    written: torch.cuda.Event | None
+    sums: Sums
+
+
+@dataclass
 class Run:
     """Everything that a run is made of, ready to train."""
 
@@ -83,9 +94,12 @@ class Run:
     """What tells one data set from another."""
     weights: str
     """The same of the weights that it began from; empty for fresh ones, and on all ranks but the first."""
+    deferred: bool = False
+    """Whether the device itself leaves out a step without a finite gradient, and is not waited for; see `settle`."""
     recorded: RecordedLearning | None = None
     """In place of `learn`, where a step is a CUDA graph."""
     progress: Progress = field(default_factory=Progress)
+    pending: Pending | None = None
     window: Sums = field(default_factory=dict)
     """Sums since the last record, on this rank."""
     step_seconds: list[float] = field(default_factory=list)
@@ -136,20 +150,60 @@ def step(run: Run) -> None:
             add(sums, learn(run, part, key) if run.recorded is None else run.recorded(part, key))
     # Here, before waiting for an accelerator: a connection that broke is noticed in talking, not in waiting.
     run.stopping = run.ranks.any(bool(run.asked))
+    settle(run)
     run.scaler.unscale_(run.optimizer)
     norm = clip(run.objective, config.optimizer.clip_norm)
-    finite = math.isfinite(norm)
-    if finite:
+    if run.deferred:
+        run.optimizer.found_inf = 1 - norm.isfinite().float()  # type: ignore[attr-defined]
+        run.optimizer.step()
+    elif norm.isfinite():
         run.scaler.step(run.optimizer)
-        if run.average is not None:
-            run.average.update(progress.step)
-        add(run.window, sums)
+    run.pending = pending(progress.step, norm, sums)
     run.scaler.update()
     run.optimizer.zero_grad()
     progress.step += 1
-    progress.position, progress.gradient_norm = run.training.position, norm
+    progress.position = run.training.position
+    if not run.deferred:
+        settle(run)
     run.step_seconds.append(time.perf_counter() - began)
-    guard(run, finite)
+
+
+def pending(number: int, norm: Tensor, sums: Sums) -> Pending:
+    """With the norm on its way to the CPU."""
+    if not norm.is_cuda:
+        return Pending(number, norm, None, sums)
+    here = norm.to("cpu", non_blocking=True)
+    written = torch.cuda.Event()
+    written.record()
+    return Pending(number, here, written, sums)
+
+
+def settle(run: Run) -> None:
+    """What follows from a step's gradient, once it is known whether that is finite: the average, sums and counts.
+
+    A device that is `deferred` is asked when it already has the gradients of the next step to work out, so that it
+    never waits for us; weights have not changed in between.
+    """
+    step, progress, run.pending = run.pending, run.progress, None
+    if step is None:
+        return
+    if step.written is not None:
+        step.written.synchronize()
+    progress.gradient_norm = step.norm.item()
+    finite = math.isfinite(progress.gradient_norm)
+    if finite:
+        if run.average is not None:
+            run.average.update(step.number)
+        add(run.window, step.sums)
+    guard(run, finite, step.number + 1)
+
+
+def catch_up(run: Run) -> None:
+    """Settle the last step, and count the waiting as part of it."""
+    began = time.perf_counter()
+    settle(run)
+    if run.step_seconds:
+        run.step_seconds[-1] += time.perf_counter() - began
 
 
 def learn(run: Run, batch: Batch, key: int) -> Sums:
@@ -182,18 +236,18 @@ def cut(batch: Batch, start: int, stop: int) -> Batch:
     return replace(batch, **{name: getattr(batch, name)[start:stop] for name in names})
 
 
-def clip(objective: nn.Module, most: float | None) -> float:
+def clip(objective: nn.Module, most: float | None) -> Tensor:
     """The length of all gradients together, which are scaled down where it is more than `most`."""
     learning = [parameter for parameter in objective.parameters() if parameter.grad is not None]
     total = torch.nn.utils.get_total_norm([p.grad for p in learning if p.grad is not None])
     total = whole_tensor(total)
     if most is not None:
         torch.nn.utils.clip_grads_with_norm_(learning, most, total)
-    return total.item()
+    return total
 
 
-def guard(run: Run, finite: bool) -> None:
-    """Count steps without a finite gradient; too many in a row end the run."""
+def guard(run: Run, finite: bool, done: int) -> None:
+    """After `done` steps: count steps without a finite gradient; too many in a row end the run."""
     progress, most = run.progress, run.config.run.most_skipped
     progress.skipped += not finite
     progress.skipped_in_a_row = 0 if finite else progress.skipped_in_a_row + 1
@@ -202,7 +256,7 @@ def guard(run: Run, finite: bool) -> None:
         kept = run.checkpoints.steps()
         last = f"the checkpoint of step {max(kept)} is from before" if kept else "there is no checkpoint yet"
         raise Diverged(
-            f"no finite gradient in the {most} steps up to step {progress.step}: {last}; run.precision=fp32 may help, "
+            f"no finite gradient in the {most} steps up to step {done}: {last}; run.precision=fp32 may help, "
             "or in another run.folder a lower optimizer.learning_rate or a longer schedule.warmup_steps"
         )
 
@@ -216,6 +270,7 @@ def autocast(run: Run) -> AbstractContextManager[Any]:
 
 def record(run: Run) -> None:
     """Write down the steps since the last record."""
+    catch_up(run)
     progress = run.progress
     measured = means(run.ranks.total(run.window))
     speed = len(run.step_seconds) * run.training.batch_size / sum(run.step_seconds)
@@ -254,6 +309,7 @@ def evaluate(run: Run) -> bool:
     """
     if run.evaluation is None:
         return False
+    catch_up(run)
     started, progress = time.perf_counter(), run.progress
     measured = measure(run, run.evaluation)
     progress.owes_evaluation = measured is None
@@ -304,6 +360,7 @@ def tell(run: Run, entry: dict[str, Any]) -> None:
 
 def save(run: Run) -> None:
     """A checkpoint of all that the run goes on from."""
+    catch_up(run)
     progress = run.progress
     # Sums since the last record are each rank's own; they are kept as a total, which the first rank takes up again.
     progress.window_total = {name: pair.tolist() for name, pair in run.ranks.total(run.window).items()}
