@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import vitrail
-from vitrail.fast.fused import BYTES, CUTS, NARROW, WIDE
+from vitrail.fast.fused import BYTES, CUTS, NARROW, NARROW_BYTES, WIDE
 from vitrail.fast.kernels.attention import attention
 from vitrail.fast.kernels.backward import gelu_backward, norm_backward, pack
+from vitrail.fast.kernels.few_rows import few_rows
 from vitrail.fast.kernels.norm import FP8, add_norm, assemble_norm
 from vitrail.fast.kernels.patches import cut
 from vitrail.fast.kernels.product import product
@@ -74,15 +75,26 @@ def products() -> dict[str, tuple[float, float]]:
     plain = F.linear(x.double(), w.double(), bias.double())
     forms = {0: plain, 1: F.gelu(plain, approximate="tanh"), 2: F.gelu(plain), 3: plain * torch.sigmoid(1.702 * plain)}
     for tiling in (WIDE | NARROW).values():
+        if tiling.splits > 1:
+            found[f"product {tuple(tiling)}"] = distance(product(x, w, bias, tiling).double().sum(0), plain), HALF
+            continue
         for form, exact in forms.items():
             before = torch.full_like(plain, torch.nan, dtype=torch.bfloat16)
             y = product(x, w, bias, tiling, form=form, before=before)
             found[f"product {tuple(tiling)}, GELU {form}"] = distance(y, exact), HALF
             found[f"product {tuple(tiling)}, before GELU {form}"] = distance(before, plain), HALF
+    found["few_rows"] = distance(few_rows(x[:2].contiguous(), w, bias, 1), forms[1][:2]), HALF
     (x8, rows), (w8, columns) = quantise(x), quantise(w)
     dequantised = F.linear(x8.double() * rows, w8.double() * columns, bias.double())
     scale = torch.full((), 0.05, device="cuda")
-    for tiling in BYTES.values():
+    for tiling in (BYTES | NARROW_BYTES).values():
+        if tiling.splits > 1:
+            depth = tiling.splits * tiling.depth  # of K, what goes into whole parts
+            (x8s, rows8), (w8s, columns8) = quantise(x[:, :depth].contiguous()), quantise(w[:, :depth].contiguous())
+            y = product(x8s, w8s, bias, tiling, row_scales=rows8, column_scales=columns8).double().sum(0)
+            exact = F.linear(x8s.double() * rows8, w8s.double() * columns8, bias.double())
+            found[f"product in FP8 {tuple(tiling)}"] = distance(y, exact), HALF
+            continue
         y = product(x8, w8, bias, tiling, form=1, row_scales=rows, column_scales=columns)
         exact = F.gelu(dequantised, approximate="tanh")
         found[f"product in FP8 {tuple(tiling)}"] = distance(y, exact), HALF

@@ -19,6 +19,7 @@ if torch.cuda.is_available():
 
 from vitrail.fast.kernels.attention import MOST_TOKENS, attention, pieces
 from vitrail.fast.kernels.backward import Walk, gelu_backward, norm_backward, pack
+from vitrail.fast.kernels.few_rows import few_rows
 from vitrail.fast.kernels.norm import FP8, add_norm, assemble_norm
 from vitrail.fast.kernels.patches import cut
 from vitrail.fast.kernels.product import Tiling, product
@@ -164,6 +165,27 @@ def test_product(form, parts):
     y = product(x, w, bias, Tiling(16, 32, 32, 4, 2, parts=parts), form=form, before=before, dtype=torch.float32)
     close(before, F.linear(x, w, bias))
     close(y, GELUS[form](F.linear(x, w, bias)), 3e-5)
+
+
+@pytest.mark.parametrize("form", GELUS)
+@pytest.mark.parametrize(("rows", "width"), [(1, 40), (3, 1100)])
+def test_few_rows(form, rows, width):
+    x, w, bias = torch.randn(rows, width), torch.randn(21, width), torch.randn(21)
+    close(few_rows(x, w, bias, form), GELUS[form](F.linear(x.double(), w.double(), bias.double())), 3e-5)
+    close(few_rows(x, w, None), F.linear(x.double(), w.double()))
+
+
+@pytest.mark.parametrize("splits", [2, 3])
+def test_a_split_product_is_added_up_by_the_norm(splits):
+    x, w, bias, z = torch.randn(20, 96), torch.randn(48, 96), torch.randn(48), torch.randn(20, 48)
+    parts = product(x, w, bias, Tiling(16, 32, 16, 4, 2, splits=splits), dtype=torch.float32)
+    assert parts.shape == (splits, 20, 48)
+    assert all(part.abs().mean() > 1 for part in parts)
+    exact = F.linear(x.double(), w.double(), bias.double())
+    close(parts.sum(0), exact)
+    made = add_norm(z, parts, torch.ones(48), torch.zeros(48), 1e-6)
+    close(made.z, z + exact)
+    close(made.y, F.layer_norm(z + exact, (48,), eps=1e-6))
 
 
 def test_pack():

@@ -24,29 +24,31 @@ def ranks():
     return Ranks(0, 1, torch.device("cpu"))
 
 
-def test_left_out_it_is_not_used(monkeypatch):
+def test_left_out_it_is_for_wide_models_on_such_a_gpu_alone(monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    wide = {"width": 768, "num_heads": 12}
+    assert not fusing.fuse(small(**wide), config(), ranks(), torch.bfloat16)  # on a CPU
     monkeypatch.setattr(fusing, "why_no_kernels", lambda device: None)
-    model = small()
-    assert not fusing.fuse(model, config(), ranks(), torch.bfloat16)
-    assert "forward" not in vars(model)
+    assert fusing.fuse(small(**wide), config(), ranks(), torch.bfloat16)
+    assert not fusing.fuse(small(), config(), ranks(), torch.bfloat16)
+    assert not fusing.fuse(small(**wide), config(compile=True), ranks(), torch.bfloat16)
 
 
-@pytest.mark.parametrize("run", [{"fused": True}, {"fused": True, "fp8": True}])
+@pytest.mark.parametrize("run", [{"fused": True}, {"fp8": True}])
 def test_asked_for_where_it_cannot_be_it_says_why(run):
     with pytest.raises(ConfigError, match="NVIDIA GPUs"):
         fusing.fuse(small(), config(**run), ranks(), torch.bfloat16)
 
 
-def test_fp8_needs_fused():
-    with pytest.raises(ConfigError, match=r"run\.fused=true too"):
-        fusing.fuse(small(), config(fp8=True), ranks(), torch.bfloat16)
+def test_fp8_without_fused_is_a_contradiction():
+    with pytest.raises(ConfigError, match="give one of them"):
+        fusing.fuse(small(), config(fused=False, fp8=True), ranks(), torch.bfloat16)
 
 
 @pytest.mark.parametrize(
     ("run", "options", "precision", "told"),
     [
         ({"deterministic": True}, {}, torch.bfloat16, "deterministic"),
-        ({"compile": True}, {}, torch.bfloat16, "run.compile"),
         ({"gradient_checkpointing": True}, {}, torch.bfloat16, "gradient_checkpointing"),
         ({}, {}, torch.float32, "precision=bf16"),
         ({}, {"dropout": 0.1}, torch.bfloat16, "dropout"),
@@ -57,6 +59,7 @@ def test_what_does_not_go_together(monkeypatch, run, options, precision, told):
     monkeypatch.setattr(fusing, "why_no_kernels", lambda device: None)
     with pytest.raises(ConfigError, match=told):
         fusing.fuse(small(**options), config(fused=True, **run), ranks(), precision)
+    assert not fusing.fuse(small(width=768, num_heads=12, **options), config(**run), ranks(), precision)
 
 
 def test_a_fused_model_trains_by_the_kernels_and_evaluates_as_written(monkeypatch):

@@ -26,6 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitrail.errors import InputError, NotApplicableError
 from vitrail.fast.choice import Way, bucket, choose
+from vitrail.fast.kernels import few_rows
 from vitrail.fast.kernels.attention import applies, attention
 from vitrail.fast.kernels.gelu import number_of
 from vitrail.fast.kernels.norm import FP8, LARGEST, Normed, add_norm, assemble_norm
@@ -45,13 +46,17 @@ MARGIN = 2.0
 """From the largest activation that calibration met to the largest that FP8 holds: free, with a floating point."""
 
 WIDE = named(Tiling(128, 128, 64, 4, 3, programs=2, parts=2), Tiling(128, 256, 64, 8, 4, parts=2))
-NARROW = named(Tiling(64, 32, 256, 4, 3), Tiling(64, 128, 64, 4, 4), Tiling(128, 128, 64, 8, 4))
+NARROW = named(
+    Tiling(64, 32, 256, 4, 3), Tiling(64, 64, 128, 4, 3), Tiling(64, 64, 128, 4, 4), Tiling(64, 128, 128, 4, 3),
+    Tiling(128, 64, 128, 4, 3), Tiling(128, 64, 128, 4, 3, splits=2), Tiling(128, 64, 128, 4, 3, splits=3),
+)  # fmt: skip
 BYTES = named(Tiling(128, 256, 128, 8, 3), Tiling(128, 128, 128, 4, 3, programs=2))
+NARROW_BYTES = named(Tiling(64, 64, 128, 4, 4), Tiling(64, 128, 128, 4, 4), Tiling(64, 64, 256, 4, 3, splits=2))
 """Those that were fastest for some product on an H200, of many that were tried (docs/speed-log.md)."""
 FEW = 4096
 """Tokens up to which a product does not fill the chip with large tiles."""
-CUTS = [(64, 4, 1, 0), (128, 8, 2, 1), (128, 4, 1, 0)]
-"""Of attention: queries of a tile, warps, stages, programs on a multiprocessor (0: one for each tile)."""
+CUTS = [(64, 4), (128, 8)]
+"""Of attention: queries of a tile, and warps."""
 
 
 class Norm:
@@ -72,10 +77,14 @@ class Norm:
 class Layer:
     """x · Wᵀ + bias, then a GELU if its form is not 0: in bf16, or in FP8 where x has scales."""
 
-    def __init__(self, layer: nn.Linear, form: int = 0, fp8: bool = False, rows: slice = slice(None)) -> None:
-        """`rows`: some of the outputs."""
-        self.fp8, self.form = fp8, form
+    def __init__(
+        self, layer: nn.Linear, form: int = 0, fp8: bool = False, rows: slice = slice(None), splits: bool = False
+    ) -> None:
+        """`rows`: some of the outputs. `splits`: it may give them in parts to be added up, as `add_norm` does."""
+        self.fp8, self.form, self.splits = fp8, form, splits
         self.chosen: dict[tuple[Hashable, ...], Way] = {}
+        self.following: Tensor | None = None
+        """The weights of the product right after this one."""
         self.scales: Tensor | None = None
         self.weight = layer.weight.detach()[rows].to(HALF)
         if fp8:
@@ -86,8 +95,9 @@ class Layer:
         """(M, K), in FP8 with scales (M, 1) or () → (M, N) in bf16, or in FP8 in units of `out_scale`."""
         key = bucket(len(x)), scales is not None and scales.numel() > 1, out_scale is not None
         if (chosen := self.chosen.get(key)) is None:
-            product = "product", self.fp8, *self.weight.shape, self.form, *key
-            chosen = self.chosen[key] = choose(product, self.ways(*key), x, scales, out_scale)
+            product = "product", self.fp8, *self.weight.shape, self.form, self.splits, *key
+            ways = self.ways(*key)
+            chosen = self.chosen[key] = choose(product, ways, x, scales, out_scale, in_line=key[0] <= FEW)
         return chosen(x, scales, out_scale)
 
     def ways(self, rows: int, by_row: bool, to_fp8: bool) -> dict[str, Way]:
@@ -95,19 +105,28 @@ class Layer:
         ways: dict[str, Way] = {}
         if not self.fp8 or (by_row and not to_fp8 and not self.form):
             ways["library"] = lambda x, scales, out_scale: self.by_library(x, scales)
+        if rows <= few_rows.MOST and not self.fp8:
+            ways["few rows"] = lambda x, scales, out_scale: few_rows.few_rows(x, self.weight, self.bias, self.form)
         return ways | {name: partial(self.by_ours, tiling) for name, tiling in self.tilings(rows).items()}
 
     def tilings(self, rows: int) -> dict[str, Tiling]:
         """That are worth trying."""
         if self.weight.shape[1] * self.weight.element_size() % 16:  # the copy engine takes rows of whole 16 bytes
             return {}
-        return BYTES if self.fp8 else WIDE if rows > FEW else NARROW
+        wide, narrow = (BYTES, NARROW_BYTES) if self.fp8 else (WIDE, NARROW)
+        found = wide if rows > FEW else narrow
+        return {
+            name: tiling
+            for name, tiling in found.items()
+            if tiling.splits == 1 or (self.splits and self.weight.shape[1] % (tiling.splits * tiling.depth) == 0)
+        }
 
     def by_ours(self, tiling: Tiling, x: Tensor, scales: Tensor | None, out_scale: Tensor | None) -> Tensor:
         """By our own kernel."""
         return product(
             x, self.weight, self.bias, tiling,
             form=self.form, row_scales=scales, column_scales=self.scales, out_scale=out_scale,
+            following=self.following,
         )  # fmt: skip
 
     def by_library(self, x: Tensor, scales: Tensor | None) -> Tensor:
@@ -141,7 +160,8 @@ class Attention:
         if (chosen := self.chosen.get(key)) is None:
             width = qkv.shape[1] // 3 // self.heads
             what = "attention", qkv.shape[1], self.heads, *key
-            chosen = self.chosen[key] = choose(what, self.ways(width, tokens), qkv, tokens)
+            ways = self.ways(width, tokens)
+            chosen = self.chosen[key] = choose(what, ways, qkv, tokens, in_line=key[0] <= FEW)
         return chosen(qkv, tokens)
 
     def ways(self, width: int, tokens: int) -> dict[str, Way]:
@@ -166,9 +186,10 @@ class Block:
 
     def __init__(self, block: EncoderBlock, form: int, fp8: bool) -> None:
         self.norm1, self.norm2 = Norm(block.norm1), Norm(block.norm2)
-        self.qkv, self.out = Layer(block.attention.qkv, fp8=fp8), Layer(block.attention.out)
+        self.qkv, self.out = Layer(block.attention.qkv, fp8=fp8), Layer(block.attention.out, splits=True)
         self.attention = Attention(block.attention.num_heads)
-        self.fc1, self.fc2 = Layer(block.mlp.fc1, form, fp8), Layer(block.mlp.fc2, fp8=fp8)
+        self.fc1, self.fc2 = Layer(block.mlp.fc1, form, fp8), Layer(block.mlp.fc2, fp8=fp8, splits=True)
+        self.fc1.following = self.fc2.weight
         self.factor1, self.factor2 = _factor(block.scale1), _factor(block.scale2)
         self.dtype = FP8 if fp8 else HALF
         self.hidden_scale: Tensor | None = None
@@ -280,6 +301,8 @@ class FusedEmbedder(nn.Module):
         last = self.blocks[-1]  # all tokens are read, by a pool of any kind
         normed = last.attended(normed, self.tokens)
         branch = last.fc2(*last.hidden(normed)).float()
+        if branch.ndim == 3:
+            branch = branch.sum(0)
         z = normed.z + (branch if last.factor2 is None else branch * last.factor2)
         return self._pooled(z.view(len(images), self.tokens, -1), is_normed=False)
 

@@ -113,7 +113,8 @@ class Recordings:
             self._graphs[key] = Captured(self._function)
         self._graphs.move_to_end(key)
         y, logits = self._graphs[key](images)
-        return y[:count].clone(), logits[:count].clone()
+        y, logits = torch._foreach_mul([y[:count], logits[:count]], 1.0)  # both copied by one kernel
+        return y, logits
 
 
 def _filled_up(images: Tensor) -> Tensor:

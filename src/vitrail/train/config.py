@@ -201,9 +201,10 @@ class RunSection(Section):
     """Of products in training; weights stay in fp32. auto: bf16 on GPUs that have it, else fp32."""
     compile: bool | None = None
     """torch.compile; on a GPU if left out."""
-    fused: bool = False
-    """Our own kernels in place of compiled ones, for plain Vision Transformers in bf16 on a Hopper GPU or newer. Which
-    of them are fastest is measured at the start, so two runs need not agree bit for bit: not with `deterministic`."""
+    fused: bool | None = None
+    """Our own kernels in place of compiled ones, for plain Vision Transformers in bf16 on a Hopper GPU or a newer one.
+    If left out, where that fits and the model is as wide as B/16 or wider. Which kernels are fastest is measured at the
+    start, so two runs need not agree bit for bit: not with `deterministic`."""
     fp8: bool = False
     """With `fused`: the products behind norms, forward, in FP8 with a scale for each token; gradients stay in bf16."""
     graphs: bool = False

@@ -6,17 +6,26 @@ import torch
 
 from vitrail.errors import ConfigError, NotApplicableError
 from vitrail.fast.optimize import why_no_kernels
+from vitrail.model.architecture import VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.train.config import RunConfig
 from vitrail.train.distributed import Ranks
 
+WIDE = 768
+"""From this width on they were measured to be faster than compiled ones (docs/speed.md)."""
+
 
 def fuse(model: ImageModel, config: RunConfig, ranks: Ranks, precision: torch.dtype) -> bool:
-    """Let a model train by fused kernels, where that is asked for. Whether it does."""
+    """Let a model train by fused kernels, where that is asked for, or left open and better. Whether it does."""
     run = config.run
-    if not run.fused:
+    if run.fused is False:
         if run.fp8:
-            raise ConfigError("run.fp8 is computed by the fused kernels: give run.fused=true too")
+            raise ConfigError(
+                "run.fp8 is computed by the fused kernels, which run.fused=false rules out: give one of them"
+            )
+        return False
+    asked = run.fused or run.fp8
+    if not asked and (run.compile is not None or not _wide(model)):
         return False
     why = why_no_kernels(ranks.device) or _unfit(config, ranks, precision)
     if why is None:
@@ -24,9 +33,9 @@ def fuse(model: ImageModel, config: RunConfig, ranks: Ranks, precision: torch.dt
             _attach(model, run.fp8)
         except NotApplicableError as error:
             why = str(error)
-    if why is not None:
+    if why is not None and asked:
         raise ConfigError(f"run.fused: there are no fused kernels for this run: {why}; leave it out")
-    return True
+    return why is None
 
 
 def _attach(model: ImageModel, fp8: bool) -> None:
@@ -48,3 +57,7 @@ def _unfit(config: RunConfig, ranks: Ranks, precision: torch.dtype) -> str | Non
         if wrong:
             return why
     return None
+
+
+def _wide(model: ImageModel) -> bool:
+    return isinstance(model.architecture, VitArchitecture) and model.architecture.width >= WIDE

@@ -15,9 +15,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from vitrail.fast.kernels.product import multiprocessors
+from vitrail.fast.kernels.gelu import on_chip
+from vitrail.fast.kernels.overlap import begin, overlapping
 
 MOST_TOKENS = 272
 """All scores of a tile lie in registers."""
@@ -31,15 +31,18 @@ def _masked(scores, first: tl.constexpr, count: tl.constexpr, tokens: tl.constex
 
 
 @triton.jit
+def _rows(matrix, first, count: tl.constexpr, tokens: tl.constexpr, step: tl.constexpr, width: tl.constexpr):
+    """Some rows of a matrix whose rows are `step` apart; zeros beyond the last."""
+    row = first + tl.arange(0, count)
+    places = row[:, None] * step + tl.arange(0, width)[None, :]
+    return tl.load(matrix + places, mask=(row < tokens)[:, None], other=0.0)
+
+
+@triton.jit
 def attention_kernel(
-    queries,
-    first_part,
-    second_part,
-    third_part,
+    qkv,
     out,
     factor,
-    images,
-    programs,
     heads: tl.constexpr,
     tokens: tl.constexpr,
     width: tl.constexpr,
@@ -47,46 +50,54 @@ def attention_kernel(
     n1: tl.constexpr,
     n2: tl.constexpr,
     tile: tl.constexpr,
-    stages: tl.constexpr,
+    chip: tl.constexpr,
 ):
     """softmax(q · kᵀ · factor, to the base 2) · v of one head of one image, for one tile of queries.
 
-    All parts are views of one (B, T, 3·H·d). The copy engine fills rows beyond T with zeros, and drops them at the end.
+    All that is read is asked for at once, before anything is computed: the time that this takes is that of waiting.
     """
+    begin(chip)
     parts: tl.constexpr = (tokens + tile - 1) // tile
-    for number in tl.range(tl.program_id(0), images * heads * parts, programs, num_stages=stages):
-        first = number % parts * tile
-        image, head = number // parts // heads, number // parts % heads
-        q_at, k_at, v_at = head * width, (heads + head) * width, (2 * heads + head) * width
-        q = queries.load([image, first, q_at]).reshape(tile, width)
-        k0 = first_part.load([image, 0, k_at]).reshape(n0, width)
-        s0 = _masked(tl.dot(q, k0.T), 0, n0, tokens)
-        largest = tl.max(s0, 1)
-        if n1 > 0:
-            k1 = second_part.load([image, n0, k_at]).reshape(n1, width)
-            s1 = _masked(tl.dot(q, k1.T), n0, n1, tokens)
-            largest = tl.maximum(largest, tl.max(s1, 1))
-        if n2 > 0:
-            k2 = third_part.load([image, n0 + n1, k_at]).reshape(n2, width)
-            s2 = _masked(tl.dot(q, k2.T), n0 + n1, n2, tokens)
-            largest = tl.maximum(largest, tl.max(s2, 1))
-        largest *= factor
-        v0 = first_part.load([image, 0, v_at]).reshape(n0, width)
-        p0 = tl.exp2(s0 * factor - largest[:, None])
-        total = tl.sum(p0, 1)
-        y = tl.dot(p0.to(q.dtype), v0)
-        if n1 > 0:
-            v1 = second_part.load([image, n0, v_at]).reshape(n1, width)
-            p1 = tl.exp2(s1 * factor - largest[:, None])
-            total += tl.sum(p1, 1)
-            y = tl.dot(p1.to(q.dtype), v1, y)
-        if n2 > 0:
-            v2 = third_part.load([image, n0 + n1, v_at]).reshape(n2, width)
-            p2 = tl.exp2(s2 * factor - largest[:, None])
-            total += tl.sum(p2, 1)
-            y = tl.dot(p2.to(q.dtype), v2, y)
-        y = y / total[:, None]
-        out.store([image, first, q_at], y.to(out.dtype).reshape(1, tile, width))
+    step: tl.constexpr = 3 * heads * width
+    number = tl.program_id(0)
+    first = number % parts * tile
+    image, head = (number // parts // heads).to(tl.int64), number // parts % heads
+    queries = qkv + image * tokens * step + head * width
+    keys, values = queries + heads * width, queries + 2 * heads * width
+    q, k0 = _rows(queries, first, tile, tokens, step, width), _rows(keys, 0, n0, tokens, step, width)
+    if n1 > 0:
+        k1 = _rows(keys, n0, n1, tokens, step, width)
+    if n2 > 0:
+        k2 = _rows(keys, n0 + n1, n2, tokens, step, width)
+    v0 = _rows(values, 0, n0, tokens, step, width)
+    if n1 > 0:
+        v1 = _rows(values, n0, n1, tokens, step, width)
+    if n2 > 0:
+        v2 = _rows(values, n0 + n1, n2, tokens, step, width)
+    s0 = _masked(tl.dot(q, k0.T), 0, n0, tokens)
+    largest = tl.max(s0, 1)
+    if n1 > 0:
+        s1 = _masked(tl.dot(q, k1.T), n0, n1, tokens)
+        largest = tl.maximum(largest, tl.max(s1, 1))
+    if n2 > 0:
+        s2 = _masked(tl.dot(q, k2.T), n0 + n1, n2, tokens)
+        largest = tl.maximum(largest, tl.max(s2, 1))
+    largest *= factor
+    p0 = tl.exp2(s0 * factor - largest[:, None])
+    total = tl.sum(p0, 1)
+    y = tl.dot(p0.to(q.dtype), v0)
+    if n1 > 0:
+        p1 = tl.exp2(s1 * factor - largest[:, None])
+        total += tl.sum(p1, 1)
+        y = tl.dot(p1.to(q.dtype), v1, y)
+    if n2 > 0:
+        p2 = tl.exp2(s2 * factor - largest[:, None])
+        total += tl.sum(p2, 1)
+        y = tl.dot(p2.to(q.dtype), v2, y)
+    y = y / total[:, None]
+    row = first + tl.arange(0, tile)
+    places = (image * tokens + row)[:, None] * (heads * width) + head * width + tl.arange(0, width)[None, :]
+    tl.store(out + places, y.to(out.dtype.element_ty), mask=(row < tokens)[:, None])
 
 
 def pieces(tokens: int) -> tuple[int, int, int]:
@@ -107,25 +118,14 @@ def applies(tokens: int, width: int) -> bool:
     return tokens <= MOST_TOKENS and width in (16, 32, 64, 128)
 
 
-def attention(
-    qkv: Tensor, tokens: int, heads: int, tile: int = 64, warps: int = 4, stages: int = 2, each: int = 2
-) -> Tensor:
-    """(B·T, 3·H·d), queries, keys and values beside one another → (B·T, H·d)."""
+def attention(qkv: Tensor, tokens: int, heads: int, tile: int = 64, warps: int = 4) -> Tensor:
+    """(B·T, 3·H·d), queries, keys and values beside one another → (B·T, H·d). A program takes `tile` queries."""
     rows, columns = qkv.shape
     width, images = columns // (3 * heads), rows // tokens
+    assert qkv.is_contiguous()
     out = torch.empty(rows, heads * width, dtype=qkv.dtype, device=qkv.device)
-    sequences = qkv.view(images, tokens, columns)
-    parts = pieces(tokens)
-
-    def view(count: int) -> TensorDescriptor | None:
-        return TensorDescriptor.from_tensor(sequences, [1, count, width]) if count else None
-
-    work = images * heads * triton.cdiv(tokens, tile)
-    programs = min(work, multiprocessors(qkv.device) * each) if each else work
-    attention_kernel[(programs,)](
-        view(tile), *(view(count) for count in parts),
-        TensorDescriptor.from_tensor(out.view(images, tokens, -1), [1, tile, width]),
-        math.log2(math.e) * width**-0.5, images, programs, heads, tokens, width, *parts, tile, stages,
-        num_warps=warps,
+    attention_kernel[(images * heads * triton.cdiv(tokens, tile),)](
+        qkv, out, math.log2(math.e) * width**-0.5, heads, tokens, width, *pieces(tokens), tile, on_chip(),
+        num_warps=warps, **overlapping(),
     )  # fmt: skip
     return out

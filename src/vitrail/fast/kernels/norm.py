@@ -12,11 +12,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vitrail.fast.kernels.gelu import on_chip
+from vitrail.fast.kernels.overlap import begin, overlapping
+
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
 """Of FP8's numbers."""
 ROWS, WARPS = 2, 4
 """Tokens of a program, and its warps: what was fastest, by little, on an H200."""
+FEW = 1024
+"""Tokens up to which the chip is not filled: there each has a program to itself, of more warps."""
 
 
 @triton.jit
@@ -47,11 +52,14 @@ def add_norm_kernel(
     centred: tl.constexpr,
     quantised: tl.constexpr,
     twinned: tl.constexpr,
+    splits: tl.constexpr,
+    chip: tl.constexpr,
 ):
     """new_z = z + keep · factor · (branch + its bias); y = norm(new_z) · weight + bias.
 
     `assembles`: z is a table of T rows for every image, and the branch has its patches alone, without the prefix.
     """
+    begin(chip)
     row = (tl.program_id(0) * rows + tl.arange(0, rows)).to(tl.int64)
     column = tl.arange(0, padded)
     inside = column < width
@@ -68,6 +76,9 @@ def add_norm_kernel(
         x = tl.load(z + places, mask=mask, other=0.0).to(tl.float32)
     if adds:
         more = tl.load(branch + places, mask=mask, other=0.0).to(tl.float32)
+        for split in tl.static_range(1, splits):
+            part = branch + split * count.to(tl.int64) * width + places
+            more += tl.load(part, mask=mask, other=0.0).to(tl.float32)
         if biased:
             more += tl.load(branch_bias + column, mask=inside, other=0.0).to(tl.float32)[None, :]
         if scaled:
@@ -120,7 +131,7 @@ def add_norm(
     dtype: torch.dtype | None = None,
     twin: bool = False,
 ) -> Normed:
-    """(M, D) z and a branch of the same shape, or none → z + branch and its norm.
+    """(M, D) z and a branch of the same shape, or in parts (S, M, D), or none → z + branch and its norm.
 
     Args:
         bias: none for an RMSNorm, which does not centre.
@@ -168,12 +179,13 @@ def _normed(
     y = torch.empty(new_z.shape, dtype=dtype, device=new_z.device)
     y8 = torch.empty(new_z.shape, dtype=FP8, device=new_z.device) if twin else y if fp8 else None
     scales = torch.empty(count, 1, dtype=torch.float32, device=new_z.device) if fp8 else None
-    add_norm_kernel[(triton.cdiv(count, ROWS),)](
+    rows, warps = (ROWS, WARPS) if count > FEW else (1, 8)
+    add_norm_kernel[(triton.cdiv(count, rows),)](
         z, branch, branch_bias, keep, factor, weight, bias, new_z, y, y8, scales,
         count, tokens, prefix,
-        width, triton.next_power_of_2(width), eps, ROWS,
+        width, triton.next_power_of_2(width), eps, rows,
         branch is not None and not assembles, assembles, branch_bias is not None, keep is not None, factor is not None,
-        bias is not None, fp8, twin,
-        num_warps=WARPS,
+        bias is not None, fp8, twin, len(branch) if branch is not None and branch.ndim == 3 else 1, on_chip(),
+        num_warps=warps, **overlapping(),
     )  # fmt: skip
     return Normed(new_z, y, scales, y8 if twin else None)

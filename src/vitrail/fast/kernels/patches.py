@@ -10,6 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vitrail.fast.kernels.gelu import on_chip
+from vitrail.fast.kernels.overlap import begin, overlapping
+
 
 @triton.jit
 def cut_kernel(
@@ -22,8 +25,10 @@ def cut_kernel(
     side: tl.constexpr,
     padded_side: tl.constexpr,
     padded_width: tl.constexpr,
+    chip: tl.constexpr,
 ):
     """One channel of one row of patches."""
+    begin(chip)
     number = tl.program_id(0)
     channel = number % channels
     row = number // channels % (height // side)
@@ -48,7 +53,7 @@ def cut(images: Tensor, side: int, dtype: torch.dtype) -> Tensor:
     out = torch.empty(count * rows * columns, channels * side * side, dtype=dtype, device=images.device)
     cut_kernel[(count * rows * channels,)](
         images, out, height, width, columns, channels, side,
-        triton.next_power_of_2(side), triton.next_power_of_2(width),
-        num_warps=4,
+        triton.next_power_of_2(side), triton.next_power_of_2(width), on_chip(),
+        num_warps=4, **overlapping(),
     )  # fmt: skip
     return out

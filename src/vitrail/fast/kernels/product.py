@@ -18,6 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from vitrail.fast.kernels.gelu import gelu, on_chip
 from vitrail.fast.kernels.norm import FP8
+from vitrail.fast.kernels.overlap import LINE, begin, fetch_rows, fetch_share, overlapping
 
 
 class Tiling(NamedTuple):
@@ -32,6 +33,8 @@ class Tiling(NamedTuple):
     """On a multiprocessor."""
     parts: int = 1
     """In which the result of a tile is written: 2 takes less memory on the chip."""
+    splits: int = 1
+    """Parts of K, whose results are left apart, for who reads them to add up."""
 
 
 def named(*tilings: Tiling) -> dict[str, Tiling]:
@@ -41,6 +44,8 @@ def named(*tilings: Tiling) -> dict[str, Tiling]:
 
 GROUP = 8
 """Rows of tiles that are worked on together, so that they share what is in the cache."""
+FETCHED = 4096
+"""Rows of x up to which waiting for weights takes more time than working with them."""
 
 
 @triton.jit
@@ -52,6 +57,7 @@ def _finished(
     row_scales,
     column_scales,
     out_scale,
+    split,
     m,
     n,
     M,
@@ -64,6 +70,7 @@ def _finished(
     has_bias: tl.constexpr,
     keeps: tl.constexpr,
     to_fp8: tl.constexpr,
+    splits: tl.constexpr,
 ):
     row, column = m + tl.arange(0, rows), n + tl.arange(0, columns)
     if scaled == 1:
@@ -73,20 +80,34 @@ def _finished(
     if scaled > 0:
         total *= tl.load(column_scales + column, mask=column < N, other=0.0)[None, :]
     if has_bias:
-        total += tl.load(bias + column, mask=column < N, other=0.0).to(tl.float32)[None, :]
+        asked = column < N if splits == 1 else (column < N) & (split == 0)
+        total += tl.load(bias + column, mask=asked, other=0.0).to(tl.float32)[None, :]
     if keeps:
         rounded = total.to(before.dtype)
         before.store([m, n], rounded)
     total = gelu(total, form, chip)
     if to_fp8:
         total = tl.clamp(total * (1 / tl.load(out_scale)), -448.0, 448.0)
-    out.store([m, n], total.to(out.dtype))
+    if splits == 1:
+        out.store([m, n], total.to(out.dtype))
+    else:
+        out.store([split, m, n], total.to(out.dtype).reshape(1, rows, columns))
+
+
+@triton.jit
+def _place(number, high, in_group, group: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr):
+    """Where the tile with this number begins."""
+    first = number // in_group * group
+    here = min(high - first, group)
+    return (first + number % in_group % here) * rows, number % in_group // here * columns
 
 
 @triton.jit
 def product_kernel(
     x,
     w,
+    weights,
+    following,
     out,
     before,
     bias,
@@ -108,32 +129,45 @@ def product_kernel(
     has_bias: tl.constexpr,
     keeps: tl.constexpr,
     to_fp8: tl.constexpr,
+    line: tl.constexpr,
+    lines: tl.constexpr,
+    share: tl.constexpr,
+    splits: tl.constexpr,
 ):
-    """`scaled`: 0 not; 1 by row and by column; 2 by one for all rows, and by column."""
+    """`scaled`: 0 not; 1 by row and by column; 2 by one for all rows, and by column.
+
+    `lines`: that a row of weights has in the cache, which is to fetch those of the first tile; 0: it is not. `share`:
+    lines of the `following` weights, N·K values too, that each program has it fetch.
+    """
     high, wide = tl.cdiv(M, rows), tl.cdiv(N, columns)
     in_group = group * wide
-    for number in tl.range(tl.program_id(0), high * wide, programs, flatten=chip):
-        first = number // in_group * group
-        here = min(high - first, group)
-        m = (first + number % in_group % here) * rows
-        n = number % in_group // here * columns
+    if lines > 0:
+        _, n = _place(tl.program_id(0) % (high * wide), high, in_group, group, rows, columns)
+        fetch_rows(weights, n, columns, N, K, line, lines)
+    begin(chip)
+    if share > 0:
+        fetch_share(following, share, N * K, line)
+    for number in tl.range(tl.program_id(0), high * wide * splits, programs, flatten=chip):
+        m, n = _place(number % (high * wide), high, in_group, group, rows, columns)
+        split = number // (high * wide)
         total = tl.zeros((rows, columns), dtype=tl.float32)
-        for k in range(0, K, depth):  # beyond K the copy engine gives zeros
-            total = tl.dot(x.load([m, k]), w.load([n, k]).T, total)
+        for k in range(0, K // splits, depth):  # beyond K the copy engine gives zeros
+            at = split * (K // splits) + k
+            total = tl.dot(x.load([m, at]), w.load([n, at]).T, total)
         if parts == 2:
             left, right = tl.split(tl.permute(tl.reshape(total, (rows, 2, columns // 2)), (0, 2, 1)))
             _finished(
-                left, out, before, bias, row_scales, column_scales, out_scale, m, n, M, N,
-                rows, columns // 2, form, chip, scaled, has_bias, keeps, to_fp8,
+                left, out, before, bias, row_scales, column_scales, out_scale, split, m, n, M, N,
+                rows, columns // 2, form, chip, scaled, has_bias, keeps, to_fp8, splits,
             )  # fmt: skip
             _finished(
-                right, out, before, bias, row_scales, column_scales, out_scale, m, n + columns // 2, M, N,
-                rows, columns // 2, form, chip, scaled, has_bias, keeps, to_fp8,
+                right, out, before, bias, row_scales, column_scales, out_scale, split, m, n + columns // 2, M, N,
+                rows, columns // 2, form, chip, scaled, has_bias, keeps, to_fp8, splits,
             )  # fmt: skip
         else:
             _finished(
-                total, out, before, bias, row_scales, column_scales, out_scale, m, n, M, N,
-                rows, columns, form, chip, scaled, has_bias, keeps, to_fp8,
+                total, out, before, bias, row_scales, column_scales, out_scale, split, m, n, M, N,
+                rows, columns, form, chip, scaled, has_bias, keeps, to_fp8, splits,
             )  # fmt: skip
 
 
@@ -148,32 +182,44 @@ def product(
     column_scales: Tensor | None = None,
     out_scale: Tensor | None = None,
     before: Tensor | None = None,
+    following: Tensor | None = None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """(M, K), (N, K) → (M, N).
+    """(M, K), (N, K) → (M, N); or (splits, M, N), where the sum over K is split, of parts to be added up.
 
     Args:
         form: of the GELU behind it; 0 is none.
         row_scales: of x in FP8: one for each row, or one for all. `column_scales` of w, one for each of its rows.
         out_scale: given, the result is FP8, in units of this.
         before: (M, N), where the result before the GELU is put too.
+        following: the weights of the product after this one, as many as here, for the cache to fetch in the meantime.
     """
     (m, k), n = x.shape, w.shape[0]
-    out = torch.empty(m, n, dtype=dtype if out_scale is None else FP8, device=x.device)
-    tiles = triton.cdiv(m, tiling.rows) * triton.cdiv(n, tiling.columns)
+    splits = tiling.splits
+    assert following is None or following.numel() == w.numel()
+    assert splits == 1 or (form == 0 and out_scale is None and before is None and k % (splits * tiling.depth) == 0)
+    shape = (m, n) if splits == 1 else (splits, m, n)
+    out = torch.empty(shape, dtype=dtype if out_scale is None else FP8, device=x.device)
+    tiles = triton.cdiv(m, tiling.rows) * triton.cdiv(n, tiling.columns) * splits
     count = min(tiles, multiprocessors(x.device) * tiling.programs)
     operands = [tiling.rows, tiling.depth], [tiling.columns, tiling.depth]
     result = [tiling.rows, tiling.columns // tiling.parts]
+    line, fetched = LINE // w.element_size(), m <= FETCHED and on_chip()
+    share = triton.cdiv(n * k, line * count) if fetched and following is not None else 0
     product_kernel[(count,)](
         TensorDescriptor.from_tensor(x, operands[0]),
         TensorDescriptor.from_tensor(w, operands[1]),
-        TensorDescriptor.from_tensor(out, result),
+        w,
+        following,
+        TensorDescriptor.from_tensor(out, result if splits == 1 else [1, *result]),
         None if before is None else TensorDescriptor.from_tensor(before, result),
         bias, row_scales, column_scales, out_scale,
         m, n, k, count, tiling.rows, tiling.columns, tiling.depth, GROUP, tiling.parts,
         form, on_chip(), 0 if row_scales is None else 1 if row_scales.numel() > 1 else 2,
         bias is not None, before is not None, out_scale is not None,
-        num_warps=tiling.warps, num_stages=tiling.stages,
+        line, triton.next_power_of_2(triton.cdiv(k, line)) if fetched else 0,
+        triton.next_power_of_2(share) if share else 0, splits,
+        num_warps=tiling.warps, num_stages=tiling.stages, **overlapping(),
     )  # fmt: skip
     return out
 

@@ -10,12 +10,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vitrail.fast.kernels.gelu import on_chip
 from vitrail.fast.kernels.norm import FP8, LARGEST
+from vitrail.fast.kernels.overlap import begin, overlapping
 
 
 @triton.jit
-def quantise_kernel(x, y, scales, width: tl.constexpr, padded: tl.constexpr):
+def quantise_kernel(x, y, scales, width: tl.constexpr, padded: tl.constexpr, chip: tl.constexpr):
     """One row."""
+    begin(chip)
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, padded)
     values = tl.load(x + row * width + column, mask=column < width, other=0.0).to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(values)), 1e-12) / 448.0
@@ -28,7 +31,10 @@ def quantise(x: Tensor) -> tuple[Tensor, Tensor]:
     count, width = x.shape
     y = torch.empty(x.shape, dtype=FP8, device=x.device)
     scales = torch.empty(count, 1, dtype=torch.float32, device=x.device)
-    quantise_kernel[(count,)](x, y, scales, width, triton.next_power_of_2(width), num_warps=8 if width > 2048 else 4)
+    quantise_kernel[(count,)](
+        x, y, scales, width, triton.next_power_of_2(width), on_chip(),
+        num_warps=8 if width > 2048 else 4, **overlapping(),
+    )  # fmt: skip
     return y, scales
 
 

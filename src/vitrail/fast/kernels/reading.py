@@ -13,6 +13,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitrail.fast.kernels.gelu import on_chip
+from vitrail.fast.kernels.overlap import begin, overlapping
+
 MOST_TOKENS = 512
 """A head's keys and values lie in registers."""
 
@@ -36,8 +39,10 @@ def read_kernel(
     padded_tokens: tl.constexpr,
     padded_width: tl.constexpr,
     backward: tl.constexpr,
+    chip: tl.constexpr,
 ):
     """One head of one image: y = softmax(q · kᵀ · factor) · v, or from dy the gradients of q, k and v."""
+    begin(chip)
     number = tl.program_id(0)
     image, head = (number // heads).to(tl.int64), number % heads
     row, column = tl.arange(0, padded_tokens), tl.arange(0, padded_width)
@@ -101,6 +106,6 @@ def _launch(
     read_kernel[(images * heads,)](
         q, kv, dy, y, dq, dkv, width**-0.5, q.stride(0), q.stride(1), kv.stride(1),
         read, tokens, heads, width,
-        triton.next_power_of_2(tokens), triton.next_power_of_2(width), dy is not None,
-        num_warps=8 if dy is None else 16,
+        triton.next_power_of_2(tokens), triton.next_power_of_2(width), dy is not None, on_chip(),
+        num_warps=8 if dy is None else 16, **overlapping(),
     )  # fmt: skip
