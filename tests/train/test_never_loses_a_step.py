@@ -12,7 +12,7 @@ import pytest
 import runs
 
 HERE = Path(__file__).parent
-STEPS = 120
+STEPS = 160
 
 
 @pytest.mark.parametrize(

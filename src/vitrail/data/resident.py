@@ -41,6 +41,8 @@ from vitrail.errors import ConfigError, DataError
 
 AT_ONCE = 1024
 """Samples that are read and decoded before they go to the device together."""
+AHEAD = 64
+"""Batches whose order is worked out at a time."""
 INSTEAD = "another image takes its place"
 
 
@@ -181,19 +183,29 @@ class ResidentLoader(_EndlessLoader):
         self._stand_ins = source.stand_ins(seed)
         self._all = torch.ones(batch_size // ranks, dtype=torch.bool, device=self.device)
         self._order = Order(len(self.source), seed, self.source.block, self.source.window)
+        self._ahead: Tensor | None = None
+        self._first = position
+        """The position that `_ahead` begins from."""
         self.generator = torch.Generator(self.device)
         self.make: Callable[[Tensor], tuple[Tensor, Tensor]] = self._make
         """Numbers of a batch's samples → its images and labels, drawing from the generator."""
 
     def __next__(self) -> Batch:
-        share = self.batch_size // self.ranks
-        start, stop = self.rank * share, (self.rank + 1) * share
-        _, numbers = self._order(np.arange(self.position + start, self.position + stop))
-        indices = sent(torch.from_numpy(numbers), self.device)
+        indices = self._numbers()
         self.generator.manual_seed(mixed(self.seed, self.position))
         images, labels = self.make(indices)
         self.position += self.batch_size
         return Batch(images, labels, indices, self._all)
+
+    def _numbers(self) -> Tensor:
+        """Of this batch's samples; those of many batches are worked out and sent at a time."""
+        ahead, rest = divmod(self.position - self._first, self.batch_size)
+        if self._ahead is None or rest or not 0 <= ahead < AHEAD:
+            share, self._first, ahead = self.batch_size // self.ranks, self.position, 0
+            starts = self.position + self.rank * share + np.arange(AHEAD) * self.batch_size
+            _, numbers = self._order((starts[:, None] + np.arange(share)).ravel())
+            self._ahead = sent(torch.from_numpy(numbers).view(AHEAD, share), self.device)
+        return self._ahead[ahead]
 
     def _make(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         start = self.rank * len(indices)

@@ -23,13 +23,16 @@ class Average:
         self.followed = {name: tensor for name, tensor in _state(module).items() if tensor.is_floating_point()}
         self.copied = {name: tensor for name, tensor in _state(module).items() if not tensor.is_floating_point()}
         self.tensors = {name: tensor.detach().clone() for name, tensor in _state(module).items()}
+        self._sharded = any(hasattr(tensor, "to_local") for tensor in self.tensors.values())
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """After the step with this number. Early on the average forgets faster, or its first values would rule it."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        averages = [local(self.tensors[name]) for name in self.followed]
-        torch._foreach_lerp_(averages, [local(tensor) for tensor in self.followed.values()], 1 - decay)
+        averages, current = [self.tensors[name] for name in self.followed], list(self.followed.values())
+        if self._sharded:
+            averages, current = [local(tensor) for tensor in averages], [local(tensor) for tensor in current]
+        torch._foreach_lerp_(averages, current, 1 - decay)
         for name, tensor in self.copied.items():
             self.tensors[name].copy_(tensor)
 

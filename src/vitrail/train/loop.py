@@ -152,7 +152,7 @@ def step(run: Run) -> None:
     run.stopping = run.ranks.any(bool(run.asked))
     settle(run)
     run.scaler.unscale_(run.optimizer)
-    norm = clip(run.objective, config.optimizer.clip_norm)
+    norm = clip(run.optimizer, config.optimizer.clip_norm)
     if run.deferred:
         run.optimizer.found_inf = 1 - norm.isfinite().float()  # type: ignore[attr-defined]
         run.optimizer.step()
@@ -236,9 +236,10 @@ def cut(batch: Batch, start: int, stop: int) -> Batch:
     return replace(batch, **{name: getattr(batch, name)[start:stop] for name in names})
 
 
-def clip(objective: nn.Module, most: float | None) -> Tensor:
+def clip(optimizer: torch.optim.Optimizer, most: float | None) -> Tensor:
     """The length of all gradients together, which are scaled down where it is more than `most`."""
-    learning = [parameter for parameter in objective.parameters() if parameter.grad is not None]
+    groups = optimizer.param_groups
+    learning = [parameter for group in groups for parameter in group["params"] if parameter.grad is not None]
     total = torch.nn.utils.get_total_norm([p.grad for p in learning if p.grad is not None])
     total = whole_tensor(total)
     if most is not None:
