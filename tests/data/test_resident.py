@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import signal
@@ -108,6 +109,38 @@ def test_any_stops_and_any_ranks_give_the_same_bytes(ranks, images, uninterrupte
             assert position == last * BATCH
         parts.append(steps)
     assert [merged(step) for step in zip(*parts, strict=True)] == uninterrupted
+
+
+def test_how_far_ahead_the_order_is_worked_out_changes_nothing(images, uninterrupted, monkeypatch):
+    monkeypatch.setattr(resident, "AHEAD", 4)
+    loader = make(images)
+    assert [digest(next(loader)) for _ in range(STEPS)] == uninterrupted
+    loader.position = 3 * BATCH  # anyone may go back
+    assert digest(next(loader)) == uninterrupted[3]
+
+
+def test_batches_made_aside_are_the_same_and_begun_before_they_are_asked_for(images, uninterrupted, monkeypatch):
+    waited, stream = [], SimpleNamespace(wait_stream=lambda other: waited.append(other))
+    monkeypatch.setattr("torch.cuda.current_stream", lambda device: stream)
+    monkeypatch.setattr("torch.cuda.stream", lambda stream: contextlib.nullcontext())
+    loader = make(images)
+    ordinary, places, asked = loader.make, [], []
+
+    def again(indices):
+        """Into the same memory, as a CUDA graph does."""
+        asked.append(indices.tolist())
+        made = ordinary(indices)
+        places[:] = places or [each.clone() for each in made]
+        return tuple(place.copy_(each) for place, each in zip(places, made, strict=True))
+
+    loader.make, loader.aside = again, stream
+    kept = [next(loader) for _ in range(STEPS)]
+    assert [digest(batch) for batch in kept] == uninterrupted
+    assert loader.position == STEPS * BATCH
+    assert len(asked) == STEPS + 1
+    assert len(waited) == 2 * STEPS + 1
+    loader.position = 3 * BATCH
+    assert digest(next(loader)) == uninterrupted[3]
 
 
 def test_nothing_depends_on_global_chance(images, uninterrupted):

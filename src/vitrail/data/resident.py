@@ -189,20 +189,44 @@ class ResidentLoader(_EndlessLoader):
         self.generator = torch.Generator(self.device)
         self.make: Callable[[Tensor], tuple[Tensor, Tensor]] = self._make
         """Numbers of a batch's samples → its images and labels, drawing from the generator."""
+        self.aside: torch.cuda.Stream | None = None
+        """Where given, batches are made there one ahead, while the device is at work on the last."""
+        self._begun: tuple[int, Batch] | None = None
 
     def __next__(self) -> Batch:
-        indices = self._numbers()
-        self.generator.manual_seed(mixed(self.seed, self.position))
-        images, labels = self.make(indices)
+        batch = self._made(self.position) if self.aside is None else self._made_aside(self.aside)
         self.position += self.batch_size
+        return batch
+
+    def _made(self, position: int) -> Batch:
+        indices = self._numbers(position)
+        self.generator.manual_seed(mixed(self.seed, position))
+        images, labels = self.make(indices)
         return Batch(images, labels, indices, self._all)
 
-    def _numbers(self) -> Tensor:
-        """Of this batch's samples; those of many batches are worked out and sent at a time."""
-        ahead, rest = divmod(self.position - self._first, self.batch_size)
+    def _made_aside(self, aside: torch.cuda.Stream) -> Batch:
+        """A copy of what is made there, where the next one is then begun: after all that was asked of the device so
+        far, and beside what will be."""
+
+        def begin(position: int) -> tuple[int, Batch]:
+            aside.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(aside):
+                return position, self._made(position)
+
+        if self._begun is None or self._begun[0] != self.position:
+            self._begun = begin(self.position)
+        torch.cuda.current_stream(self.device).wait_stream(aside)
+        made = self._begun[1]
+        batch = Batch(made.images.clone(), made.labels.clone(), made.indices.clone(), made.mask)
+        self._begun = begin(self.position + self.batch_size)
+        return batch
+
+    def _numbers(self, position: int) -> Tensor:
+        """Of a batch's samples; those of many batches are worked out and sent at a time."""
+        ahead, rest = divmod(position - self._first, self.batch_size)
         if self._ahead is None or rest or not 0 <= ahead < AHEAD:
-            share, self._first, ahead = self.batch_size // self.ranks, self.position, 0
-            starts = self.position + self.rank * share + np.arange(AHEAD) * self.batch_size
+            share, self._first, ahead = self.batch_size // self.ranks, position, 0
+            starts = position + self.rank * share + np.arange(AHEAD) * self.batch_size
             _, numbers = self._order((starts[:, None] + np.arange(share)).ravel())
             self._ahead = sent(torch.from_numpy(numbers).view(AHEAD, share), self.device)
         return self._ahead[ahead]

@@ -245,6 +245,7 @@ def training_loader(
         loader = ResidentLoader(source, config.data.batch_size, model.image_size, device=ranks.device, **shared)
         if config.run.graphs:
             loader.make = Captured(loader.make, generators=[loader.generator])
+            loader.aside = torch.cuda.Stream(ranks.device)
         return loader
     pinned = ranks.device.type == "cuda"
     workers = config.data.workers
