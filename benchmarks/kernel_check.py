@@ -29,6 +29,7 @@ from vitrail.fast.kernels.reading import read_backward, read_forward
 from vitrail.fast.learning import FusedLearning
 from vitrail.fast.measure import relative_distance as distance
 from vitrail.fast.optimize import optimize
+from vitrail.workflows.bench.machine import commit
 
 HALF, EIGHT = 6e-3, 4e-2
 """How far bf16 and FP8 may be off."""
@@ -183,10 +184,8 @@ def main() -> None:
     for name, (value, most) in found.items():
         print(f"{value:9.1e}  at most {most:7.1e}  {'' if value <= most else 'TOO FAR'}  {name}")
     if arguments.out:
-        device = torch.cuda.get_device_name()
-        arguments.out.write_text(
-            json.dumps({"device": device, "torch": torch.__version__, "distances": found}, indent=1)
-        )
+        about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": commit()}
+        arguments.out.write_text(json.dumps({**about, "distances": found}, indent=1))
     sys.exit(any(not value <= most for value, most in found.values()))
 
 

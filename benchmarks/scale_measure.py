@@ -40,9 +40,9 @@ from vitrail.objectives.classification import Classification
 from vitrail.train.checkpoint import Checkpoints
 from vitrail.train.config import OptimizerConfig
 from vitrail.train.distributed import Ranks
-from vitrail.train.loop import clip
 from vitrail.train.optim import build_optimizer, layers
 from vitrail.train.state import materialise, named_tensors
+from vitrail.train.update import clip
 
 DEVICE = torch.device("cuda")
 BATCHES = {"H/14": (32, 64, 128), "g/14": (32, 64, 128), "L/16": (64, 128), "B/16": (128, 256)}
@@ -71,7 +71,7 @@ def gradients(objective: Classification, batch: Batch) -> None:
 def training_step(objective: Classification, optimizer: torch.optim.Optimizer, batch: Batch) -> Callable[[], None]:
     def step() -> None:
         gradients(objective, batch)
-        clip(objective, OPTIMIZER.clip_norm)
+        clip(optimizer, OPTIMIZER.clip_norm)
         optimizer.step()
         optimizer.zero_grad()
 

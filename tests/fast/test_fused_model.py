@@ -16,7 +16,9 @@ pytest.importorskip("triton", reason="Triton, in whose interpreter the kernels r
 if torch.cuda.is_available():
     pytest.skip("here is a GPU: benchmarks/kernel_check.py checks the kernels there", allow_module_level=True)
 
+from vitrail.fast import fused
 from vitrail.fast.fused import FusedEmbedder, Layer, check_fusible
+from vitrail.fast.kernels.product import Tiling, named
 from vitrail.fast.learning import FusedLearning, check_learnable
 
 SMALL = {"image_size": 8, "width": 32, "depth": 3, "num_heads": 2, "mlp_dim": 64, "num_classes": 5, "seed": 0}
@@ -52,6 +54,27 @@ def test_representations(options):
     images = torch.randn(3, 3, 8, 8)
     with torch.no_grad():
         assert relative_distance(FusedEmbedder(model)(images), model.embed(images)) < 1.5e-2
+
+
+@pytest.mark.parametrize("options", [{}, {"layer_scale": 0.5}, {"pool": "average", "norm": "rms"}], ids=str)
+@pytest.mark.parametrize(("wanted", "least"), [("1, 1, 2)", 4), ("few rows", 3), ("ours", 2)])
+def test_every_way_computes_the_same(options, wanted, least, monkeypatch):
+    """Sums that are split, with or without a layer scale; the kernel for a few rows; attention: of a whole model."""
+    taken = []
+
+    def choose(key, ways, *inputs, in_line):
+        found = next((name for name in ways if name.startswith(wanted) or name.endswith(wanted)), None)
+        taken.extend([found] if found else [])
+        return ways[found or next(iter(ways))]
+
+    monkeypatch.setattr(fused, "choose", choose)
+    monkeypatch.setattr(fused, "HALF", torch.float16)  # the interpreter cuts bf16 off instead of rounding it
+    monkeypatch.setattr(fused, "NARROW", named(Tiling(16, 16, 16, 4, 2), Tiling(16, 16, 16, 4, 16, splits=2)))
+    model, images = small(**options).eval(), torch.randn(1, 3, 8, 8)
+    with torch.no_grad():
+        found = FusedEmbedder(model)(images)
+        assert relative_distance(found, model.embed(images)) < 5e-3
+    assert len(taken) >= least
 
 
 def test_a_hybrid():

@@ -22,6 +22,7 @@ from vitrail.data.open import open_data
 from vitrail.errors import Stopped, VitrailError
 from vitrail.train import loop
 from vitrail.train.resolve import resolve
+from vitrail.train.run import Run
 from vitrail.train.start import start
 
 
@@ -70,7 +71,7 @@ def interrupt(job: dict) -> None:
     """Signals to ourselves, after a step."""
     whole_step = loop.step
 
-    def step(run: loop.Run) -> None:
+    def step(run: Run) -> None:
         if run.progress.step + 1 == job.get("stop_at"):
             signal.raise_signal(signal.SIGTERM)  # in the middle of it
         whole_step(run)

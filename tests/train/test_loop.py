@@ -22,6 +22,9 @@ from vitrail.objectives.base import Outcome
 from vitrail.objectives.classification import Classification
 from vitrail.objectives.masked_patches import mean_colour
 from vitrail.train import loop
+from vitrail.train.assemble import can_defer
+from vitrail.train.distributed import Ranks
+from vitrail.train.optim import build_optimizer
 from vitrail.train.resolve import resolve, to_toml
 from vitrail.train.start import start
 
@@ -104,14 +107,45 @@ def broken(monkeypatch, steps: range) -> None:
     monkeypatch.setattr("vitrail.train.assemble.build_objective", lambda model, **_: Broken(model))
 
 
+def fuse_optimizers(monkeypatch) -> None:
+    """As they are on a GPU: one that is fused can leave out a step by itself, on a CPU too."""
+
+    def build(*given):
+        optimizer = build_optimizer(*given)
+        for group in optimizer.param_groups:
+            group["fused"] = True
+        return optimizer
+
+    monkeypatch.setattr("vitrail.train.assemble.build_optimizer", build)
+
+
 @pytest.fixture(params=[False, True], ids=["waiting", "deferred"])
 def deferred(request, monkeypatch):
-    """Whether the optimiser itself leaves out a step, as on a GPU: the fused one on a CPU can too."""
+    """Whether the optimiser itself leaves out a step."""
     if request.param:
-        ordinary = torch.optim.AdamW
-        monkeypatch.setattr("torch.optim.AdamW", lambda *args, **options: ordinary(*args, **options, fused=True))
+        fuse_optimizers(monkeypatch)
         monkeypatch.setattr("vitrail.train.assemble.can_defer", lambda *_: True)
-    return request.param
+
+
+def test_when_a_step_may_be_left_to_the_optimiser(tmp_path):
+    """On a GPU by a fused optimiser; the reasons against it, one by one."""
+    ranks, plain, normed = Ranks(0, 1, torch.device("cuda")), torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)
+    config = runs.config(tmp_path, optimizer={"averaging": None})
+    averaging = runs.config(tmp_path, optimizer={"averaging": 0.9})
+    fused, loops = (torch.optim.AdamW(plain.parameters(), fused=fused) for fused in (True, False))
+    half, whole = torch.bfloat16, torch.float32
+    for given, expected in [
+        ((plain, fused, config, half, ranks), True),
+        ((plain, fused, averaging, whole, ranks), True),
+        ((plain, loops, config, half, ranks), False),
+        ((plain, fused, config, torch.float16, ranks), False),
+        ((plain, fused, config, half, Ranks(0, 1, torch.device("cpu"))), False),
+        ((plain, fused, config, half, Ranks(0, 2, torch.device("cuda"))), True),
+        ((plain, fused, runs.config(tmp_path, run={"parallel": "fsdp"}), half, Ranks(0, 2, ranks.device)), False),
+        ((normed, fused, config, half, ranks), True),
+        ((normed, fused, averaging, half, ranks), False),
+    ]:
+        assert can_defer(*given) is expected, given
 
 
 def test_a_step_without_a_finite_gradient_changes_nothing_and_is_counted(tmp_path, monkeypatch, deferred):
@@ -125,22 +159,26 @@ def test_a_step_without_a_finite_gradient_changes_nothing_and_is_counted(tmp_pat
     assert [told[step] for step in (4, 5, 7, 20)] == [0, 1, 3, 3]
 
 
-def test_not_waiting_for_the_norm_changes_nothing(tmp_path, monkeypatch):
-    """Average, sums and counts follow a step later, and are the same bit for bit: at rare and at frequent records."""
-    ordinary = torch.optim.AdamW
-    monkeypatch.setattr("torch.optim.AdamW", lambda *args, **options: ordinary(*args, **options, fused=True))
+@pytest.mark.parametrize(
+    ("optimizer", "broken_at", "log_every"),
+    [({"kind": "adamw", "averaging": 0.9}, range(5, 8), 6), ({"kind": "sgd", "momentum": 0.9}, range(1, 3), 1)],
+    ids=["AdamW, an average, rare records", "SGD, the first steps left out, frequent records"],
+)
+def test_not_waiting_for_the_norm_changes_nothing(tmp_path, monkeypatch, optimizer, broken_at, log_every):
+    """Average, sums and counts follow a step later, and are the same bit for bit."""
+    fuse_optimizers(monkeypatch)
     ends, told = [], []
     for name, defer in (("waiting", False), ("deferred", True)):
         with monkeypatch.context() as patch:
-            broken(patch, range(5, 8))
+            broken(patch, broken_at)
             patch.setattr("vitrail.train.assemble.can_defer", lambda *_, defer=defer: defer)
-            run = {"log_every": 6, "checkpoint_every": 7, "evaluate_every": 9}
-            start(runs.config(tmp_path / name, optimizer={"averaging": 0.9}, run=run))
+            run = {"log_every": log_every, "checkpoint_every": 7, "evaluate_every": 9}
+            start(runs.config(tmp_path / name, optimizer=optimizer, run=run))
         ends.append(runs.tensors(runs.checkpoints(tmp_path / name)[-1]))
         told.append([{**entry, "clock": None} for entry in runs.records(tmp_path / name)])
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
     assert told[0] == told[1]
-    assert told[0][-1]["step"] == 20
+    assert (told[0][-1]["step"], told[0][-2]["skipped"]) == (20, len(broken_at))
 
 
 def test_too_many_in_a_row_end_the_run_and_the_last_good_checkpoint_stays(tmp_path, monkeypatch, deferred):

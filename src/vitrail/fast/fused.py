@@ -31,7 +31,7 @@ from vitrail.fast.kernels.attention import applies, attention
 from vitrail.fast.kernels.gelu import number_of
 from vitrail.fast.kernels.norm import FP8, LARGEST, Normed, add_norm, assemble_norm
 from vitrail.fast.kernels.patches import cut
-from vitrail.fast.kernels.product import Tiling, named, product
+from vitrail.fast.kernels.product import FEW, Tiling, named, product
 from vitrail.fast.kernels.quantise import quantise, quantise_rows
 from vitrail.fast.kernels.reading import MOST_TOKENS, read_by_library, read_forward
 from vitrail.fast.last_block import asked_tokens
@@ -53,8 +53,6 @@ NARROW = named(
 BYTES = named(Tiling(128, 256, 128, 8, 3), Tiling(128, 128, 128, 4, 3, programs=2))
 NARROW_BYTES = named(Tiling(64, 64, 128, 4, 4), Tiling(64, 128, 128, 4, 4), Tiling(64, 64, 256, 4, 3, splits=2))
 """Those that were fastest for some product on an H200, of many that were tried (docs/speed-log.md)."""
-FEW = 4096
-"""Tokens up to which a product does not fill the chip with large tiles."""
 CUTS = [(64, 4), (128, 8)]
 """Of attention: queries of a tile, and warps."""
 
@@ -95,9 +93,9 @@ class Layer:
         """(M, K), in FP8 with scales (M, 1) or () → (M, N) in bf16, or in FP8 in units of `out_scale`."""
         key = bucket(len(x)), scales is not None and scales.numel() > 1, out_scale is not None
         if (chosen := self.chosen.get(key)) is None:
-            product = "product", self.fp8, *self.weight.shape, self.form, self.splits, *key
+            what = "product", self.fp8, *self.weight.shape, self.form, self.splits, *key
             ways = self.ways(*key)
-            chosen = self.chosen[key] = choose(product, ways, x, scales, out_scale, in_line=key[0] <= FEW)
+            chosen = self.chosen[key] = choose(what, ways, x, scales, out_scale, in_line=key[0] <= FEW)
         return chosen(x, scales, out_scale)
 
     def ways(self, rows: int, by_row: bool, to_fp8: bool) -> dict[str, Way]:

@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from vitrail import processor
 from vitrail.data.loader import EvaluationLoader, TrainingLoader
@@ -30,10 +32,10 @@ from vitrail.train.config import DataConfig, RunConfig
 from vitrail.train.display import Display
 from vitrail.train.distributed import Ranks, spread
 from vitrail.train.fusing import fuse
-from vitrail.train.loop import Run
 from vitrail.train.optim import build_optimizer
 from vitrail.train.recorded import RecordedLearning, check_graphs
 from vitrail.train.records import Records
+from vitrail.train.run import Run
 from vitrail.train.state import materialise
 from vitrail.weights.digest import weights_digest
 from vitrail.weights.load import TRAINING_ONLY, load
@@ -93,7 +95,7 @@ def assemble(config: RunConfig, ranks: Ranks) -> Run:
         average=None if averaging is None else Average(objective, averaging),
         scaler=torch.amp.GradScaler(ranks.device.type, enabled=precision == torch.float16),
         precision=precision,
-        deferred=can_defer(optimizer, config, precision, ranks),
+        deferred=can_defer(objective, optimizer, config, precision, ranks),
         recorded=recorded,
         loader=(loader := partial(training_loader, config, images, model, ranks)),
         training=loader(0),
@@ -107,14 +109,19 @@ def assemble(config: RunConfig, ranks: Ranks) -> Run:
     )
 
 
-def can_defer(optimizer: torch.optim.Optimizer, config: RunConfig, precision: torch.dtype, ranks: Ranks) -> bool:
+def can_defer(
+    objective: nn.Module, optimizer: torch.optim.Optimizer, config: RunConfig, precision: torch.dtype, ranks: Ranks
+) -> bool:
     """Whether the optimiser itself can leave out a step, told by a number on the device: one kernel for all can.
 
-    Not where weights are sharded, nor in fp16, whose scale has to be known before the next step.
+    Not where weights are sharded, nor in fp16, whose scale has to be known before the next step; nor where an average
+    follows running statistics, which the next step's forward pass changes before the average is brought up to date.
     """
     fused = all(group.get("fused") for group in optimizer.param_groups)
     sharded = ranks.size > 1 and config.run.parallel != "ddp"
-    return ranks.device.type == "cuda" and fused and not sharded and precision != torch.float16
+    averages = config.optimizer.averaging is not None
+    moving = averages and any(isinstance(part, _NormBase) for part in objective.modules())
+    return ranks.device.type == "cuda" and fused and not sharded and not moving and precision != torch.float16
 
 
 def open_parts(config: DataConfig) -> Parts:

@@ -11,7 +11,7 @@ from vitrail.model.base import ImageModel
 from vitrail.train.config import RunConfig
 from vitrail.train.distributed import Ranks
 
-WIDE = 768
+WIDTH_FROM = 768
 """From this width on they were measured to be faster than compiled ones (docs/speed.md)."""
 
 
@@ -21,7 +21,7 @@ def fuse(model: ImageModel, config: RunConfig, ranks: Ranks, precision: torch.dt
     if run.fused is False:
         if run.fp8:
             raise ConfigError(
-                "run.fp8 is computed by the fused kernels, which run.fused=false rules out: give one of them"
+                "run.fp8 is computed by the fused kernels, which run.fused=false rules out: leave out one of them"
             )
         return False
     asked = run.fused or run.fp8
@@ -34,7 +34,8 @@ def fuse(model: ImageModel, config: RunConfig, ranks: Ranks, precision: torch.dt
         except NotApplicableError as error:
             why = str(error)
     if why is not None and asked:
-        raise ConfigError(f"run.fused: there are no fused kernels for this run: {why}; leave it out")
+        name = "run.fused" if run.fused else "run.fp8"
+        raise ConfigError(f"{name}: there are no fused kernels for this run: {why}; leave it out")
     return why is None
 
 
@@ -60,4 +61,4 @@ def _unfit(config: RunConfig, ranks: Ranks, precision: torch.dtype) -> str | Non
 
 
 def _wide(model: ImageModel) -> bool:
-    return isinstance(model.architecture, VitArchitecture) and model.architecture.width >= WIDE
+    return isinstance(model.architecture, VitArchitecture) and model.architecture.width >= WIDTH_FROM

@@ -4,110 +4,30 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitrail.data.loader import Batch, EvaluationLoader, TrainingLoader
+from vitrail.data.loader import Batch, EvaluationLoader
 from vitrail.data.order import mixed
-from vitrail.data.resident import KeptBatches, ResidentLoader
-from vitrail.errors import DataError, Diverged, Stopped, TrainingError
+from vitrail.data.resident import KeptBatches
+from vitrail.errors import DataError, Stopped, TrainingError
 from vitrail.metrics import Sums, add, means
 from vitrail.model.cost import FORWARD_AND_BACKWARD, cost
-from vitrail.objectives.base import Objective, Outcome
-from vitrail.train.averaging import Average
-from vitrail.train.checkpoint import Checkpoints
-from vitrail.train.config import RunConfig
-from vitrail.train.display import Display
-from vitrail.train.distributed import Ranks, whole_tensor, without_exchange
+from vitrail.objectives.base import Outcome
+from vitrail.train.distributed import whole_tensor, without_exchange
 from vitrail.train.optim import set_learning_rate
-from vitrail.train.recorded import RecordedLearning
-from vitrail.train.records import Records
+from vitrail.train.run import Progress, Run
 from vitrail.train.schedule import learning_rate
 from vitrail.train.state import named_tensors
-from vitrail.train.stopping import Request, stop_requests
-from vitrail.train.trackers import Tracker, values_of
-
-
-@dataclass
-class Progress:
-    """Where a run stands, apart from tensors. All of it is in a checkpoint, so that going on is as if never stopped."""
-
-    step: int = 0
-    """Steps done."""
-    position: int = 0
-    """Samples used."""
-    skipped: int = 0
-    """Steps without a finite gradient, which changed nothing."""
-    skipped_in_a_row: int = 0
-    best: tuple[int, float] | None = None
-    """The step of the best evaluation, and its value."""
-    owes_evaluation: bool = False
-    """One was due when the run was asked to stop."""
-    window_total: dict[str, list[float]] = field(default_factory=dict)
-    """Sums since the last record, over all ranks."""
-    gradient_norm: float = math.nan
-    """Of the last step."""
-    seconds: float = 0.0
-    """Spent so far, over all starts."""
-
-
-@dataclass
-class Pending:
-    """A step whose work is under way: whether its gradient is finite is not known here yet."""
-
-    number: int
-    norm: Tensor
-    """The gradient's, on the CPU, once it is `written`."""
-    written: torch.cuda.Event | None
-    sums: Sums
-
-
-@dataclass
-class Run:
-    """Everything that a run is made of, ready to train."""
-
-    config: RunConfig
-    steps: int
-    ranks: Ranks
-    objective: Objective
-    module: nn.Module
-    """The objective, or what spreads it over ranks: what a training step calls."""
-    optimizer: torch.optim.Optimizer
-    average: Average | None
-    scaler: torch.amp.GradScaler
-    precision: torch.dtype
-    loader: Callable[[int], TrainingLoader | ResidentLoader]
-    """Batches of training from a position on."""
-    training: TrainingLoader | ResidentLoader
-    evaluation: EvaluationLoader | KeptBatches | None
-    checkpoints: Checkpoints
-    records: Records
-    trackers: list[Tracker]
-    display: Display
-    data: str
-    """What tells one data set from another."""
-    weights: str
-    """The same of the weights that it began from; empty for fresh ones, and on all ranks but the first."""
-    deferred: bool = False
-    """Whether the device itself leaves out a step without a finite gradient, and is not waited for; see `settle`."""
-    recorded: RecordedLearning | None = None
-    """In place of `learn`, where a step is a CUDA graph."""
-    progress: Progress = field(default_factory=Progress)
-    pending: Pending | None = None
-    window: Sums = field(default_factory=dict)
-    """Sums since the last record, on this rank."""
-    step_seconds: list[float] = field(default_factory=list)
-    """Of the steps since the last record, in this start."""
-    asked: Request = field(default_factory=Request)
-    """Whether a signal came to this rank."""
-    stopping: bool = False
-    """Whether one came to any."""
+from vitrail.train.stopping import stop_requests
+from vitrail.train.trackers import values_of
+from vitrail.train.update import catch_up, update
 
 
 def train(run: Run) -> None:
@@ -119,10 +39,13 @@ def train(run: Run) -> None:
             evaluate(run)
         while progress.step < run.steps and not run.stopping:
             step(run)
+            last = progress.step == run.steps
+            recording = last or due(progress.step, options.log_every)
+            if recording:
+                catch_up(run)
             progress.seconds = time.perf_counter() - began
             run.display.update(progress.step)
-            last = progress.step == run.steps
-            if last or due(progress.step, options.log_every):
+            if recording:
                 record(run)
             improved = (last or due(progress.step, options.evaluate_every)) and evaluate(run)
             if last or run.stopping or improved or due(progress.step, options.checkpoint_every):
@@ -133,7 +56,7 @@ def train(run: Run) -> None:
 
 
 def step(run: Run) -> None:
-    """One step: gradients of a batch, part by part; the guard; the optimiser; the average."""
+    """One step: the gradients of a batch, part by part, and what follows from them."""
     began, config, progress = time.perf_counter(), run.config, run.progress
     schedule = config.schedule
     rate = learning_rate(
@@ -150,60 +73,9 @@ def step(run: Run) -> None:
             add(sums, learn(run, part, key) if run.recorded is None else run.recorded(part, key))
     # Here, before waiting for an accelerator: a connection that broke is noticed in talking, not in waiting.
     run.stopping = run.ranks.any(bool(run.asked))
-    settle(run)
-    run.scaler.unscale_(run.optimizer)
-    norm = clip(run.optimizer, config.optimizer.clip_norm)
-    if run.deferred:
-        run.optimizer.found_inf = 1 - norm.isfinite().float()  # type: ignore[attr-defined]
-        run.optimizer.step()
-    elif norm.isfinite():
-        run.scaler.step(run.optimizer)
-    run.pending = pending(progress.step, norm, sums)
-    run.scaler.update()
-    run.optimizer.zero_grad()
-    progress.step += 1
+    update(run, sums)
     progress.position = run.training.position
-    if not run.deferred:
-        settle(run)
     run.step_seconds.append(time.perf_counter() - began)
-
-
-def pending(number: int, norm: Tensor, sums: Sums) -> Pending:
-    """With the norm on its way to the CPU."""
-    if not norm.is_cuda:
-        return Pending(number, norm, None, sums)
-    here = norm.to("cpu", non_blocking=True)
-    written = torch.cuda.Event()
-    written.record()
-    return Pending(number, here, written, sums)
-
-
-def settle(run: Run) -> None:
-    """What follows from a step's gradient, once it is known whether that is finite: the average, sums and counts.
-
-    A device that is `deferred` is asked when it already has the gradients of the next step to work out, so that it
-    never waits for us; weights have not changed in between.
-    """
-    step, progress, run.pending = run.pending, run.progress, None
-    if step is None:
-        return
-    if step.written is not None:
-        step.written.synchronize()
-    progress.gradient_norm = step.norm.item()
-    finite = math.isfinite(progress.gradient_norm)
-    if finite:
-        if run.average is not None:
-            run.average.update(step.number)
-        add(run.window, step.sums)
-    guard(run, finite, step.number + 1)
-
-
-def catch_up(run: Run) -> None:
-    """Settle the last step, and count the waiting as part of it."""
-    began = time.perf_counter()
-    settle(run)
-    if run.step_seconds:
-        run.step_seconds[-1] += time.perf_counter() - began
 
 
 def learn(run: Run, batch: Batch, key: int) -> Sums:
@@ -236,32 +108,6 @@ def cut(batch: Batch, start: int, stop: int) -> Batch:
     return replace(batch, **{name: getattr(batch, name)[start:stop] for name in names})
 
 
-def clip(optimizer: torch.optim.Optimizer, most: float | None) -> Tensor:
-    """The length of all gradients together, which are scaled down where it is more than `most`."""
-    groups = optimizer.param_groups
-    learning = [parameter for group in groups for parameter in group["params"] if parameter.grad is not None]
-    total = torch.nn.utils.get_total_norm([p.grad for p in learning if p.grad is not None])
-    total = whole_tensor(total)
-    if most is not None:
-        torch.nn.utils.clip_grads_with_norm_(learning, most, total)
-    return total
-
-
-def guard(run: Run, finite: bool, done: int) -> None:
-    """After `done` steps: count steps without a finite gradient; too many in a row end the run."""
-    progress, most = run.progress, run.config.run.most_skipped
-    progress.skipped += not finite
-    progress.skipped_in_a_row = 0 if finite else progress.skipped_in_a_row + 1
-    if progress.skipped_in_a_row >= most:
-        run.checkpoints.finish()
-        kept = run.checkpoints.steps()
-        last = f"the checkpoint of step {max(kept)} is from before" if kept else "there is no checkpoint yet"
-        raise Diverged(
-            f"no finite gradient in the {most} steps up to step {done}: {last}; run.precision=fp32 may help, "
-            "or in another run.folder a lower optimizer.learning_rate or a longer schedule.warmup_steps"
-        )
-
-
 def autocast(run: Run) -> AbstractContextManager[Any]:
     """Products in the precision that was asked for."""
     if run.precision == torch.float32:
@@ -271,7 +117,6 @@ def autocast(run: Run) -> AbstractContextManager[Any]:
 
 def record(run: Run) -> None:
     """Write down the steps since the last record."""
-    catch_up(run)
     progress = run.progress
     measured = means(run.ranks.total(run.window))
     speed = len(run.step_seconds) * run.training.batch_size / sum(run.step_seconds)

@@ -33,8 +33,9 @@ from vitrail.train.assemble import assemble
 from vitrail.train.config import RunConfig
 from vitrail.train.curves import draw_curves
 from vitrail.train.distributed import Ranks, joined, lost
-from vitrail.train.loop import Run, full_state, resume, train
+from vitrail.train.loop import full_state, resume, train
 from vitrail.train.resolve import checked, read_file, to_toml
+from vitrail.train.run import Run
 from vitrail.train.trackers import open_trackers
 from vitrail.weights.card import some
 from vitrail.weights.save import save

@@ -10,7 +10,8 @@ from vitrail.train.averaging import Average
 
 def materialise(optimizer: torch.optim.Optimizer) -> None:
     """Give an optimiser its state before its first step, all zero, as that step would. A checkpoint is then always of
-    one kind, and can be read straight into it."""
+    one kind, and can be read straight into it; and a first step that is left out leaves no momentum that was never
+    set, as torch's fused SGD otherwise does."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state[parameter]

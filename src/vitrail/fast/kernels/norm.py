@@ -20,7 +20,7 @@ LARGEST = 448.0
 """Of FP8's numbers."""
 ROWS, WARPS = 2, 4
 """Tokens of a program, and its warps: what was fastest, by little, on an H200."""
-FEW = 1024
+SPARSE = 1024
 """Tokens up to which the chip is not filled: there each has a program to itself, of more warps."""
 
 
@@ -77,7 +77,7 @@ def add_norm_kernel(
     if adds:
         more = tl.load(branch + places, mask=mask, other=0.0).to(tl.float32)
         for split in tl.static_range(1, splits):
-            part = branch + split * count.to(tl.int64) * width + places
+            part = branch + split * tl.cast(count, tl.int64) * width + places
             more += tl.load(part, mask=mask, other=0.0).to(tl.float32)
         if biased:
             more += tl.load(branch_bias + column, mask=inside, other=0.0).to(tl.float32)[None, :]
@@ -179,7 +179,7 @@ def _normed(
     y = torch.empty(new_z.shape, dtype=dtype, device=new_z.device)
     y8 = torch.empty(new_z.shape, dtype=FP8, device=new_z.device) if twin else y if fp8 else None
     scales = torch.empty(count, 1, dtype=torch.float32, device=new_z.device) if fp8 else None
-    rows, warps = (ROWS, WARPS) if count > FEW else (1, 8)
+    rows, warps = (ROWS, WARPS) if count > SPARSE else (1, 8)
     add_norm_kernel[(triton.cdiv(count, rows),)](
         z, branch, branch_bias, keep, factor, weight, bias, new_z, y, y8, scales,
         count, tokens, prefix,

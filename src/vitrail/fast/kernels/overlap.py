@@ -53,7 +53,7 @@ def fetch_share(values, share: tl.constexpr, most, line: tl.constexpr):
 
 @triton.jit
 def copy_kernel(x, y, count, size: tl.constexpr, chip: tl.constexpr):
-    """Of a kernel that follows another, the one before."""
+    """Copies; it stands for the kernel before, and the one after, where a way is measured in line with others."""
     begin(chip)
     place = tl.program_id(0) * size + tl.arange(0, size)
     tl.store(y + place, tl.load(x + place, mask=place < count), mask=place < count)

@@ -44,8 +44,9 @@ def named(*tilings: Tiling) -> dict[str, Tiling]:
 
 GROUP = 8
 """Rows of tiles that are worked on together, so that they share what is in the cache."""
-FETCHED = 4096
-"""Rows of x up to which waiting for weights takes more time than working with them."""
+FEW = 4096
+"""Rows of x up to which a product does not fill the chip with large tiles, and waiting for weights takes more time than
+working with them."""
 
 
 @triton.jit
@@ -204,7 +205,7 @@ def product(
     count = min(tiles, multiprocessors(x.device) * tiling.programs)
     operands = [tiling.rows, tiling.depth], [tiling.columns, tiling.depth]
     result = [tiling.rows, tiling.columns // tiling.parts]
-    line, fetched = LINE // w.element_size(), m <= FETCHED and on_chip()
+    line, fetched = LINE // w.element_size(), m <= FEW and on_chip()
     share = triton.cdiv(n * k, line * count) if fetched and following is not None else 0
     product_kernel[(count,)](
         TensorDescriptor.from_tensor(x, operands[0]),
