@@ -12,25 +12,26 @@ import pytest
 import runs
 
 HERE = Path(__file__).parent
-STEPS = 160
+STEPS = 8
+"""For each kill, so that the run does not end before."""
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "kills"),
     [
-        pytest.param({}, marks=pytest.mark.slow),
-        {"data": {"workers": 2}},
-        {"objective": runs.MASKED, "model": {"num_classes": 0}},
+        pytest.param({}, 20, marks=pytest.mark.slow),
+        ({"data": {"workers": 2}}, 20),
+        ({"objective": runs.MASKED, "model": {"num_classes": 0}}, 8),
     ],
     ids=["alone", "with two workers", "masked patches"],
 )
-def test_killed_at_20_random_moments(tmp_path, changes):
+def test_killed_at_random_moments(tmp_path, changes, kills):
     folders = [tmp_path / "whole", tmp_path / "broken"]
     for folder in folders:
-        tree = runs.tree(folder, **changes, schedule={"steps": STEPS, "warmup_steps": 4})
+        tree = runs.tree(folder, **changes, schedule={"steps": STEPS * kills, "warmup_steps": 4})
         folder.with_suffix(".json").write_text(json.dumps(tree))
     child = subprocess.run(
-        [sys.executable, str(HERE / "killed.py"), *(str(f.with_suffix(".json")) for f in folders), "20", "0"],
+        [sys.executable, str(HERE / "killed.py"), *(str(f.with_suffix(".json")) for f in folders), str(kills), "0"],
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -38,8 +39,8 @@ def test_killed_at_20_random_moments(tmp_path, changes):
     )
     assert child.returncode == 0, child.stderr
     found = json.loads(child.stdout)
-    assert found["killed"] == 20, "the run ended before it was killed so often; make it longer"
+    assert found["killed"] == kills, "the run ended before it was killed so often; make it longer"
     assert len(set(found["steps"])) >= 4, found["steps"]
     runs.assert_same_run(*folders)
     steps = [entry["step"] for entry in runs.records(folders[1]) if entry["kind"] == "train"]
-    assert steps == list(range(1, STEPS + 1))
+    assert steps == list(range(1, STEPS * kills + 1))

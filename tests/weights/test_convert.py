@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from PIL import Image
 
 import vitrail
+from commands import runner
 from peer_models import huggingface_model, images_for, scramble, timm_folder, timm_model, torchvision_model
 from peers import timm, torchvision, transformers
 from vitrail.data.evaluation import prepare
@@ -427,24 +427,17 @@ def test_timm_missing_or_broken(monkeypatch, tmp_path):
         vitrail.load("timm:vit_tiny_patch16_224")
 
 
-def test_the_command(tmp_path):
-    torch.save(torchvision_model(stem=True).state_dict(), tmp_path / "vit.pth")
-
-    def run(*arguments):
-        return subprocess.run(
-            [sys.executable, "-m", "vitrail", "convert", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-
-    child = run(tmp_path / "vit.pth", tmp_path / "model", "--to", "native")
-    assert child.returncode == 0, child.stderr
-    lines = child.stdout.splitlines()
+def test_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    torch.save(torchvision_model(stem=True).state_dict(), "vit.pth")
+    run = runner(monkeypatch, capsys, "convert")
+    code, out, err = run("vit.pth", "model", "--to", "native")
+    assert code == 0, err
+    lines = out.splitlines()
     assert lines[0].startswith("note: each layer of the convolutional stem halves the image")
     assert "largest difference: 0 (0 of an output's deviation)" in lines
     assert "preprocessing: matches" in lines
-    refused = run(tmp_path / "model", tmp_path / "timm", "--to", "timm")
-    assert (refused.returncode, refused.stdout) == (1, "")
-    assert refused.stderr.startswith("error: this model cannot be written as timm: timm has no axial blocks")
-    assert run(tmp_path / "model", tmp_path / "x", "--to", "tim").returncode == 2
+    code, out, err = run("model", "timm", "--to", "timm")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: this model cannot be written as timm: timm has no axial blocks")
+    assert run("model", "x", "--to", "tim")[0] == 2

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 from hub_stand_in import COMMIT, hub
 
@@ -25,20 +23,27 @@ UNREACHABLE = "http://127.0.0.1:9"
 """The discard port: nothing listens there."""
 
 
-def load(
-    source: str, home: Path, endpoint: str = UNREACHABLE, offline: bool = False
-) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
-    environment |= {
-        "HF_HOME": str(home),
-        "HF_ENDPOINT": endpoint,
-        "HF_HUB_ETAG_TIMEOUT": "2",
-        "HF_HUB_DISABLE_XET": "1",
-    }
-    environment |= {"HF_HUB_OFFLINE": "1"} if offline else {}
-    return subprocess.run(
-        [sys.executable, "-c", LOAD, source], env=environment, capture_output=True, text=True, timeout=120
-    )
+@pytest.fixture(scope="module")
+def process():
+    with forked.forks() as process:
+        yield process
+
+
+@pytest.fixture
+def load(process, tmp_path):
+    """vitrail.load in a process of its own, which reads the hub's variables anew."""
+
+    def load(source: str, home: Path, endpoint: str = UNREACHABLE, offline: bool = False):
+        environment = {
+            "HF_HOME": str(home),
+            "HF_ENDPOINT": endpoint,
+            "HF_HUB_ETAG_TIMEOUT": "2",
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_OFFLINE": str(int(offline)),
+        }
+        return forked.run(process, LOAD, [source], environment, tmp_path)
+
+    return load
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +84,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize("offline", [True, False])
 @pytest.mark.parametrize("name", EXPECTED)
-def test_from_the_cache_without_network(name, offline, repositories, tmp_path):
+def test_from_the_cache_without_network(name, offline, repositories, tmp_path, load):
     """Switched off by HF_HUB_OFFLINE, or simply not there."""
     cache(tmp_path, name, repositories[name])
     child = load(f"hf:{name}", tmp_path, offline=offline)
@@ -94,7 +99,7 @@ def test_from_the_cache_without_network(name, offline, repositories, tmp_path):
         pytest.param("someone/bin", marks=pytest.mark.slow),
     ],
 )
-def test_from_the_network_then_from_the_cache(name, repositories, tmp_path):
+def test_from_the_network_then_from_the_cache(name, repositories, tmp_path, load):
     with hub(repositories) as (endpoint, requests):
         child = load(f"hf:{name}", tmp_path, endpoint)
         assert child.stdout == EXPECTED[name], child.stderr
@@ -104,7 +109,7 @@ def test_from_the_network_then_from_the_cache(name, repositories, tmp_path):
     assert again.stdout == EXPECTED[name], again.stderr
 
 
-def test_a_pinned_revision(repositories, tmp_path):
+def test_a_pinned_revision(repositories, tmp_path, load):
     with hub(repositories) as (endpoint, requests):
         assert load(f"hf:someone/transformers@{COMMIT}", tmp_path, endpoint).returncode == 0
         assert load("hf:someone/transformers@v1", tmp_path, endpoint).returncode == 0
@@ -113,7 +118,7 @@ def test_a_pinned_revision(repositories, tmp_path):
     assert any("/revision/v1" in request for request in requests)
 
 
-def test_what_is_said_when_it_cannot_be_had(repositories, tmp_path):
+def test_what_is_said_when_it_cannot_be_had(repositories, tmp_path, load):
     for offline in (True, False):
         child = load("hf:someone/transformers", tmp_path, offline=offline)
         assert child.returncode == 1
