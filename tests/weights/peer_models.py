@@ -34,7 +34,7 @@ TIMM = {
     "B/16": ("vit_base_patch16_224", {"num_classes": 10}),
     "Ti/32": ("vit_tiny_patch16_224", {"patch_size": 32}),
     "S/32": ("vit_small_patch32_224", {}),
-    "B/32": ("vit_base_patch32_224", {"num_classes": 10}),
+    "B/32": ("vit_base_patch32_224", {"num_classes": 10, "depth": 3}),
     "S/14 with layer scale and registers": ("vit_small_patch14_reg4_dinov2", {"img_size": 224, "num_classes": 10}),
     "DeiT-Ti": ("deit_tiny_patch16_224", {}),
     "DeiT-Ti distilled": ("deit_tiny_distilled_patch16_224", {}),
@@ -48,7 +48,7 @@ TIMM = {
     "not square": ("vit_tiny_patch16_224", {"img_size": (96, 160), "depth": 3}),
     "no head": ("vit_tiny_patch16_224", {"num_classes": 0, "depth": 3}),
     "one channel, tanh GELU": ("vit_tiny_patch16_224", {"in_chans": 1, "act_layer": "gelu_tanh", "depth": 3}),
-    "R50+B/16": ("vit_base_r50_s16_224", {"num_classes": 10}),
+    "R50+B/16": ("vit_base_r50_s16_224", {"num_classes": 10, "depth": 3}),
     "R26+S/32": ("vit_small_r26_s32_224", {}),
     "BiT-R50x1": ("resnetv2_50x1_bit", {"num_classes": 10}),
 }
