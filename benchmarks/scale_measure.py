@@ -71,7 +71,7 @@ def gradients(objective: Classification, batch: Batch) -> None:
 def training_step(objective: Classification, optimizer: torch.optim.Optimizer, batch: Batch) -> Callable[[], None]:
     def step() -> None:
         gradients(objective, batch)
-        clip(optimizer, OPTIMIZER.clip_norm)
+        clip(objective.parameters(), OPTIMIZER.clip_norm)
         optimizer.step()
         optimizer.zero_grad()
 

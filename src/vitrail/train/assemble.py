@@ -91,6 +91,7 @@ def assemble(config: RunConfig, ranks: Ranks) -> Run:
         ranks=ranks,
         objective=objective,
         module=module,
+        learning=[parameter for parameter in objective.parameters() if parameter.requires_grad],
         optimizer=optimizer,
         average=None if averaging is None else Average(objective, averaging),
         scaler=torch.amp.GradScaler(ranks.device.type, enabled=precision == torch.float16),

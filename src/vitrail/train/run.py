@@ -68,6 +68,8 @@ class Run:
     objective: Objective
     module: nn.Module
     """The objective, or what spreads it over ranks: what a training step calls."""
+    learning: list[nn.Parameter]
+    """The objective's, in its order: walking through all modules in every step takes longer than small steps do."""
     optimizer: torch.optim.Optimizer
     average: Average | None
     scaler: torch.amp.GradScaler

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.errors import Diverged
 from vitrail.metrics import Sums, add
@@ -23,7 +24,7 @@ def update(run: Run, sums: Sums) -> None:
     """Settle the step before, and make this one, which summed up to `sums`."""
     settle(run)
     run.scaler.unscale_(run.optimizer)
-    norm = clip(run.optimizer, run.config.optimizer.clip_norm)
+    norm = clip(run.learning, run.config.optimizer.clip_norm)
     if run.deferred:
         run.optimizer.found_inf = 1 - norm.isfinite().float()  # type: ignore[attr-defined]
         run.optimizer.step()
@@ -71,10 +72,9 @@ def catch_up(run: Run) -> None:
         run.step_seconds[-1] += time.perf_counter() - began
 
 
-def clip(optimizer: torch.optim.Optimizer, most: float | None) -> Tensor:
+def clip(parameters: Iterable[nn.Parameter], most: float | None) -> Tensor:
     """The length of all gradients together, which are scaled down where it is more than `most`."""
-    groups = optimizer.param_groups
-    learning = [parameter for group in groups for parameter in group["params"] if parameter.grad is not None]
+    learning = [parameter for parameter in parameters if parameter.grad is not None]
     total = torch.nn.utils.get_total_norm([p.grad for p in learning if p.grad is not None])
     total = whole_tensor(total)
     if most is not None:
