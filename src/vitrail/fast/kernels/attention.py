@@ -16,8 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vitrail.fast.kernels.gelu import on_chip
-from vitrail.fast.kernels.overlap import begin, overlapping
+from vitrail.fast.kernels.overlap import begin, on_chip, overlapping
 
 MOST_TOKENS = 272
 """All scores of a tile lie in registers."""

@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vitrail.fast.kernels.gelu import gelu_slope, on_chip
+from vitrail.fast.kernels.gelu import gelu_slope
+from vitrail.fast.kernels.overlap import on_chip
 from vitrail.fast.kernels.product import multiprocessors
 
 

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vitrail.fast.kernels.gelu import gelu, on_chip
-from vitrail.fast.kernels.overlap import LINE, begin, fetch_rows, overlapping
+from vitrail.fast.kernels.gelu import gelu
+from vitrail.fast.kernels.overlap import LINE, begin, fetch_rows, on_chip, overlapping
 
 MOST = 4
 DEPTH = 1024

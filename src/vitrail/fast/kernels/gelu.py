@@ -21,11 +21,6 @@ def number_of(form: str) -> int:
     return FORMS[form]
 
 
-def on_chip() -> bool:
-    """Whether kernels are compiled, and may use the chip's own instructions; in the interpreter they may not."""
-    return not triton.knobs.runtime.interpret
-
-
 @triton.jit
 def _tanh(x, chip: tl.constexpr):
     if chip:

@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vitrail.fast.kernels.gelu import on_chip
-from vitrail.fast.kernels.overlap import begin, overlapping
+from vitrail.fast.kernels.overlap import begin, on_chip, overlapping
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0

@@ -12,10 +12,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vitrail.fast.kernels.gelu import on_chip
-
 LINE = 128
 """Bytes that the cache fetches at once."""
+
+
+def on_chip() -> bool:
+    """Whether kernels are compiled, and may use the chip's own instructions; in the interpreter they may not."""
+    return not triton.knobs.runtime.interpret
 
 
 def overlapping() -> dict[str, bool]:

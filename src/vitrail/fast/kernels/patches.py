@@ -10,8 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vitrail.fast.kernels.gelu import on_chip
-from vitrail.fast.kernels.overlap import begin, overlapping
+from vitrail.fast.kernels.overlap import begin, on_chip, overlapping
 
 
 @triton.jit

@@ -16,9 +16,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from vitrail.fast.kernels.gelu import gelu, on_chip
+from vitrail.fast.kernels.gelu import gelu
 from vitrail.fast.kernels.norm import FP8
-from vitrail.fast.kernels.overlap import LINE, begin, fetch_rows, fetch_share, overlapping
+from vitrail.fast.kernels.overlap import LINE, begin, fetch_rows, fetch_share, on_chip, overlapping
 
 
 class Tiling(NamedTuple):

@@ -10,9 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vitrail.fast.kernels.gelu import on_chip
 from vitrail.fast.kernels.norm import FP8, LARGEST
-from vitrail.fast.kernels.overlap import begin, overlapping
+from vitrail.fast.kernels.overlap import begin, on_chip, overlapping
 
 
 @triton.jit

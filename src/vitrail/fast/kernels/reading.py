@@ -13,8 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitrail.fast.kernels.gelu import on_chip
-from vitrail.fast.kernels.overlap import begin, overlapping
+from vitrail.fast.kernels.overlap import begin, on_chip, overlapping
 
 MOST_TOKENS = 512
 """A head's keys and values lie in registers."""
