@@ -27,6 +27,7 @@ from vitrail.data.augment import (
     inception_box,
     rand_augment,
     random_erasing,
+    shift,
     three_augment,
 )
 
@@ -143,6 +144,16 @@ def test_flip_mirrors_at_its_rate():
     assert stats.binomtest(sum(flipped), 2000, 0.3).pvalue > RARE
     assert torch.equal(flip(IMAGE, rng, 0.0), IMAGE)
     assert torch.equal(flip(IMAGE, rng, 1.0), tensor(PIXELS[:, ::-1]))
+
+
+def test_a_shift_is_a_crop_out_of_the_image_with_a_border():
+    bordered = np.full((37 + 2 * 5, 53 + 2 * 7, 3), 128, dtype=np.uint8)
+    bordered[5:-5, 7:-7] = PIXELS
+    crops = {bordered[y : y + 37, x : x + 53].tobytes(): (y, x) for y in range(11) for x in range(15)}
+    rng = random.Random(0)
+    places = [crops[shift(IMAGE, rng, 0.125).permute(1, 2, 0).numpy().tobytes()] for _ in range(2000)]
+    for values, count in zip(zip(*places, strict=True), (11, 15), strict=True):
+        assert stats.chisquare(np.bincount(values, minlength=count)).pvalue > RARE
 
 
 def erased_box(before: torch.Tensor, after: torch.Tensor) -> tuple[int, int, int, int]:
@@ -440,9 +451,10 @@ def test_three_augment_is_one_of_three_and_a_jitter():
 
 # ---- All together ----------------------------------------------------------------------------------------------------
 
-EVERYTHING = Augmentation(flip=0.7, three_augment=True, rand_augment=(2, 9.0), color_jitter=0.2, erasing=0.6)
+EVERYTHING = Augmentation(flip=0.7, shift=0.2, three_augment=True, rand_augment=(2, 9.0), color_jitter=0.2, erasing=0.6)
 FUNCTIONS = {
     "flip": flip,
+    "shift": shift,
     "rand_augment": rand_augment,
     "color_jitter": color_jitter,
     "random_erasing": lambda image, rng: random_erasing(image, rng, rate=0.9),
@@ -482,7 +494,7 @@ def test_augmentations_are_pure(name):
 def test_augment_is_its_parts_in_order():
     for seed in range(30):
         rng = random.Random(seed)
-        expected = three_augment(flip(IMAGE, rng, 0.7), rng)
+        expected = three_augment(shift(flip(IMAGE, rng, 0.7), rng, 0.2), rng)
         expected = color_jitter(rand_augment(expected, rng, 2, 9.0), rng, 0.2, 0.2, 0.2)
         expected = random_erasing(expected, rng, 0.6)
         assert torch.equal(augment(IMAGE, EVERYTHING, random.Random(seed)), expected)

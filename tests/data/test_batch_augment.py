@@ -22,7 +22,7 @@ from vitrail.data.batch_augment import Draws, apply_draws, augment_batch, draw, 
 RARE = 1e-3
 """With the seeds fixed, a distribution that fits passes always; a wrong one has p-values far below this."""
 MAGNITUDES = [0.0, 3.0, 9.0, 10.0, 14.0, 19.0, 30.0]
-EVERYTHING = Augmentation(flip=0.7, three_augment=True, rand_augment=(2, 9.0), color_jitter=0.2, erasing=0.6)
+EVERYTHING = Augmentation(flip=0.7, shift=0.1, three_augment=True, rand_augment=(2, 9.0), color_jitter=0.2, erasing=0.6)
 FUNCTIONS = ("autocontrast", "equalize", "invert", "posterize", "solarize", "solarize-add", "cutout")
 ENHANCEMENTS = ("color", "contrast", "brightness", "sharpness")
 GEOMETRY = ("rotate", "shear-x", "shear-y", "translate-x", "translate-y")
@@ -168,10 +168,32 @@ def test_three_augment_is_pillows():
         assert torch.equal(ours, tensor(ways[kind](picture, radius)))
 
 
+class Fixed:
+    """A source of chance that gives what it was given."""
+
+    def __init__(self, *numbers):
+        self.numbers = list(numbers)
+
+    def randint(self, low, high):
+        number = self.numbers.pop(0)
+        assert low <= number <= high
+        return number
+
+
+def test_a_shift_is_that_of_single_images():
+    places = list(itertools.product((-24, -5, 0, 3, 24), (-31, -1, 0, 7, 31)))[:12]
+    places[:3] = [(0, 31), (5, -2), (24, 31)]
+    down, right = torch.tensor(places).unbind(1)
+    found = batch_operations.shift(IMAGES, down, right)
+    for image, place, ours in zip(IMAGES, places, found, strict=True):
+        assert torch.equal(ours, augment.shift(image, Fixed(*place), 1.0))
+
+
 def test_steps_come_in_the_order_of_the_fields():
     draws = draw(len(IMAGES), EVERYTHING, generator(3), (24, 31), (16, 20))
     expected = batch_operations.crop(IMAGES, draws.boxes, (16, 20), draws.mirrored)
-    three, rand, jitter, erasing = draws[2:]
+    expected = batch_operations.shift(expected, *draws.shift)
+    three, rand, jitter, erasing = draws[3:]
     expected = batch_operations.three_augment(expected, three.kinds, three.radii)
     expected = batch_operations.jitter(expected, three.jitter.factors, three.jitter.order)
     expected = batch_operations.rand_augment(expected, rand.operations, rand.signs, rand.centres, 9.0)
@@ -216,7 +238,9 @@ def test_images_without_room_give_the_centre():
 def test_chances_are_as_likely_as_they_should_be():
     count = 6000
     draws = draw(count, EVERYTHING, generator(4), (24, 31), (16, 20))
-    three, rand, jitter, erasing = draws[2:]
+    three, rand, jitter, erasing = draws[3:]
+    for moved, most in zip(draws.shift, (2, 2), strict=True):  # a tenth of 16 and of 20 pixels
+        assert stats.chisquare(np.bincount(moved + most, minlength=5)).pvalue > RARE
     assert stats.binomtest(int(draws.mirrored.sum()), count, 0.7).pvalue > RARE
     assert stats.chisquare(np.bincount(three.kinds)).pvalue > RARE
     assert stats.kstest(three.radii.numpy(), stats.uniform(0.1, 1.9).cdf).pvalue > RARE
@@ -270,6 +294,7 @@ def test_what_is_off_draws_nothing():
 CONFIGS = st.builds(
     Augmentation,
     flip=st.sampled_from([0, 0.5, 1]),
+    shift=st.sampled_from([0, 0.125, 1]),
     three_augment=st.booleans(),
     rand_augment=st.none() | st.tuples(st.integers(1, 3), st.floats(0, 40)),
     color_jitter=st.sampled_from([0.0, 0.4, 3.0]),

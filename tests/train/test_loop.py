@@ -36,6 +36,7 @@ GOLDEN = {
     "colours-4x4": {"objective": {**runs.MASKED, "target": "colours-4x4"}},
     "pixels": {"objective": {**runs.MASKED, "target": "pixels"}},
     "sgd": {"optimizer": {"kind": "sgd", "learning_rate": 0.1}},
+    "muon": {"optimizer": {"kind": "muon", "momentum": 0.95, "weight_decay": 0.05}},
 }
 """Twenty steps of each, whose losses are in golden_losses.json. `python tests/train/test_loop.py` writes them anew."""
 GOLDEN_FILE = runs.HERE / "golden_losses.json"
@@ -161,8 +162,12 @@ def test_a_step_without_a_finite_gradient_changes_nothing_and_is_counted(tmp_pat
 
 @pytest.mark.parametrize(
     ("optimizer", "broken_at", "log_every"),
-    [({"kind": "adamw", "averaging": 0.9}, range(5, 8), 6), ({"kind": "sgd", "momentum": 0.9}, range(1, 3), 1)],
-    ids=["AdamW, an average, rare records", "SGD, the first steps left out, frequent records"],
+    [
+        ({"kind": "adamw", "averaging": 0.9}, range(5, 8), 6),
+        ({"kind": "sgd", "momentum": 0.9}, range(1, 3), 1),
+        ({"kind": "muon", "weight_decay": 0.1}, range(5, 8), 6),
+    ],
+    ids=["AdamW, an average, rare records", "SGD, the first steps left out, frequent records", "Muon, with decay"],
 )
 def test_not_waiting_for_the_norm_changes_nothing(tmp_path, monkeypatch, optimizer, broken_at, log_every):
     """Average, sums and counts follow a step later, and are the same bit for bit."""

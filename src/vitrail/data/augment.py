@@ -1,4 +1,4 @@
-"""Training augmentations: crop box, flip, RandAugment, 3-Augment, colour jitter, random erasing.
+"""Training augmentations: crop box, flip, shift, RandAugment, 3-Augment, colour jitter, random erasing.
 
 Each is a pure function of a uint8 image (3, height, width), of any strides, and an explicit `random.Random`, and gives
 back a uint8 image of the same shape. No global random state is read or moved, so that the same seed makes the same
@@ -36,6 +36,9 @@ class Augmentation(Config):
     """Least and greatest width / height of the random crop."""
     flip: Rate = 0.5
     """How often the image is mirrored left to right."""
+    shift: Rate = 0.0
+    """How far the image may be moved, each way and down or up, as a share of its side; grey comes after it. With a
+    crop of all of it, 0.125 is what is often done to 32 pixels: a border of four, and a crop of 32 out of that."""
     three_augment: bool = False
     """DeiT III's 3-Augment. It ends with a colour jitter of its own."""
     rand_augment: tuple[int, float] | None = None
@@ -72,6 +75,8 @@ def augment(image: Tensor, config: Augmentation, rng: random.Random) -> Tensor:
     """All that `config` asks for after the crop. What is off takes nothing from `rng`."""
     if config.flip:
         image = flip(image, rng, config.flip)
+    if config.shift:
+        image = shift(image, rng, config.shift)
     if config.three_augment:
         image = three_augment(image, rng)
     if config.rand_augment is not None:
@@ -132,6 +137,22 @@ def _place(height: int, width: int, box_height: int, box_width: int, rng: random
 def flip(image: Tensor, rng: random.Random, rate: float = 0.5) -> Tensor:
     """The image mirrored left to right, with probability `rate`."""
     return image.flip(2) if rng.random() < rate else image
+
+
+def shift(image: Tensor, rng: random.Random, share: float = 0.125) -> Tensor:
+    """A copy moved by whole pixels, from −`share` to `share` of each side, all as likely; grey where nothing came."""
+    _, height, width = image.shape
+    down, right = (rng.randint(-most, most) for most in (furthest(height, share), furthest(width, share)))
+    moved = torch.full_like(image, GREY[0], memory_format=torch.contiguous_format)
+    moved[:, max(0, down) : height + down, max(0, right) : width + right] = image[
+        :, max(0, -down) : height - down, max(0, -right) : width - right
+    ]
+    return moved
+
+
+def furthest(side: int, share: float) -> int:
+    """Pixels that an image of so many can be moved by."""
+    return round(side * share)
 
 
 def random_erasing(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data import batch_operations
-from vitrail.data.augment import ATTEMPTS, OPERATIONS, Augmentation
+from vitrail.data.augment import ATTEMPTS, OPERATIONS, Augmentation, furthest
 
 ERASED_AREA, ERASED_RATIO = (0.02, 1 / 3), (0.3, 3.3)
 """Of the rectangle that random erasing overwrites, as for single images."""
@@ -29,6 +29,14 @@ class Jitter(NamedTuple):
     """(B, 3) float32: for each of them."""
     order: Tensor
     """(B, 3) int64: which comes first, second, third."""
+
+
+class Shift(NamedTuple):
+    """Of the shift, in pixels."""
+
+    down: Tensor
+    """(B,) int64, up where negative."""
+    right: Tensor
 
 
 class ThreeAugment(NamedTuple):
@@ -68,6 +76,7 @@ class Draws(NamedTuple):
     """(B, 4) int64: top, left, height and width of the crop."""
     mirrored: Tensor | None = None
     """(B,) bool: turned left to right."""
+    shift: Shift | None = None
     three_augment: ThreeAugment | None = None
     rand_augment: RandAugment | None = None
     color_jitter: Jitter | None = None
@@ -106,6 +115,8 @@ def magnitude_of(config: Augmentation) -> float:
 def apply_draws(images: Tensor, draws: Draws, magnitude: float, image_size: tuple[int, int]) -> Tensor:
     """Images (B, 3, height, width) uint8 → (B, 3, *image_size) uint8, in the order of Augmentation's fields."""
     images = batch_operations.crop(images, draws.boxes, image_size, draws.mirrored)
+    if draws.shift is not None:
+        images = batch_operations.shift(images, *draws.shift)
     if draws.three_augment is not None:
         kinds, radii, jitter = draws.three_augment
         images = batch_operations.jitter(batch_operations.three_augment(images, kinds, radii), *jitter)
@@ -132,6 +143,9 @@ def draw(
     draws = Draws(torch.where(fits[:, None], drawn, _centre(*old_size, config.crop_ratio, generator.device)))
     if config.flip:
         draws = draws._replace(mirrored=uniform(count) < config.flip)
+    if config.shift:
+        most = [furthest(side, config.shift) for side in new_size]
+        draws = draws._replace(shift=Shift(*(_whole(uniform(count), 2 * side + 1) - side for side in most)))
     if config.three_augment:
         low, high = BLUR_RADII
         kinds, radii = _whole(uniform(count), 3), low + (high - low) * uniform(count)

@@ -77,6 +77,19 @@ def _divided(sums: Tensor, unit: Tensor) -> Tensor:
     return ((sums + unit / 2) / unit).floor().clamp(max=255)
 
 
+def shift(images: Tensor, down: Tensor, right: Tensor) -> Tensor:
+    """Each image moved by whole pixels (B,), grey where nothing came."""
+    for offsets, dim in ((down, 2), (right, 3)):
+        side = images.shape[dim]
+        places = torch.arange(side, device=images.device) - offsets[:, None]
+        shape = [len(images), 1, 1, 1]
+        shape[dim] = side
+        inside = ((places >= 0) & (places < side)).view(shape)
+        taken = images.gather(dim, places.clamp(0, side - 1).view(shape).expand_as(images))
+        images = torch.where(inside, taken, FILL)
+    return images
+
+
 # ---- Colours ---------------------------------------------------------------------------------------------------------
 
 

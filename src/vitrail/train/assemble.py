@@ -75,6 +75,11 @@ def assemble(config: RunConfig, ranks: Ranks) -> Run:
     if not fused and (config.run.compile if config.run.compile is not None else ranks.device.type == "cuda"):
         for part in objective.parts_to_compile():
             part.compile()
+    if config.optimizer.kind == "muon" and ranks.size > 1 and config.run.parallel != "ddp":
+        raise ConfigError(
+            f'optimizer.kind = "muon" needs matrices whole, and run.parallel = "{config.run.parallel}" shards them: '
+            "take adamw, or ddp"
+        )
     optimizer = build_optimizer(objective, config.optimizer, ranks.device)
     materialise(optimizer)
     recorded = None

@@ -141,7 +141,8 @@ class ObjectiveConfig(Section):
 class OptimizerConfig(Section):
     """How weights move."""
 
-    kind: Literal["adamw", "adam", "sgd"] = "adamw"
+    kind: Literal["adamw", "adam", "sgd", "muon"] = "adamw"
+    """muon: the matrices of encoder blocks move by orthogonal steps of the size of AdamW's, all else by AdamW."""
     learning_rate: PositiveFloat = 1e-3
     """The highest, after the warm-up."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
@@ -153,7 +154,7 @@ class OptimizerConfig(Section):
     eps: PositiveFloat = 1e-8
     """Of Adam."""
     momentum: Share = 0.9
-    """Of SGD."""
+    """Of SGD; and of Muon, where 0.95 is usual."""
     clip_norm: PositiveFloat | None = 1.0
     """Gradients longer than this, all together, are scaled down to it. 0 is not "off": write "none"."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -12,13 +12,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitrail.model.encoder import AxialEncoderBlock, EncoderBlock
 from vitrail.model.peer import TimmModel
 from vitrail.model.resnet import BitUnit, HybridUnit
 from vitrail.objectives.base import Objective
 from vitrail.train.config import OptimizerConfig
+from vitrail.train.muon import Muon
 
 _AFTER = ("model.encoder.norm.", "model.norm.", "model.pool.", "model.pool_norm.", "model.head.", "prediction.")
 """What a signal meets after the last layer."""
@@ -28,13 +29,15 @@ _BACKBONE = "model.backbone."
 def build_optimizer(objective: Objective, config: OptimizerConfig, device: torch.device) -> torch.optim.Optimizer:
     """With parameters grouped by decay and by the factor on their learning rate."""
     groups = parameter_groups(objective, config.weight_decay, config.layer_decay)
+    if config.kind == "muon":
+        groups = matrices_apart(groups, encoder_matrices(objective), config.momentum)
     options: dict[str, Any] = {"lr": config.learning_rate}
     if device.type == "cuda":
         options["fused"] = True  # one kernel for all parameters
     if config.kind == "sgd":
         return torch.optim.SGD(groups, momentum=config.momentum, **options)
-    kind = torch.optim.AdamW if config.kind == "adamw" else torch.optim.Adam
-    return kind(groups, betas=config.betas, eps=config.eps, **options)
+    kinds: dict[str, type[torch.optim.Adam]] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "muon": Muon}
+    return kinds[config.kind](groups, betas=config.betas, eps=config.eps, **options)
 
 
 def parameter_groups(
@@ -52,6 +55,27 @@ def parameter_groups(
     return [
         {"params": parameters, "weight_decay": decay, "scale": scale} for (decay, scale), parameters in groups.items()
     ]
+
+
+def encoder_matrices(objective: nn.Module) -> dict[Tensor, int]:
+    """The weights of dense layers in encoder blocks, with the number of matrices that are stacked in each."""
+    blocks = [part for part in objective.modules() if isinstance(part, EncoderBlock)]
+    stacked = {block.attention.qkv.weight: 3 for block in blocks}
+    dense = [part.weight for block in blocks for part in block.modules() if isinstance(part, nn.Linear)]
+    return {weight: stacked.get(weight, 1) for weight in dense}
+
+
+def matrices_apart(groups: list[dict[str, Any]], matrices: dict[Tensor, int], momentum: float) -> list[dict[str, Any]]:
+    """The groups, each without the matrices, then those in groups of their own, as `Muon` wants them."""
+    found = []
+    for group in groups:
+        by_parts: dict[int, list[nn.Parameter]] = {}
+        for parameter in group["params"]:
+            by_parts.setdefault(matrices.get(parameter, 0), []).append(parameter)
+        for parts, parameters in sorted(by_parts.items()):
+            apart = {"momentum": momentum, "parts": parts} if parts else {}
+            found.append({**group, "params": parameters, **apart})
+    return found
 
 
 def kernel_names(module: nn.Module) -> list[str]:

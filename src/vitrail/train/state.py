@@ -15,7 +15,7 @@ def materialise(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state[parameter]
-            if isinstance(optimizer, torch.optim.SGD):
+            if "momentum" in group:  # SGD's groups, and those of Muon that hold matrices
                 if group["momentum"]:
                     state["momentum_buffer"] = torch.zeros_like(parameter)
                 continue
