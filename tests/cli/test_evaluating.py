@@ -186,7 +186,7 @@ def test_a_wrong_command_is_one_sentence(here, run, arguments, code, sentence):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--data", "photos", "--quick"], "--quick needs a model"),
+        (["--data", "photos", "--from", "scratch", "--quick"], "--quick needs a model"),
         (["--data", "photos", "--from", "good", "--quick", "--sweep"], "give one of them"),
     ],
 )

@@ -49,7 +49,6 @@ def test_an_old_report_leaves_nothing_behind(here, run):
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        ([], 2, "no finished run in runs/"),
         (["nowhere"], 1, "there is no model 'nowhere'"),
         (["模型 <b>", "--images", "nowhere"], 1, "nowhere does not exist"),
         (["模型 <b>", "--out", "report.pdf"], 2, "ends in .html"),

@@ -190,7 +190,6 @@ def test_what_cannot_be_is_said_before_anything_is_loaded(here, models, monkeypa
     monkeypatch.setattr(predict, "Predictor", None)
     (here / "folder.npz").mkdir()
     for options, sentence in [
-        ({"model": None}, "--model is missing: vitrail predict photo.jpg --model MODEL"),
         ({"files": []}, "no images were given"),
         ({"top": 0}, "top = 0"),
         ({"embed": Path("out.csv")}, "--embed out.csv: give a file that ends in .parquet or .npz"),

@@ -184,8 +184,6 @@ def test_folder_and_size_can_be_given_and_nothing_else(here, model):
     }.items():
         with pytest.raises(ConfigError, match=re.escape(sentence)):
             list(quick("photos", model, [override], how=CPU))
-    with pytest.raises(ConfigError, match="give --from MODEL"):
-        list(quick("photos", None))
 
 
 def test_a_run_is_not_written_over(here, model):

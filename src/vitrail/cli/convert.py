@@ -8,7 +8,9 @@ import typer
 
 
 def convert(
-    model: Annotated[str, typer.Argument(help="A folder or file of weights, hf:owner/name[@revision] or timm:name.")],
+    model: Annotated[
+        str, typer.Argument(help="A folder or file of weights, hf:owner/name[@revision], timm:name or pane.")
+    ],
     target: Annotated[str, typer.Argument(help="A new folder.")],
     to: Annotated[str, typer.Option(help="native, timm, torchvision, huggingface or google.")],
     num_heads: Annotated[int | None, typer.Option(help="Attention heads, where the file does not say.")] = None,

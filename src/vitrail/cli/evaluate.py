@@ -25,7 +25,7 @@ SHOWN = 10
 
 def evaluate(
     model: Annotated[
-        str | None, typer.Option(help="MODEL: a folder or file of weights, a run, hf:owner/name, timm:name.")
+        str | None, typer.Option(help="MODEL: a folder or file of weights, a run, hf:owner/name, timm:name, pane.")
     ] = None,
     data: Annotated[
         str | None,

@@ -8,15 +8,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrail.cli.printing import interruptible, print_lines, print_table
+from vitrail.cli.printing import interruptible, print_lines, print_table, tell_of_pane
 
 if TYPE_CHECKING:
     from vitrail.export.check import Checked
 
 
 def export(
-    model: Annotated[str, typer.Argument(help="A folder or file of weights, a run, hf:owner/name or timm:name.")],
-    target: Annotated[Path, typer.Argument(help="A file: .onnx, .pt2 (torch, aoti) or .xml (openvino).")],
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[MODEL] TARGET",
+            help="A folder or file of weights, a run, hf:owner/name or timm:name, pane if not given; and the file to "
+            "write: .onnx, .pt2 (torch, aoti) or .xml (openvino).",
+        ),
+    ],
     to: Annotated[str, typer.Option(help="onnx, onnx-int8, torch, aoti or openvino.")],
     dynamic_size: Annotated[
         bool, typer.Option("--dynamic-size", help="Take images of any size; positions are interpolated in the graph.")
@@ -36,8 +42,18 @@ def export(
 
     The export is executed beside the model before it is in its place: one that computes something else fails.
     """
-    from vitrail.workflows.export import run
+    from vitrail.errors import ConfigError
+    from vitrail.weights.source import PANE
+    from vitrail.workflows.export import kind_of, run
 
+    if len(words) > 2:
+        raise ConfigError(f"{words[2]!r} is one word too many: vitrail export MODEL TARGET --to {to}")
+    model, target = (PANE if len(words) == 1 else words[0]), Path(words[-1])
+    if len(words) == 1:
+        suffix, *_ = kind_of(to)
+        if target.suffix != suffix:
+            raise ConfigError(f"{target} is no {suffix} file to write: vitrail export {target} model{suffix} --to {to}")
+        tell_of_pane("vitrail export MODEL TARGET takes another")
     with interruptible():
         checked = run(
             model,

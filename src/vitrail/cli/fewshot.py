@@ -8,14 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from vitrail.cli.printing import interruptible, print_table, progress_bar
+from vitrail.cli.printing import interruptible, print_table, progress_bar, tell_of_pane
 
 KEPT = "the features computed so far are kept, and the same command goes on from there"
 
 
 def fewshot(
-    model: Annotated[str, typer.Option(help="MODEL: folder, file, run, hf:owner/name, timm:name.")],
     data: Annotated[str, typer.Option(help="A folder, a .csv, .parquet or .tar file, hf:owner/name, or digits.")],
+    model: Annotated[
+        str | None, typer.Option(help="MODEL: folder, file, run, hf:owner/name, timm:name; pane if not given.")
+    ] = None,
     test: Annotated[
         str | None, typer.Option(help="Other DATA to test on, or val or test; what the data has, if not given.")
     ] = None,
@@ -43,6 +45,7 @@ def fewshot(
     from vitrail.errors import ConfigError
     from vitrail.evaluate.passes import How
     from vitrail.train.assemble import PRECISIONS
+    from vitrail.weights.source import PANE
     from vitrail.workflows import fewshot as workflow
 
     if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
@@ -50,6 +53,9 @@ def fewshot(
     if precision not in (*PRECISIONS, "auto"):
         raise ConfigError(f"--precision {precision}: give one of {', '.join(PRECISIONS)} or auto")
     numbers = _numbers(shots)
+    if model is None:
+        model = PANE
+        tell_of_pane("--model MODEL takes another")
     how = How(batch_size, workers, device, precision)
     cache: Any = None if no_cache else "auto"
     if neighbours is not None:

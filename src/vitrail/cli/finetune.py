@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
-from vitrail.cli.printing import interruptible, print_lines, progress_bar
+from vitrail.cli.printing import interruptible, print_lines, progress_bar, tell_of_pane
+
+SCRATCH = "scratch"
+"""In the place of a model: none. A folder of that name is ./scratch."""
+OF_THE_MODEL = ("model.name", "name", "model.weights", "weights")
+"""Who gives one of these has said what to train."""
 
 
 def finetune(
     data: Annotated[str, typer.Option(help="A folder with one for each class, CSV, Parquet, shards, hf:owner/name.")],
     start: Annotated[
-        str | None, typer.Option("--from", help="MODEL to start from: folder, file, run, hf:owner/name, timm:name.")
+        str | None,
+        typer.Option(
+            "--from",
+            help="MODEL to start from: folder, file, run, hf:owner/name, timm:name; pane if not given; or scratch.",
+        ),
     ] = None,
     sweep: Annotated[
         bool, typer.Option(help="Choose the learning rate on a held-out part, as the paper does.")
@@ -30,21 +40,35 @@ def finetune(
     steps=500 batch_size=32 learning_rate=0.003 image_size=224 folder=runs/mine. The model goes to runs/finetune-…, and
     the same command goes on where it was stopped.
     """
+    from vitrail.weights.source import PANE
     from vitrail.workflows.finetune import finetune as run
 
+    given = overrides or []
+    if start is None and any(each.partition("=")[0].strip() in OF_THE_MODEL for each in given):
+        start = SCRATCH
+    model = PANE if start is None else start
     if quick:
-        _quick(data, start, sweep, overrides or [])
+        _quick(data, model, sweep, given, unnamed=start is None)
         return
-    print_lines(run(data, start, sweep, overrides or []))
+    print_lines(_told(run(data, None if model == SCRATCH else model, sweep, given), unnamed=start is None))
 
 
-def _quick(data: str, start: str | None, sweep: bool, overrides: list[str]) -> None:
+def _quick(data: str, model: str, sweep: bool, overrides: list[str], unnamed: bool) -> None:
     from vitrail.errors import ConfigError
     from vitrail.workflows.quick import quick
 
     if sweep:
         raise ConfigError("--quick trains nothing that a --sweep could choose a learning rate for: give one of them")
-    if start is None:
-        raise ConfigError("--quick needs a model to take as it is: give --from MODEL")
+    if model == SCRATCH:
+        raise ConfigError("--quick needs a model to take as it is: give --from MODEL, or no --from")
     with interruptible("the features computed so far are kept"), progress_bar("features") as progress:
-        print_lines(quick(data, start, overrides, progress=progress))
+        print_lines(_told(quick(data, model, overrides, progress=progress), unnamed))
+
+
+def _told(lines: Iterator[str], unnamed: bool) -> Iterator[str]:
+    """With a word on the model where none was named: before the first line, when the command is found to be good."""
+    first = next(lines)
+    if unnamed:
+        tell_of_pane("--from MODEL takes another, --from scratch none")
+    yield first
+    yield from lines

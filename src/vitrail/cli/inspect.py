@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vitrail.cli.printing import interruptible, print_lines, progress_bar
+from vitrail.cli.printing import interruptible, print_lines, progress_bar, tell_of_pane
 
 
 def inspect(
@@ -15,7 +15,7 @@ def inspect(
         list[str] | None,
         typer.Argument(
             metavar="[MODEL] …",
-            help="Folders or files of weights, runs, hf:owner/name, timm:name; the newest run if none is given.",
+            help="Folders or files of weights, runs, hf:owner/name, timm:name; if none, the newest run, else pane.",
         ),
     ] = None,
     images: Annotated[
@@ -35,10 +35,15 @@ def inspect(
     vitrail inspect MODEL --images photos/ writes report.html, which needs no network, and every figure as PNG and SVG
     with its data. vitrail inspect A B lays two models side by side.
     """
-    from vitrail.workflows.inspect import run
+    from vitrail.weights.source import PANE
+    from vitrail.workflows.inspect import newest_run, run
 
+    if not models:
+        models = [str(newest_run() or PANE)]
+        if models == [PANE]:
+            tell_of_pane("vitrail inspect MODEL takes another")
     with interruptible("the report is not finished"), progress_bar("looking inside") as progress:
-        done = run(models or [], images, out, most=most, device=device, progress=progress)
+        done = run(models, images, out, most=most, device=device, progress=progress)
     print_lines(done.notes)
     print_lines(f"figure: {path}" for path in done.figures)
     print_lines(f"data: {path}" for path in done.data)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrail.cli.printing import interruptible, progress_bar
+from vitrail.cli.printing import interruptible, progress_bar, tell_of_pane
 
 if TYPE_CHECKING:
     from vitrail.workflows.predict import Predicted, Predictions
@@ -31,7 +31,8 @@ def predict(
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="MODEL: a folder or file of weights, a run, hf:owner/name, timm:name.")
+        str | None,
+        typer.Option(help="MODEL: a folder or file of weights, a run, hf:owner/name, timm:name; pane if not given."),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Labels for each image.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each image, on a line.")] = False,
@@ -52,6 +53,7 @@ def predict(
     on stderr, and the exit code at the end is 1.
     """
     from vitrail.errors import ConfigError
+    from vitrail.weights.source import PANE
     from vitrail.workflows.predict import Predictions
 
     if as_json and as_csv:
@@ -60,7 +62,7 @@ def predict(
     with interruptible(kept):
         predictions = Predictions(
             files or [],
-            model,
+            PANE if model is None else model,
             top=top,
             embed=embed,
             batch_size=batch_size,
@@ -68,6 +70,8 @@ def predict(
             precision=precision,
             tell=lambda line: print(line, file=sys.stderr),
         )
+        if model is None:
+            tell_of_pane("--model MODEL takes another")
         heading, lines = _form(as_json, as_csv, predictions)
         _print(predictions, heading, lines)
     print(predictions.summary(), file=sys.stderr)

@@ -46,6 +46,19 @@ def print_lines(lines: Iterable[str]) -> None:
             print(line, flush=True)
 
 
+def tell_of_pane(otherwise: str) -> None:
+    """That no model was named, so that it is the one inside the package. On stderr, for stdout may be data.
+
+    `otherwise`: what names another.
+    """
+    from vitrail.weights.source import PANE, locate
+
+    told = locate(PANE).beside.json("config.json")["architecture"]
+    if _speaks():
+        facts = f"{told['num_classes']} classes, {told['image_size'][0]} pixels"
+        print(f"no model named: using {PANE}, the small one inside vitrail ({facts}); {otherwise}", file=sys.stderr)
+
+
 def _speaks() -> bool:
     return os.environ.get("RANK", "0") == "0"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrail.cli.printing import print_lines
+from vitrail.cli.printing import print_lines, tell_of_pane
 
 if TYPE_CHECKING:
     from vitrail.serve.settings import Settings
@@ -19,7 +19,8 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="[NAME=]MODEL",
-            help="A folder or file of weights, a run, hf:owner/name, timm:name, an .onnx file; several by name.",
+            help="A folder or file of weights, a run, hf:owner/name, timm:name, an .onnx file; several by name. "
+            "pane if not given.",
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
@@ -43,17 +44,20 @@ def serve(
     vitrail serve --model MODEL, then open http://127.0.0.1:8000 and drop a photo; or
     curl --data-binary @photo.jpg -H "Content-Type: image/jpeg" http://127.0.0.1:8000/v1/classify
     """
+    from vitrail.weights.source import PANE
     from vitrail.workflows.serve import run
 
-    def loading(model: str) -> None:
-        print(f"loading {model}", file=sys.stderr)
+    def loading(name: str) -> None:
+        if not model:
+            tell_of_pane("--model MODEL takes another")
+        print(f"loading {name}", file=sys.stderr)
 
     def ready(settings: Settings, names: list[str]) -> None:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         print_lines([f"serving {', '.join(names)} at http://{host}:{settings.port}"])
 
     run(
-        model or [],
+        model or [PANE],
         host=host,
         port=port,
         backend=backend,

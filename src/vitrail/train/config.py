@@ -48,7 +48,7 @@ class ModelConfig(Section):
     name: str | None = None
     """A name of the paper's, such as "B/16", for fresh weights."""
     weights: str | None = None
-    """MODEL to start from: a folder, a file, hf:owner/name, timm:name. Its head is replaced."""
+    """MODEL to start from: a folder, a file, hf:owner/name, timm:name, pane. Its head is replaced."""
     image_size: ImageSize | None = None
     """Height and width in pixels; a model's own if left out. Weights of another size are resized to it."""
 

@@ -12,7 +12,7 @@ from vitrail.model.base import ImageModel
 
 LIBRARIES = {"native": "vitrail", "timm": "timm", "huggingface": "transformers", "torchvision": "torchvision"}
 LOADING = {
-    "native": 'import vitrail\nmodel = vitrail.load("{name}")',
+    "native": 'import vitrail\n\nmodel = vitrail.load("{name}")',
     "timm": 'import timm\nmodel = timm.create_model("local-dir:{name}", pretrained=True)',
     "huggingface": (
         "from transformers import AutoImageProcessor, {cls}\n"

@@ -27,7 +27,7 @@ from vitrail.weights.huggingface import HuggingFaceNaming
 from vitrail.weights.naming import IMAGENET, Beside, Naming, Reading
 from vitrail.weights.native import SET_ASIDE, NativeNaming, description
 from vitrail.weights.pairs import Pair, check_complete, expected_shapes, listed, pair_up
-from vitrail.weights.source import locate
+from vitrail.weights.source import PANE, PANE_FOLDER, locate
 from vitrail.weights.timm import TimmNaming
 from vitrail.weights.timm_config import TimmConfig, labels_of, preprocessing_of
 from vitrail.weights.torchvision import TorchvisionNaming
@@ -61,12 +61,13 @@ def load(
 
     Args:
         source: a folder or file of weights (vitrail, timm, torchvision, Hugging Face, Google), a run folder,
-            `hf:owner/name[@revision]` from the hub, or `timm:name` where timm is installed: any of its models, in a
-            model of our own where that can hold the weights, else in timm's network (`TimmModel`).
+            `hf:owner/name[@revision]` from the hub, `timm:name` where timm is installed: any of its models, in a
+            model of our own where that can hold the weights, else in timm's network (`TimmModel`); or `pane`, the small
+            model inside the package (a folder of that name is `./pane`).
         num_classes: replace the head by a zero-initialised one for so many classes.
         image_size: resize the position embedding, or whatever is made for one size, for good.
         device: where the parameters live; the CPU if None.
-        dtype: of the parameters; the file's if None.
+        dtype: of the parameters; the file's if None, and float32 for `pane`.
         known: what you know and the file may not say, such as num_heads=6 or gelu="tanh"; also the rates that act in
             training only (dropout, attention_dropout, stochastic_depth).
 
@@ -77,6 +78,10 @@ def load(
     target = None if device is None else checked_device(device)
     check_dtype(dtype)
     model, _ = load_with_files(source, known)
+    if source == PANE:
+        dtype = dtype or torch.float32  # the file is in half precision for its size alone
+        if Path(PANE).exists() and not Path(PANE).samefile(PANE_FOLDER):
+            log.warning("%s is the model inside vitrail; what lies in this folder is ./%s", PANE, PANE)
     for note in model.origin.notes if model.origin is not None else ():
         log.warning("%s: %s", source, note)
     if num_classes is not None:

@@ -1,4 +1,4 @@
-"""From what a person names to files: a folder or file, a run, `hf:owner/name@revision`."""
+"""From what a person names to files: a folder or file, a run, `hf:owner/name@revision`, `pane`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _LIKE_HUB = re.compile(r"(?:HF:|https://huggingface\.co/)?([A-Za-z][\w.-]*/[A-Za-z][\w.-]*)/?")
 _LIKE_NAME = re.compile(r"(?:\w+\+)?\w+/\d+|BiT-\w+")
 DESCRIPTIONS = ("*.json", "README.md", "SHA256SUMS")
+PANE = "pane"
+"""The small model inside the package. The word alone always means this one; a folder of that name is `./pane`."""
+PANE_FOLDER = Path(__file__).parent.parent / PANE
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,10 @@ class Located:
 def locate(source: str | Path) -> Located:
     """Find the files of a source; from the hub they are downloaded once, with progress, and kept."""
     text = str(source)
+    if source == PANE:
+        if not PANE_FOLDER.is_dir():
+            raise WeightsError(f"this vitrail has no {PANE} inside: install it again, or name another model")
+        return _in_folder(PANE, PANE_FOLDER)
     if text.startswith("hf:"):
         folder = download(text)
         # A snapshot lies in a folder named after its commit, which says more than a branch does.
@@ -56,7 +63,7 @@ def locate(source: str | Path) -> Located:
         hint = f", did you mean hf:{found.group(1)}?"
     elif _LIKE_NAME.fullmatch(text):
         hint = f", did you mean vitrail.create_model({text!r})?"
-    kinds = f"a folder, a file ({', '.join(SUFFIXES)}), hf:owner/name or timm:name"
+    kinds = f"a folder, a file ({', '.join(SUFFIXES)}), hf:owner/name, timm:name or {PANE}"
     raise WeightsError(f"there is no model {text!r}{hint or ':'} give {kinds}")
 
 

@@ -66,7 +66,7 @@ def finetune(data: str, model: str | None = None, sweep: bool = False, overrides
         raise ConfigError("--sweep chooses the learning rate: leave optimizer.learning_rate out, or --sweep")
     look = look_at(data)
     if model is None:
-        yield "no --from: training from scratch, which needs many images; `--from MODEL` starts from a trained model"
+        yield "training from scratch, which needs many images; `--from MODEL` starts from a trained model"
         tree = from_scratch(look)
         rates: Sequence[float] = SCRATCH_LEARNING_RATES
     else:

@@ -30,7 +30,7 @@ from vitrail.train.naming import short_name
 from vitrail.train.resolve import read_file, resolve
 from vitrail.train.start import CONFIG, Result
 from vitrail.weights.load import load
-from vitrail.weights.source import locate
+from vitrail.weights.source import PANE, locate
 
 MOST = 128
 """Images that distances are measured on: the paper's number."""
@@ -65,24 +65,18 @@ def run(
     progress: Progress | None = None,
 ) -> Inspected:
     """Look into one model, or into several side by side, and write the report."""
-    names = list(models) or [str(newest_run())]
-    path = report_path(names, out)
+    path = report_path(models, out)
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)  # before hours of measuring, not after
-    loaded = [load(name, device=chosen_device(device)) for name in names]
-    return _inspected(names, loaded, _pick(names, images), path, most, progress)
+    loaded = [load(name, device=chosen_device(device)) for name in models]
+    return _inspected(models, loaded, _pick(models, images), path, most, progress)
 
 
-def newest_run(folder: Path = Path("runs")) -> Path:
-    """The run in a folder that was finished last."""
+def newest_run(folder: Path = Path("runs")) -> Path | None:
+    """The run in a folder that was finished last; None where none was."""
     finished = [found.parent.parent for depth in ("*", "*/*") for found in folder.glob(f"{depth}/model/config.json")]
     runs = [run for run in finished if (run / CONFIG).is_file()]
-    if not runs:
-        raise ConfigError(
-            f"no MODEL was given, and there is no finished run in {folder}/: vitrail inspect MODEL, where MODEL is a "
-            "folder or file of weights, a run, hf:owner/name or timm:name"
-        )
-    return max(runs, key=lambda run: (run / "model" / "config.json").stat().st_mtime_ns)
+    return max(runs, key=lambda run: (run / "model" / "config.json").stat().st_mtime_ns, default=None)
 
 
 def report_path(names: Sequence[str], out: Path | None) -> Path:
@@ -99,6 +93,8 @@ def report_path(names: Sequence[str], out: Path | None) -> Path:
 
 def run_folder(model: str) -> Path | None:
     """The folder of the run that a model came of, if it lies in one."""
+    if model == PANE:
+        return None
     path = Path(model).expanduser()
     if path.resolve().name == "model":
         path = path.parent if path.name == "model" else path.resolve().parent

@@ -47,7 +47,7 @@ class Predictions:
     def __init__(
         self,
         files: Sequence[str],
-        model: str | None,
+        model: str,
         *,
         top: int = TOP,
         embed: Path | None = None,
@@ -68,8 +68,6 @@ class Predictions:
             device: cpu, cuda, …; a GPU where there is one, for auto.
             precision: fp32; or faster and less exact, of which `tell` is told.
         """
-        if model is None:
-            raise ConfigError("--model is missing: vitrail predict photo.jpg --model MODEL")
         if not files:
             raise ConfigError("no images were given: vitrail predict photo.jpg --model MODEL")
         check_top(top)

@@ -57,14 +57,12 @@ FEW = 1000
 
 def quick(
     data: str,
-    model: str | None,
+    model: str,
     overrides: Sequence[str] = (),
     how: How | None = None,
     progress: Progress | None = None,
 ) -> Iterator[str]:
     """Lines to print, as they come. The model goes to runs/quick-DATA-from-MODEL/model."""
-    if model is None:
-        raise ConfigError("--quick fits a head to what a trained model sees: give --from MODEL")
     one_process("--quick")
     config = settings(data, model, overrides)
     folder = config.run.folder

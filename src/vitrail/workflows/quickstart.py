@@ -2,6 +2,7 @@
 
 A fifth of every class is the test part, fixed and set aside before anything else; it enters no stage of training. On
 the rest a small ViT is pre-trained, then fine-tuned at a higher resolution with a new head, as the paper does.
+Beside it, if that is wanted, a model that was pre-trained on photographs is fine-tuned on the same digits.
 """
 
 from __future__ import annotations
@@ -18,10 +19,18 @@ from vitrail.model.base import ImageModel
 from vitrail.objectives.classification import Classification
 from vitrail.recipes import find
 from vitrail.recipes.small import TEST_SHARE
-from vitrail.train.resolve import resolve
-from vitrail.train.start import start
+from vitrail.train.resolve import read_file, resolve
+from vitrail.train.start import CONFIG, start
 from vitrail.weights.load import load
 from vitrail.workflows.inspect import after
+
+TRANSFER_SIZE = 32
+"""Pixels that a pre-trained model sees digits at: they have 8, and a CPU is to be done in half a minute."""
+TRANSFER = (
+    *(f"model.image_size={TRANSFER_SIZE}", "data.batch_size=32", "optimizer.learning_rate=0.01"),
+    *("schedule.steps=150", "schedule.warmup_steps=15"),
+)
+"""What is different from fine-tuning the model that was pre-trained on digits."""
 
 
 def quickstart(folder: str = "runs/quickstart") -> Iterator[str]:
@@ -44,6 +53,34 @@ def quickstart(folder: str = "runs/quickstart") -> Iterator[str]:
     yield "next: vitrail finetune --data YOUR_FOLDER --from hf:google/vit-base-patch16-224-in21k"
     yield from reported
     yield f"test accuracy: {accuracy:.1%}"
+
+
+def beside(model: str, folder: str = "runs/quickstart") -> Iterator[str]:
+    """The quickstart, and then the same digits from a model that was pre-trained elsewhere; `compared` has both."""
+    load(model, image_size=TRANSFER_SIZE)  # what is wrong with it is said before a minute of training
+    yield from quickstart(folder)
+    yield f"4. fine-tuning {model} on the same digits, at {TRANSFER_SIZE} pixels"
+    given = [f"run.folder={Path(folder) / 'transfer'}", f"model.weights={model}", *TRANSFER]
+    yield f"model: {start(resolve(find('quickstart-finetune').config, given)).model}"
+
+
+def compared(model: str, folder: str = "runs/quickstart") -> list[tuple[str, str, str]]:
+    """Rows of what `beside` has trained: the start, how many images were looked at on the way, the test accuracy."""
+    ways = {"scratch": ("pretrain", "finetune"), model: ("transfer",)}
+    return [
+        (
+            name,
+            f"{sum(looked_at(Path(folder) / run) for run in runs):,}",
+            f"{tested(load(Path(folder) / runs[-1])):.1%}",
+        )
+        for name, runs in ways.items()
+    ]
+
+
+def looked_at(run: Path) -> int:
+    """Images of digits in all steps of a run."""
+    config = resolve(read_file(run / CONFIG))
+    return (config.schedule.steps or 0) * config.data.batch_size
 
 
 @torch.inference_mode()
