@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 import vitrail
+from vitrail.evaluate.imagenet import names, wnids
 from vitrail.model.base import ImageModel
 from vitrail.weights.card import model_card
 from vitrail.weights.save import CARD
@@ -60,10 +61,18 @@ def main() -> None:
 
 
 def write_weights(run: str) -> None:
-    """Rounded once, here; `vitrail.load("pane")` computes with them in float32."""
+    """Rounded once, here; `vitrail.load("pane")` computes with them in float32. Classes get the words of their ids."""
     model = vitrail.load(run, dtype=torch.bfloat16)
     model.origin = None  # it is the origin
+    model.labels = [readable(wnid) for wnid in model.labels or ()]
     vitrail.save(model, PANE_FOLDER)
+
+
+def readable(wnid: str) -> str:
+    """The usual word for a class of ImageNet; with its id where that is a word for others too."""
+    word = dict(zip(wnids(), names(), strict=True))[wnid][0]
+    others = sum(word.casefold() == other.casefold() for words in names() for other in words)
+    return word if others == 1 else f"{word}, {wnid}"
 
 
 def card(model: ImageModel, lines: list[dict[str, Any]], evaluation: dict[str, Any]) -> str:

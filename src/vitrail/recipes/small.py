@@ -60,7 +60,7 @@ QUICKSTART_FINETUNE = Recipe(
     time="45 s on two CPU cores",
 )
 
-ON_ONE_GPU: dict[str, Any] = {"graphs": True, "evaluate_every": 5_000, "checkpoint_every": 10_000, "log_every": 500}
+ON_ONE_GPU: dict[str, Any] = {"graphs": True, "evaluate_every": 4_000, "checkpoint_every": 10_000, "log_every": 500}
 SMALL_VIT: dict[str, Any] = {
     "name": "Ti/4",
     "image_size": 32,
@@ -86,7 +86,7 @@ MUON: dict[str, Any] = {
 ON_CIFAR10: dict[str, Any] = {
     # There is no other part; nothing is chosen by it, the last weights count.
     "validate_on": "test",
-    "batch_size": 128,
+    "batch_size": 256,
     "on_device": True,
     "augmentation": {
         "crop_area": (1.0, 1.0),
@@ -106,14 +106,14 @@ CIFAR10_SCRATCH = Recipe(
         "model": SMALL_VIT,
         "data": ON_CIFAR10,
         "objective": SOFTLY,
-        "optimizer": MUON,
-        "schedule": {"epochs": 250, "warmup_steps": 2_000, "decay": "cosine"},
+        "optimizer": {**MUON, "learning_rate": 1.5e-3},
+        "schedule": {"epochs": 150, "warmup_steps": 2_000, "decay": "cosine"},
         "run": ON_ONE_GPU,
     },
     data_set=CIFAR10,
-    expected="to be measured",
+    expected="93.99 on the test set (seed 0, one run)",
     source="ours",
-    time="to be measured",
+    time="330 s on an H200 that trained another model beside it",
 )
 
 CIFAR10_STEM = Recipe(
@@ -123,14 +123,14 @@ CIFAR10_STEM = Recipe(
         "model": {**SMALL_VIT, "conv_stem": STEM},
         "data": ON_CIFAR10,
         "objective": SOFTLY,
-        "optimizer": MUON,
-        "schedule": {"epochs": 250, "warmup_steps": 2_000, "decay": "cosine"},
+        "optimizer": {**MUON, "learning_rate": 1.5e-3},
+        "schedule": {"epochs": 150, "warmup_steps": 2_000, "decay": "cosine"},
         "run": ON_ONE_GPU,
     },
     data_set=CIFAR10,
-    expected="to be measured",
+    expected="not measured to its end: 91.2 after 8,000 of 48,829 steps, where the plain one had 86.7",
     source="ours",
-    time="to be measured",
+    time="about a half longer than the plain one",
 )
 
 TINY_IMAGENET_SCRATCH = Recipe(
@@ -147,13 +147,13 @@ TINY_IMAGENET_SCRATCH = Recipe(
         },
         "objective": SOFTLY,
         "optimizer": MUON,
-        "schedule": {"epochs": 150, "warmup_steps": 2_000, "decay": "cosine"},
+        "schedule": {"epochs": 120, "warmup_steps": 2_000, "decay": "cosine"},
         "run": ON_ONE_GPU,
     },
     data_set=TINY_IMAGENET,
-    expected="to be measured",
+    expected="60.41 validation top-1 (seed 0, one run): the weights of pane",
     source="ours",
-    time="to be measured",
+    time="475 s on an H200 that trained another model beside it most of the time",
 )
 
 PANE_TRANSFER = Recipe(
@@ -163,16 +163,16 @@ PANE_TRANSFER = Recipe(
         "model": {"image_size": 96, "stochastic_depth": 0.1},
         "data": ON_CIFAR10,
         "objective": SOFTLY,
-        "optimizer": {**MUON, "learning_rate": 3e-4, "averaging": 0.999},
-        "schedule": {"epochs": 40, "warmup_steps": 500, "decay": "cosine"},
-        "run": ON_ONE_GPU,
+        "optimizer": {**MUON, "learning_rate": 4e-4, "averaging": 0.999},
+        "schedule": {"epochs": 20, "warmup_steps": 300, "decay": "cosine"},
+        "run": {**ON_ONE_GPU, "evaluate_every": 1_000, "checkpoint_every": 3_000},
     },
     data_set=CIFAR10,
-    expected="to be measured",
+    expected="93.86 on the test set from pane (seed 0, one run); more epochs are to come",
     source="ours",
     typical_model="Ti/8",
     typical_options={"width": 256, "depth": 7, "num_heads": 4, "mlp_dim": 1024, "pool": "average"},
-    time="to be measured",
+    time="88 s on an H200 that trained another model beside it",
 )
 
 SMALL = (QUICKSTART, QUICKSTART_FINETUNE, CIFAR10_SCRATCH, CIFAR10_STEM, TINY_IMAGENET_SCRATCH, PANE_TRANSFER)
