@@ -1,0 +1,96 @@
+"""docs/results.md and docs/small-data.md say what the raw results say."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import results_page as page  # noqa: E402
+
+RAW = page.Raw()
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The raw results, to be changed."""
+    shutil.copytree(page.RESULTS, tmp_path / "results")
+    return tmp_path / "results"
+
+
+def test_building_again_changes_nothing():
+    assert page.stale(RAW) == [], "python benchmarks/results_page.py makes them anew"
+
+
+def test_every_table_stands_on_a_page_and_every_figure_is_shown():
+    pages = "".join((page.DOCS / name).read_text() for name in page.PAGES)
+    assert sorted(name for _, name, _ in page.MARKED.findall(pages)) == sorted(page.TABLES)
+    assert sorted(re.findall(r"\(images/(.*?)\)", pages)) == sorted(page.figures(RAW))
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "pages"),
+    [
+        ("small_h200.jsonl", '"accuracy": 0.5375', '"accuracy": 0.5475', ["small-data.md", "small-data-changes.svg"]),
+        ("pane_h200.jsonl", '"accuracy": 0.6041', '"accuracy": 0.6141', ["results.md", "small-data.md"]),
+        ("pane_evaluation.json", "0.6037", "0.6137", ["results.md"]),
+        ("pane_fewshot_flowers102.json", "0.7484737484737485", "0.75", ["results.md"]),
+        ("literature.json", "91.38", "91.48", ["results.md"]),
+    ],
+)
+def test_another_number_in_the_raw_results_is_found(copy, file, old, new, pages):
+    text = (copy / file).read_text()
+    assert old in text
+    (copy / file).write_text(text.replace(old, new))
+    assert set(pages) <= set(page.stale(page.Raw(copy)))
+
+
+def test_another_table_on_the_page_is_found(tmp_path):
+    shutil.copytree(page.DOCS, tmp_path / "docs")
+    text = (tmp_path / "docs/results.md").read_text()
+    (tmp_path / "docs/results.md").write_text(text.replace("93.99", "94.99"))
+    assert page.stale(RAW, tmp_path / "docs") == ["results.md"]
+
+
+def test_weights_are_counted_as_they_were_measured():
+    lines = (page.RESULTS / "cifar10_on_device_h200.jsonl").read_text().splitlines()
+    params = {record["name"]: record["params"] for record in map(json.loads, lines) if record["kind"] == "speed"}
+    assert page.SCRATCH["lite4"][1].weights == params["lite4"]
+    assert page.SCRATCH["stem4"][1].weights == params["stem2"]  # strides and patches make no weights
+
+
+def test_what_the_prose_says_was_measured():
+    """Numbers outside the tables."""
+    results, small = (" ".join((page.DOCS / name).read_text().split()) for name in page.PAGES)
+    runs = RAW.runs
+    gain = runs["pane-to-flowers"].top1 - runs["flowers-scratch"].top1
+    assert f"starting from `pane` is worth {gain:.1f} points" in results
+    stem, plain = (runs[f"cifar10-{kind}-250"].at(8_000) for kind in ("stem", "scratch"))
+    assert f"at step 8,000 it had {stem:.1f}, where the plain ViT of the same schedule had {plain:.1f}" in results
+    assert f"at step 8,000 it was ahead by {stem - plain:.1f} points" in small
+    early, late = (runs["stem4"].at(step) - runs["lite4"].at(step) for step in (8_000, 42_969))
+    assert f"the stem was {page.tenths(early)} points ahead at step 8,000 and {late:.1f} at the end" in small
+    ahead = runs["short-muon1"].top1 - runs["short-base"].top1
+    assert f"the optimiser alone differs, Muon was {ahead:.1f} points ahead" in small
+    assert runs["cifar10-scratch"].at(12_000) > runs["lite4"].top1
+    training = {record["step"]: page.percent(record) for record in runs["longer-lr2"].training}
+    assert f"was {training[1500]:.0f}% after 1,500 steps and {training[8000]:.0f}% after 8,000" in small
+    large = runs["s-512"]
+    steps = f"had {large.at(3554):.1f}% after 3,554 steps, {large.at(7108):.1f}% after 7,108"
+    assert f"{steps}, and with the rate coming down ended at {large.top1:.1f}%" in small
+    assert f"{runs['s-256-unmixed'].top1:.1f}% without mixing, {runs['s-256'].top1:.1f}% with it" in small
+    pair = [runs[name].speed for name in ("pane", "cifar10-scratch")]
+    assert all(round(speed, -2) == 25_900 for speed in pair)
+    assert "had 25,900 each, 51,800 together" in small
+    fastest = max(record["clock"]["images_per_second"] for record in runs["pane"].training)
+    assert f"`pane` had up to {round(fastest, -2):,.0f}" in small
+    losses = dict(runs["pane"].over_steps("loss"))
+    assert f"The validation loss is lowest at step {min(losses, key=losses.__getitem__):,.0f}" in small
+    assert f"on the way to {runs['cifar10-scratch'].top1:.1f}%" in small
