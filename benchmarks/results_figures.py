@@ -42,6 +42,7 @@ class Panel:
     across: str
     lines: list[Line]
     lowest: float | None = None
+    start: float = 0.0
     percent: bool = True
 
 
@@ -81,7 +82,7 @@ class Bars:
         middle = dict(self.values)[self.base]
         colours = [FAINT if name == self.base else COLOURS[0 if value > middle else 1] for name, value in self.values]
         axes.barh(names, numbers, color=colours, height=0.66)
-        axes.axvline(middle, color=INK, linewidth=1, linestyle=(0, (3, 3)))
+        axes.axvline(middle, color=INK, linewidth=1, linestyle=(0, (3, 3)), zorder=0)
         for place, value in enumerate(numbers):
             axes.text(value - 0.6, place, tenths(value), ha="right", va="center", fontsize=9, color="white")
         axes.invert_yaxis()
@@ -106,7 +107,7 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
         style: dict[str, Any] = {"linestyle": (0, (4, 3)), "markerfacecolor": "white"} if line.dashed else {}
         colour = COLOURS[line.colour]
         axes.plot(*zip(*line.points, strict=True), label=line.label, color=colour, marker="o", markersize=4, **style)
-    axes.set_xlim(left=0)
+    axes.set_xlim(left=panel.start)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     if panel.lowest is not None:
         axes.set_ylim(bottom=panel.lowest)

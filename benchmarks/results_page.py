@@ -406,11 +406,15 @@ def harsh(raw: Raw) -> str:
     return table(["AdamW 1e-3, batches of 128, top-1, %", "4,000 steps", "8,000 steps"], rows, numbers=2)
 
 
+LATE = -7
+"""So many evaluations before the end."""
+
+
 def late(raw: Raw) -> str:
     """The end of pane's training."""
     run = raw.runs["pane"]
     rows = []
-    for each in run.evaluations[-6:]:
+    for each in run.evaluations[LATE:]:
         mixed = next(record for record in run.training if record["step"] == each["step"])
         cells = [f"{each['step']:,}", f"{mixed['loss']:.3f}", f"{each['loss']:.3f}", f"{percent(each):.2f}"]
         rows.append(cells)
@@ -471,9 +475,10 @@ def figures(raw: Raw) -> dict[str, Shown]:
     ]
     long = [Line(t, runs[n].over_steps(), i, "cut off" in t) for i, (n, t) in enumerate(LONG.items())]
     bars = [(CHANGES[name], runs[name].top1) for name in ranked(raw)]
+    top1, losses = (runs["pane"].over_steps(name)[LATE:] for name in ("accuracy", "loss"))
     end = [
-        Panel("Top-1", "step", [Line("validation", runs["pane"].over_steps())]),
-        Panel("Loss", "step", [Line("validation", runs["pane"].over_steps("loss"), 1)], percent=False),
+        Panel("Top-1", "step", [Line("validation", top1)], start=top1[0][0] - 1_000),
+        Panel("Loss", "step", [Line("validation", losses, 1)], start=top1[0][0] - 1_000, percent=False),
     ]
     return {
         "results-curves.svg": Curves("Validation accuracy of the finished runs", panels),

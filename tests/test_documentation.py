@@ -57,7 +57,9 @@ def test_the_kubernetes_example_is_yaml():
     assert mounted == {volume["name"] for volume in pod["volumes"]}
 
 
-@pytest.mark.parametrize("page", ["training.md", "recipes.md", "scale.md", "evaluation.md", "results.md", "small-data.md"])
+@pytest.mark.parametrize(
+    "page", ["training.md", "recipes.md", "scale.md", "evaluation.md", "results.md", "small-data.md"]
+)
 def test_every_command_has_a_configuration(page):
     """`vitrail train …` as it stands there, with stand-ins for data and weights that are elsewhere."""
     from vitrail.recipes import RECIPES
