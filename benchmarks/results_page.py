@@ -219,10 +219,7 @@ def transfer(raw: Raw) -> str:
 
 
 def frozen(raw: Raw, data: str, method: str, shots: int | None) -> str:
-    file = f"pane_fewshot_{data}.json"
-    if not (raw.folder / file).exists():
-        return "–"
-    found = raw.read(file)["summaries"]
+    found = raw.read(f"pane_fewshot_{data}.json")["summaries"]
     (summary,) = (each for each in found if (each["method"], each["shots"]) == (method, shots))
     spread = "" if summary["deviation"] is None else f" ± {100 * summary['deviation']:.1f}"
     return f"{percent(summary):.1f}{spread}"

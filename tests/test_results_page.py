@@ -91,6 +91,10 @@ def test_what_the_prose_says_was_measured():
     assert "had 25,900 each, 51,800 together" in small
     fastest = max(record["clock"]["images_per_second"] for record in runs["pane"].training)
     assert f"`pane` had up to {round(fastest, -2):,.0f}" in small
+    four = sum(runs[name].speed for name in page.TOGETHER[2:])
+    assert f"The four with three others add up to {round(four, -3):,.0f}" in small
+    first = [runs[name].training[0]["clock"]["seconds"] for name in page.CHANGES]
+    assert f"and {min(first):.0f} to {max(first):.0f} of the short ones" in small
     losses = dict(runs["pane"].over_steps("loss"))
     assert f"The validation loss is lowest at step {min(losses, key=losses.__getitem__):,.0f}" in small
     assert f"on the way to {runs['cifar10-scratch'].top1:.1f}%" in small
