@@ -15,11 +15,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from results_raw import Point
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Point = tuple[float, float]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 """Those of vitrail.drawing, in which figures are also told apart by people who see fewer colours."""
 

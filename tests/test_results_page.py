@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import results_page as page  # noqa: E402
+from results_raw import RESULTS  # noqa: E402
 
 RAW = page.Raw()
 
@@ -21,7 +22,7 @@ RAW = page.Raw()
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """The raw results, to be changed."""
-    shutil.copytree(page.RESULTS, tmp_path / "results")
+    shutil.copytree(RESULTS, tmp_path / "results")
     return tmp_path / "results"
 
 
@@ -60,7 +61,7 @@ def test_another_table_on_the_page_is_found(tmp_path):
 
 
 def test_weights_are_counted_as_they_were_measured():
-    lines = (page.RESULTS / "cifar10_on_device_h200.jsonl").read_text().splitlines()
+    lines = (RESULTS / "cifar10_on_device_h200.jsonl").read_text().splitlines()
     params = {record["name"]: record["params"] for record in map(json.loads, lines) if record["kind"] == "speed"}
     assert page.SCRATCH["lite4"][1].weights == params["lite4"]
     assert page.SCRATCH["stem4"][1].weights == params["stem2"]  # strides and patches make no weights

@@ -1,0 +1,87 @@
+"""The raw results of trainings, as benchmarks/results_page.py reads them."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+KINDS = ("train", "evaluation")
+
+Record = dict[str, Any]
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: what is known about it, and what it wrote on its way."""
+
+    about: Record
+    training: list[Record]
+    evaluations: list[Record]
+
+    @property
+    def top1(self) -> float:
+        """Of the last weights that were evaluated, in per cent: never the best on the way."""
+        return percent(self.evaluations[-1])
+
+    @property
+    def seconds(self) -> float:
+        """By the clock of the training loop: compiling and evaluations are in it, the start of the program is not."""
+        return float(self.training[-1]["clock"]["seconds"])
+
+    @property
+    def epochs(self) -> float:
+        return float(self.training[-1]["epoch"])
+
+    @property
+    def step(self) -> int:
+        return int(self.training[-1]["step"])
+
+    @property
+    def speed(self) -> float:
+        """Images a second, the median of its records; the first, in which everything is compiled, does not count."""
+        return float(statistics.median(record["clock"]["images_per_second"] for record in self.training[1:]))
+
+    def at(self, step: int) -> float:
+        return next(percent(record) for record in self.evaluations if record["step"] == step)
+
+    def over_epochs(self) -> list[Point]:
+        return [(each["step"] * self.epochs / self.step, percent(each)) for each in self.evaluations]
+
+    def over_steps(self, name: str = "accuracy") -> list[Point]:
+        return [(each["step"], percent(each) if name == "accuracy" else each[name]) for each in self.evaluations]
+
+
+@dataclass(frozen=True)
+class Raw:
+    """The folder of raw results."""
+
+    folder: Path = RESULTS
+
+    @cached_property
+    def runs(self) -> dict[str, Run]:
+        """All that the pages tell of, by their names."""
+        files = ("small_h200", "pane_h200", "cifar10_on_device_h200", "cifar10_scratch_probes_h200")
+        return {name: run for file in files for name, run in self.named(f"{file}.jsonl").items()}
+
+    def named(self, file: str) -> dict[str, Run]:
+        records = [json.loads(line) for line in (self.folder / file).read_text().splitlines()]
+        abouts = [record for record in records if record["kind"] == "about"]
+        return {about["name"]: Run(about, *(of(records, about["name"], kind) for kind in KINDS)) for about in abouts}
+
+    def read(self, file: str) -> Record:
+        found: Record = json.loads((self.folder / file).read_text())
+        return found
+
+
+def of(records: list[Record], name: str, kind: str) -> list[Record]:
+    return [record for record in records if record["kind"] == kind and record["name"] == name]
+
+
+def percent(record: Record) -> float:
+    return 100 * float(record["accuracy"])
