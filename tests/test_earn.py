@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from vitrail.train.resolve import resolve
 
 SCRIPT = Path(__file__).parent.parent / "benchmarks/earn.py"
 spec = importlib.util.spec_from_file_location("earn", SCRIPT)
-earn = importlib.util.module_from_spec(spec)
+earn = sys.modules["earn"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(earn)
 
 
