@@ -11,7 +11,7 @@ keys and values for one matrix. Here those are three, and matrices of one shape 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,9 +25,10 @@ SIZE_OF_ADAM = 0.2
 
 
 class Muon(torch.optim.AdamW):
-    """AdamW, but groups with a `momentum` hold matrices, of `parts` stacked ones each, that move by orthogonal steps.
+    """AdamW, but groups with a `momentum` hold matrices that move by orthogonal steps.
 
-    As torch's fused AdamW it leaves out a step where the tensor `found_inf`, if there is one, is 1.
+    Their `parts` tell for each parameter how many matrices are stacked in it. As torch's fused AdamW, Muon leaves out a
+    step where the tensor `found_inf`, if there is one, is 1.
     """
 
     found_inf: Tensor | None = None
@@ -47,42 +48,65 @@ class Muon(torch.optim.AdamW):
                 self._turn(group)
 
     def _turn(self, group: dict[str, Any]) -> None:
-        """Nesterov's momentum, made orthogonal, of all the group's matrices that have a gradient."""
-        learning = [parameter for parameter in group["params"] if parameter.grad is not None]
+        """All the group's matrices that have a gradient. Those of one shape are computed together: what takes time in a
+        small model is starting kernels."""
+        alike: dict[tuple[int, torch.Size], list[Tensor]] = {}
+        for parameter, parts in zip(group["params"], group["parts"], strict=True):
+            if parameter.grad is not None:
+                alike.setdefault((parts, parameter.shape), []).append(parameter)
         kept = 1.0 if self.found_inf is None else 1 - self.found_inf.double()
-        shapes: dict[tuple[int, int], list[tuple[Tensor, ...]]] = {}
-        for parameter in learning:
-            momentum = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
-            for found in _matrices(parameter, parameter.grad, momentum, parts=group["parts"]):
-                shapes.setdefault((found[0].shape[0], found[0].shape[1]), []).append(found)
-        if group["weight_decay"]:
-            torch._foreach_mul_(learning, 1 - group["lr"] * group["weight_decay"] * kept)
-        for (rows, columns), matrices in shapes.items():
-            weights, gradients, momenta = (list(tensors) for tensors in zip(*matrices, strict=True))
-            gradient, momentum = torch.stack(gradients), torch.stack(momenta)
-            if self.found_inf is not None:  # where it is 1, the momentum stays, and nothing is added to weights
-                gradient = gradient.where(self.found_inf == 0, momentum)
-            momentum.lerp_(gradient, 1 - group["momentum"])
-            torch._foreach_copy_(momenta, list(momentum.unbind()))
-            turned = orthogonal(gradient.lerp(momentum, group["momentum"]))
-            turned *= -group["lr"] * SIZE_OF_ADAM * math.sqrt(max(rows, columns)) * kept
-            torch._foreach_add_(weights, list(turned.unbind()))
+        rate, shrunk = group["lr"] * kept, 1 - group["lr"] * group["weight_decay"] * kept
+        steps: dict[torch.Size, list[Tensor]] = {}
+        for (parts, (rows, columns)), parameters in alike.items():
+            step = self._nesterov(parameters, group["momentum"]).view(-1, rows // parts, columns)
+            step = step.mT if rows // parts > columns else step
+            steps.setdefault(step.shape[1:], []).append(step)
+        turned = {shape: iter(_together(orthogonal, found)) for shape, found in steps.items()}
+        for (parts, (rows, columns)), parameters in alike.items():
+            tall = rows // parts > columns
+            step = next(turned[torch.Size(sorted((rows // parts, columns)))])
+            step = (step.mT if tall else step) * (-SIZE_OF_ADAM * math.sqrt(max(rows // parts, columns)) * rate)
+            if group["weight_decay"]:
+                torch._foreach_mul_(parameters, shrunk)
+            torch._foreach_add_(parameters, list(step.reshape(-1, rows, columns).unbind()))
+
+    def _nesterov(self, parameters: list[Tensor], momentum: float) -> Tensor:
+        """(count, rows, columns): where Nesterov's momentum leads parameters of one shape."""
+        gradient = torch.stack([_given(parameter) for parameter in parameters])
+        kept = [self._kept(parameter) for parameter in parameters]
+        mean = torch.stack(kept)
+        if self.found_inf is not None:  # where it is 1, the mean stays as it is, and nothing is added to weights
+            gradient = gradient.where(self.found_inf == 0, mean)
+        mean.lerp_(gradient, 1 - momentum)
+        torch._foreach_copy_(kept, list(mean.unbind()))
+        return gradient.lerp(mean, momentum)
+
+    def _kept(self, parameter: Tensor) -> Tensor:
+        """The running mean of its gradients."""
+        state = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        found: Tensor = state["momentum_buffer"]
+        return found
 
 
-def _matrices(*tensors: Tensor, parts: int) -> Iterator[tuple[Tensor, ...]]:
-    """Views of the stacked parts of tensors of one shape, each with no more rows than columns."""
-    for matrices in zip(*(tensor.chunk(parts) for tensor in tensors), strict=True):
-        tall = matrices[0].shape[0] > matrices[0].shape[1]
-        yield tuple(matrix.t() if tall else matrix for matrix in matrices)
+def _given(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def _together(function: Callable[[Tensor], Tensor], batches: list[Tensor]) -> list[Tensor]:
+    """What a function gives for each of some batches, computed as one."""
+    return list(function(torch.cat(batches)).split([len(batch) for batch in batches]))
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """(count, rows, columns) with rows ≤ columns → float32 ones whose singular values lie between about 0.7 and 1.2,
-    with the same singular vectors: Newton-Schulz iterations, on a GPU in bf16."""
+    """(count, rows, columns) with rows ≤ columns → ones whose singular values lie between about 0.7 and 1.2, with the
+    same singular vectors: Newton-Schulz iterations, on a GPU in bf16."""
     linear, cubic, fifth = COEFFICIENTS
     x = matrices.bfloat16() if matrices.is_cuda else matrices
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(ROUNDS):
-        square = x @ x.transpose(1, 2)
+        square = torch.bmm(x, x.mT)
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=cubic, alpha=fifth), x, beta=linear)
     return x.to(matrices.dtype)

@@ -69,12 +69,11 @@ def matrices_apart(groups: list[dict[str, Any]], matrices: dict[Tensor, int], mo
     """The groups, each without the matrices, then those in groups of their own, as `Muon` wants them."""
     found = []
     for group in groups:
-        by_parts: dict[int, list[nn.Parameter]] = {}
-        for parameter in group["params"]:
-            by_parts.setdefault(matrices.get(parameter, 0), []).append(parameter)
-        for parts, parameters in sorted(by_parts.items()):
-            apart = {"momentum": momentum, "parts": parts} if parts else {}
-            found.append({**group, "params": parameters, **apart})
+        apart = [parameter for parameter in group["params"] if parameter in matrices]
+        rest = [parameter for parameter in group["params"] if parameter not in matrices]
+        parts = [matrices[parameter] for parameter in apart]
+        found += [{**group, "params": rest}] if rest else []
+        found += [{**group, "params": apart, "parts": parts, "momentum": momentum}] if apart else []
     return found
 
 

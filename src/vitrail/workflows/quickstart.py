@@ -27,7 +27,7 @@ from vitrail.workflows.inspect import after
 TRANSFER_SIZE = 32
 """Pixels that a pre-trained model sees digits at: they have 8, and a CPU is to be done in half a minute."""
 TRANSFER = (
-    *(f"model.image_size={TRANSFER_SIZE}", "data.batch_size=32", "optimizer.learning_rate=0.01"),
+    *(f"model.image_size={TRANSFER_SIZE}", "data.batch_size=32", "optimizer.learning_rate=0.03"),
     *("schedule.steps=150", "schedule.warmup_steps=15"),
 )
 """What is different from fine-tuning the model that was pre-trained on digits."""
