@@ -31,7 +31,10 @@ def here(tmp_path, monkeypatch):
         (["quickstart", "warmup=1"], "unknown option 'warmup', did you mean 'warmup_steps'?"),
         (["quickstart", "optimiser.kind=sgd"], "unknown section 'optimiser', did you mean 'optimizer'?"),
         (["quickstart", "schedule.steps=many"], "schedule.steps = 'many': input should be a valid integer"),
-        (["quickstart", "optimizer.kind=lion"], "optimizer.kind = 'lion': input should be 'adamw', 'adam' or 'sgd'"),
+        (
+            ["quickstart", "optimizer.kind=lion"],
+            "optimizer.kind = 'lion': input should be 'adamw', 'adam', 'sgd' or 'muon'",
+        ),
         (["quickstart", "model.pol=average"], "unknown option 'model.pol', did you mean 'pool'?"),
         (["quickstart", "model.pool=avrage"], "pool = 'avrage'"),
         (["quickstart", "steps"], "'steps' is not key=value"),
