@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -40,10 +41,10 @@ class Planned:
     begins_from: str | None = None
     """Another run of the plan, whose weights it starts from."""
 
-    def command(self, source: str, weights: str) -> str:
-        """What a person would type."""
+    def words(self, source: str, weights: str, seed: int, changes: list[str]) -> list[str]:
+        """What a person would type after `vitrail`."""
         given = [f"data.source={source}", *([f"model.weights={weights}"] if self.begins_from else []), *self.changes]
-        return " ".join(["vitrail train", self.recipe, *given])
+        return ["train", self.recipe, *given, *([f"run.seed={seed}"] if seed else []), *changes]
 
 
 PLAN = {
@@ -79,42 +80,110 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", required=True, help="NAME=DATA for each of the data sets")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--change", nargs="*", default=[], help="key=value, for all of them")
+    parser.add_argument("--commit", default=commit(), help="that of the code, where git cannot tell it")
     options = parser.parse_args()
-    sources = dict(given.split("=", 1) for given in options.data)
+    sources = {name: source for name, _, source in (given.partition("=") for given in options.data)}
     unknown = [name for name in options.names if name not in PLAN]
     missing = {PLAN[name].data for name in options.names if name not in unknown} - sources.keys()
     if unknown or missing:
         parser.error(f"unknown: {', '.join(unknown) or 'none'}; --data is missing for: {', '.join(missing) or 'none'}")
+    if options.commit is None:
+        parser.error("results belong to a commit, and here git knows none: give --commit")
     options.out.mkdir(parents=True, exist_ok=True)
-    share_the_gpu(options.out)
-    earn(options.out, options.names, sources, options.seed, options.change)
+    sys.exit(Earning(options.out, options.names, sources, options.seed, options.change, options.commit).run())
 
 
-def earn(out: Path, names: list[str], sources: dict[str, str], seed: int, changes: list[str]) -> None:
-    """All that are not finished, each as soon as what it begins from is there."""
-    waiting = [name for name in names if not finished(out / name)]
-    under_way: dict[str, subprocess.Popen[bytes]] = {}
-    beside: dict[str, set[str]] = {}
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to stop: the same command goes on"))
-    try:
-        while waiting or under_way:
-            for name in [name for name in waiting if ready(out, name, names)]:
-                waiting.remove(name)
-                under_way[name] = begin(out, name, sources, seed, changes)
-            for name in under_way:
-                beside.setdefault(name, set()).update(under_way.keys() - {name})
-            look(out, under_way)
-            for name in [name for name, process in under_way.items() if process.poll() is not None]:
-                code = under_way.pop(name).returncode
-                if code:
-                    waiting = [other for other in waiting if PLAN[other].begins_from != name]
-                    print(f"{name} ended with {code}: {out / name}.log says why", flush=True)
-                else:
-                    write(out, name, collected(out, name, seed, changes, sorted(beside[name])))
-    finally:
-        for process in under_way.values():
-            process.terminate()  # a run keeps a checkpoint then
-            process.wait()
+@dataclass
+class Earning:
+    """The runs of one command."""
+
+    out: Path
+    names: list[str]
+    sources: dict[str, str]
+    seed: int
+    changes: list[str]
+    commit: str
+
+    def run(self) -> int:
+        """All that are not finished, each as soon as what it begins from is there. How many failed."""
+        waiting = [name for name in self.names if not finished(self.out / name)]
+        for name in self.names:
+            if name not in waiting:
+                self.keep(name, beside=[])  # where it ended while this was being stopped
+        under_way: dict[str, subprocess.Popen[bytes]] = {}
+        beside: dict[str, set[str]] = {}
+        failed = 0
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: sys.exit("asked to stop: the same command goes on"))
+        control = share_the_gpu(self.out)
+        try:
+            while waiting or under_way:
+                for name in [name for name in waiting if ready(self.out, name, self.names)]:
+                    waiting.remove(name)
+                    under_way[name] = self.begin(name)
+                for name in under_way:
+                    beside.setdefault(name, set()).update(under_way.keys() - {name})
+                look(self.out, under_way)
+                for name in [name for name, process in under_way.items() if process.poll() is not None]:
+                    if code := under_way.pop(name).returncode:
+                        failed += 1
+                        waiting = [other for other in waiting if PLAN[other].begins_from != name]
+                        print(f"{name} ended with {code}: {self.out / name}.log says why", flush=True)
+                    else:
+                        self.keep(name, sorted(beside[name]))
+        finally:
+            for process in under_way.values():
+                process.terminate()  # a run keeps a checkpoint then
+            for process in under_way.values():
+                process.wait()
+            if control is not None:
+                subprocess.run([control], input=b"quit\n", check=False)
+        return failed
+
+    def begin(self, name: str) -> subprocess.Popen[bytes]:
+        """The run as a process, its words in a file beside it."""
+        planned = PLAN[name]
+        first = planned.begins_from
+        weights = str(self.out / first) if first is not None and finished(self.out / first) else first or ""
+        words = planned.words(self.sources[planned.data], weights, self.seed, self.changes)
+        own = [f"run.folder={self.out / name}", "run.trackers=[]", "run.report=false"]
+        with (self.out / f"{name}.log").open("ab") as log:
+            command = [sys.executable, "-m", "vitrail", *words, *own]
+            # In a session of its own: Ctrl-C would reach it, and to be asked again, as we then do, ends it at once.
+            return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+    def keep(self, name: str, beside: list[str]) -> None:
+        """Add a run to results.jsonl, once: a record about it, then its curves, all under its name."""
+        path = self.out / "results.jsonl"
+        kept = path.read_text().splitlines() if path.exists() else []
+        if any(json.loads(line)["name"] == self.called(name) for line in kept):
+            return
+        found = records(self.out / name)
+        last = next(entry for entry in reversed(found) if entry["kind"] == "train")
+        planned = PLAN[name]
+        words = planned.words(planned.data, planned.begins_from or "", self.seed, self.changes)
+        about = {
+            "kind": "about",
+            "recipe": planned.recipe,
+            "command": shlex.join(["vitrail", *words]),
+            "seed": self.seed,
+            "commit": self.commit,
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+            "torch": torch.__version__,
+            "gpu_seconds": round(last["clock"]["seconds"], 1),
+            "beside": ", ".join(beside),
+            "steps": last["step"],
+            "steps_done": last["step"],
+            "finished": True,
+        }
+        with path.open("a") as file:
+            file.writelines(json.dumps({**entry, "name": self.called(name)}) + "\n" for entry in (about, *found))
+        evaluated = [entry for entry in found if entry["kind"] == "evaluation"]
+        print(f"{name} is done" + (f": {evaluated[-1]['accuracy']:.2%}" if evaluated else ""), flush=True)
+
+    def called(self, name: str) -> str:
+        """In the results, where there may be several seeds."""
+        return f"{name}, seed {self.seed}" if self.seed else name
 
 
 def finished(run: Path) -> bool:
@@ -126,19 +195,6 @@ def ready(out: Path, name: str, names: list[str]) -> bool:
     """Whether what it begins from is there, or nobody makes it."""
     first = PLAN[name].begins_from
     return first is None or first not in names or finished(out / first)
-
-
-def begin(out: Path, name: str, sources: dict[str, str], seed: int, changes: list[str]) -> subprocess.Popen[bytes]:
-    """The run as a process, its words in a file beside it."""
-    planned = PLAN[name]
-    begun = planned.begins_from
-    weights = str(out / begun) if begun is not None and finished(out / begun) else begun or ""
-    words = planned.command(sources[planned.data], weights).split()[1:]
-    own = [f"run.folder={out / name}", f"run.seed={seed}", "run.trackers=[]", "run.report=false"]
-    with (out / f"{name}.log").open("ab") as log:
-        command = [sys.executable, "-m", "vitrail", *words, *own, *changes]
-        # In a session of its own: Ctrl-C would reach it, `earn` then ask it to stop again, and that ends it at once.
-        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
 
 def look(out: Path, under_way: dict[str, subprocess.Popen[bytes]]) -> None:
@@ -160,45 +216,15 @@ def records(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def collected(out: Path, name: str, seed: int, changes: list[str], beside: list[str]) -> list[dict[str, Any]]:
-    """What is kept of a run: a record about it, then its curves, all with its name."""
-    found = records(out / name)
-    last = next(entry for entry in reversed(found) if entry["kind"] == "train")
-    planned = PLAN[name]
-    about = {
-        "kind": "about",
-        "name": name,
-        "recipe": planned.recipe,
-        "command": " ".join([planned.command(planned.data, planned.begins_from or ""), *changes]),
-        "seed": seed,
-        "commit": commit(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
-        "torch": torch.__version__,
-        "gpu_seconds": round(last["clock"]["seconds"], 1),
-        "beside": ", ".join(beside),
-        "steps": last["step"],
-        "steps_done": last["step"],
-        "finished": True,
-    }
-    return [about, *({**entry, "name": name} for entry in found)]
-
-
-def write(out: Path, name: str, lines: list[dict[str, Any]]) -> None:
-    with (out / "results.jsonl").open("a") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
-    best = [line for line in lines if line["kind"] == "evaluation"]
-    print(f"{name} is done: {best[-1]['accuracy']:.2%}" if best else f"{name} is done", flush=True)
-
-
-def share_the_gpu(out: Path) -> None:
-    """By MPS, where it is there: kernels of several processes then run at the same time."""
+def share_the_gpu(out: Path) -> str | None:
+    """By MPS, where it is there: kernels of several processes then run at the same time. What ends it."""
     control = shutil.which("nvidia-cuda-mps-control")
-    if control is None:
-        return
+    if control is None or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+        return None
     for variable, folder in (("CUDA_MPS_PIPE_DIRECTORY", "mps"), ("CUDA_MPS_LOG_DIRECTORY", "mps-log")):
-        os.environ.setdefault(variable, str((out / folder).resolve()))
+        os.environ[variable] = str((out / folder).resolve())
         Path(os.environ[variable]).mkdir(parents=True, exist_ok=True)
-    subprocess.run([control, "-d"], check=False)
+    return control if subprocess.run([control, "-d"], check=False).returncode == 0 else None
 
 
 if __name__ == "__main__":

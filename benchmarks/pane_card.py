@@ -78,7 +78,7 @@ def readable(wnid: str) -> str:
 def card(model: ImageModel, lines: list[dict[str, Any]], evaluation: dict[str, Any]) -> str:
     """README.md of the folder."""
     model.origin = None
-    about = next(line for line in lines if line["kind"] in ("about", "run"))
+    about = next(line for line in lines if line["kind"] == "about")
     parts = [
         table(["", ""], training(about)),
         *("## Data", DATA),
@@ -91,17 +91,16 @@ def card(model: ImageModel, lines: list[dict[str, Any]], evaluation: dict[str, A
 
 def training(about: dict[str, Any]) -> list[list[str]]:
     """From which anyone can do it again."""
-    seconds = about["gpu_seconds"] if "gpu_seconds" in about else about["seconds"]
-    command = about["command"] if "command" in about else about["equivalent_command"]
+    seconds = about["gpu_seconds"]
     rows = [
-        ["recipe", about.get("recipe", "tiny-imagenet")],
-        ["command", f"`{command}`"],
+        ["recipe", about["recipe"]],
+        ["command", f"`{about['command']}`"],
         ["seed", str(about["seed"])],
         ["cost", f"{seconds:,.0f} seconds ({seconds / 60:.1f} minutes) on one {about['device']}"],
         ["code", f"commit {about['commit']}, torch {about['torch']}"],
         ["raw results", f"`benchmarks/results/{TRAINING.name}`"],
     ]
-    return rows + [["how", about[key]] for key in ("how", "note") if key in about]
+    return rows + [["how", about["note"]]] * ("note" in about)
 
 
 def curve(lines: list[dict[str, Any]]) -> list[list[str]]:

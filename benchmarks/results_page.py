@@ -7,6 +7,7 @@ hand. The figures go to docs/images. With --check nothing is written, and the ex
 from __future__ import annotations
 
 import re
+import string
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ Table = Callable[[Raw], str]
 
 
 def signed(value: float) -> str:
-    return "0.0" if abs(value) < 0.06 else f"{'+' if value > 0 else '−'}{tenths(abs(value))}"
+    size = tenths(abs(value))
+    return size if size == "0.0" else f"{'+' if value > 0 else '−'}{size}"
 
 
 def table(heading: list[str], rows: list[list[str]], numbers: int = 0) -> str:
@@ -97,7 +99,7 @@ def trained(raw: Raw, names: dict[str, tuple[str, Shape]]) -> str:
 def commit(run: Run) -> str:
     """The commit's name, with a + where more was changed that was committed next."""
     name = run.about["commit"]
-    return name if len(name) == 7 else f"{name[:7]}+"
+    return name[:7] if set(name) <= set(string.hexdigits) else f"{name[:7]}+"
 
 
 def commands(raw: Raw) -> str:
@@ -265,7 +267,8 @@ def changes(raw: Raw) -> str:
         run = raw.runs[name]
         gain = "" if name == BASE else signed(run.top1 - base.top1)
         rows.append([f"{CHANGES[name]} ({name})", changed(run, base), tenths(run.top1), gain])
-    return table(["change (run)", "added to the command", "top-1, %", "gain"], rows, numbers=2)
+    command = f"```bash\n{base.about['command']}\n```"
+    return f"{command}\n\n{table(['change (run)', 'added to the command', 'top-1, %', 'gain'], rows, numbers=2)}"
 
 
 def changed(run: Run, base: Run) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -72,6 +73,9 @@ class Raw:
     def named(self, file: str) -> dict[str, Run]:
         records = [json.loads(line) for line in (self.folder / file).read_text().splitlines()]
         abouts = [record for record in records if record["kind"] == "about"]
+        twice = [name for name, count in Counter(about["name"] for about in abouts).items() if count > 1]
+        if twice:
+            raise ValueError(f"{file}: {', '.join(twice)} are there twice, and their curves could not be told apart")
         return {about["name"]: Run(about, *(of(records, about["name"], kind) for kind in KINDS)) for about in abouts}
 
     def read(self, file: str) -> Record:

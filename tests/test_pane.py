@@ -98,7 +98,7 @@ def test_it_is_a_native_folder_of_half_precision_that_loads_in_full(pane):
     assert pane.origin.source == "pane"
 
 
-def test_the_word_alone_means_it_and_a_folder_of_that_name_is_a_path(here, pane, caplog):
+def test_the_word_alone_means_it_and_a_folder_of_that_name_is_a_path(here, pane, caplog, monkeypatch):
     vitrail.save(vitrail.create_model("Ti/4", image_size=8, width=8, depth=1, num_heads=1, mlp_dim=8), here / "pane")
     with caplog.at_level(logging.WARNING, logger="vitrail"):
         assert vitrail.load("pane").architecture == pane.architecture
@@ -109,6 +109,11 @@ def test_the_word_alone_means_it_and_a_folder_of_that_name_is_a_path(here, pane,
         (here / "pane" / name).write_text("")
     assert inspect.run_folder("pane") is None
     assert inspect.run_folder("./pane") == Path("pane")
+    (here / "linked").mkdir()
+    (here / "linked/pane").symlink_to(here / "china.jpg")
+    monkeypatch.chdir(here / "linked")
+    assert inspect._short("pane") == "pane"
+    assert inspect._called(["pane", "./pane"]) == ["pane", "china.jpg"]
 
 
 def test_where_it_is_missing_or_taken_for_an_architecture(monkeypatch, tmp_path):
@@ -215,8 +220,14 @@ def test_finetune_and_from_scratch(run, here):
     assert out.startswith("training from scratch, ")
     assert SAID not in err
     assert vitrail.load(here / "runs/finetune-stripes").architecture.width == 8
-    code, out, err = run("finetune", "--data", "stripes", "model.name=Ti/8", "folder=mine", *small)
+    code, out, err = run(
+        "finetune", "--data", "stripes", "folder=mine", *small
+    )  # an architecture asks for fresh weights
     assert (code, out.startswith("training from scratch, "), SAID in err) == (0, True, False)
+    assert run("finetune", "--data", "stripes", "weights=pane")[::2] == (
+        2,
+        "error: give --from MODEL in place of model.weights\n",
+    )
 
 
 def test_the_quickstart_beside_it(run, monkeypatch):

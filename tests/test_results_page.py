@@ -16,6 +16,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import results_page as page  # noqa: E402
 from results_raw import RESULTS  # noqa: E402
 
+from vitrail.recipes import find  # noqa: E402
+
 RAW = page.Raw()
 
 
@@ -65,6 +67,18 @@ def test_weights_are_counted_as_they_were_measured():
     params = {record["name"]: record["params"] for record in map(json.loads, lines) if record["kind"] == "speed"}
     assert page.SCRATCH["lite4"][1].weights == params["lite4"]
     assert page.SCRATCH["stem4"][1].weights == params["stem2"]  # strides and patches make no weights
+
+
+def test_recipes_expect_what_was_measured():
+    runs = {"cifar10-scratch": "cifar10-scratch", "tiny-imagenet": "pane", "transfer-small": "pane-to-cifar10"}
+    for recipe, name in runs.items():
+        run = RAW.runs[name]
+        assert find(recipe).expected.startswith(f"{run.top1:.2f} ")
+        assert find(recipe).time.startswith(f"{run.seconds:.0f} s ")
+        assert find(recipe).steps == run.step
+    stem, plain = (RAW.runs[f"cifar10-{kind}-250"].at(8_000) for kind in ("stem", "scratch"))
+    expected = find("cifar10-stem").expected
+    assert f"with epochs=250, {stem:.2f} after 8,000 of 48,829 steps, the plain one {plain:.2f}" in expected
 
 
 def test_what_the_prose_says_was_measured():

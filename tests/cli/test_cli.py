@@ -12,6 +12,7 @@ import time
 import pytest
 
 import vitrail
+from commands import runner
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -43,8 +44,9 @@ def test_models_answers_soon():
     assert seconds("models") < 3
 
 
-def test_help_names_every_verb():
-    text = run("--help").stdout
+def test_help_names_every_verb(monkeypatch, capsys):
+    here = runner(monkeypatch, capsys)
+    text = here("--help")[1]
     for verb in (
         "quickstart",
         "train",
@@ -62,7 +64,7 @@ def test_help_names_every_verb():
         "data",
     ):
         assert verb in text
-        assert run(verb, "--help").returncode == 0
+        assert here(verb, "--help")[0] == 0
 
 
 def test_version():

@@ -139,10 +139,10 @@ def test_behind_a_pipe_there_is_one_finding_on_a_line(hostile, report):
     assert "Traceback" not in child.stderr
 
 
-def test_json_to_stdout_and_to_a_file(hostile, report, tmp_path):
-    child = run(hostile[0], "--json", "--out", tmp_path / "report.json")
-    assert child.returncode == 1
-    found = json.loads(child.stdout)
+def test_json_to_stdout_and_to_a_file(hostile, report, tmp_path, here):
+    code, out, _ = here(str(hostile[0]), "--json", "--out", str(tmp_path / "report.json"))
+    assert code == 1
+    found = json.loads(out)
     assert found == json.loads((tmp_path / "report.json").read_text())
     assert found == json.loads(json.dumps(report.as_dict()))
     assert set(found) == {"counts", "findings", "classes", "sizes", "notes"}

@@ -79,7 +79,6 @@ def test_each_epoch_holds_each_sample_once(uninterrupted):
 @pytest.mark.parametrize(
     ("workers", "ranks", "changing"),
     [
-        (1, 1, False),
         (3, 1, True),
         (2, 2, False),
         *(pytest.param(*rest, marks=pytest.mark.slow) for rest in itertools.product((1, 2, 3), (1, 2), (False, True))),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
+from vitrail.errors import ConfigError
 from vitrail.model.create import create_model
 from vitrail.objectives.classification import Classification
 from vitrail.train.config import OptimizerConfig
@@ -104,6 +107,31 @@ def test_matrices_of_every_encoder_are_found_once():
     optimizer = build_optimizer(built, OptimizerConfig(kind="muon", layer_decay=0.8), CPU)
     learned = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     assert len(learned) == len(set(learned)) == len(list(built.parameters()))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_its_state_comes_back(momentum):
+    """By torch's own way; a checkpoint holds what `materialise` makes."""
+    built = learner()
+    config = OptimizerConfig(kind="muon", momentum=momentum)
+    optimizer, other = (build_optimizer(built, config, CPU) for _ in range(2))
+    materialise(optimizer)
+    before = {name: set(state) for name, state in enumerate(optimizer.state.values())}
+    for parameter in built.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert {name: set(state) for name, state in enumerate(optimizer.state.values())} == before
+    other.load_state_dict(optimizer.state_dict())
+    for parameter in built.parameters():
+        ours, theirs = optimizer.state[parameter], other.state[parameter]
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours | theirs)
+    assert len(copy.deepcopy(optimizer).param_groups) == len(optimizer.param_groups)
+
+
+def test_a_model_without_encoder_blocks_has_nothing_for_it():
+    built = Classification(create_model("BiT-R26x1", num_classes=3))
+    with pytest.raises(ConfigError, match=r"this model has none: give optimizer\.kind=adamw"):
+        build_optimizer(built, OptimizerConfig(kind="muon"), CPU)
 
 
 def test_a_step_left_out_changes_nothing_and_what_has_no_gradient_stays():

@@ -11,8 +11,8 @@ from vitrail.cli.printing import interruptible, print_lines, progress_bar, tell_
 
 SCRATCH = "scratch"
 """In the place of a model: none. A folder of that name is ./scratch."""
-OF_THE_MODEL = ("model.name", "name", "model.weights", "weights")
-"""Who gives one of these has said what to train."""
+FREE = ("image_size", "weights")
+"""Options of the model that do not ask for another one than the weights are of."""
 
 
 def finetune(
@@ -40,12 +40,18 @@ def finetune(
     steps=500 batch_size=32 learning_rate=0.003 image_size=224 folder=runs/mine. The model goes to runs/finetune-…, and
     the same command goes on where it was stopped.
     """
+    from vitrail.errors import ConfigError
+    from vitrail.train.resolve import keys_of
+    from vitrail.weights.load import TRAINING_ONLY
     from vitrail.weights.source import PANE
     from vitrail.workflows.finetune import finetune as run
 
     given = overrides or []
-    if start is None and any(each.partition("=")[0].strip() in OF_THE_MODEL for each in given):
-        start = SCRATCH
+    options = {each.partition("=")[0].strip().removeprefix("model.") for each in given}
+    if "weights" in options:
+        raise ConfigError("give --from MODEL in place of model.weights")
+    if start is None and options & (set(keys_of("model")) - {*FREE, *TRAINING_ONLY}):
+        start = SCRATCH  # who asks for an architecture has said what to train
     model = PANE if start is None else start
     if quick:
         _quick(data, model, sweep, given, unnamed=start is None)

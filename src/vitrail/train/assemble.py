@@ -75,11 +75,6 @@ def assemble(config: RunConfig, ranks: Ranks) -> Run:
     if not fused and (config.run.compile if config.run.compile is not None else ranks.device.type == "cuda"):
         for part in objective.parts_to_compile():
             part.compile()
-    if config.optimizer.kind == "muon" and ranks.size > 1 and config.run.parallel != "ddp":
-        raise ConfigError(
-            f'optimizer.kind = "muon" needs matrices whole, and run.parallel = "{config.run.parallel}" shards them: '
-            "take adamw, or ddp"
-        )
     optimizer = build_optimizer(objective, config.optimizer, ranks.device)
     materialise(optimizer)
     recorded = None
@@ -184,6 +179,11 @@ def check(config: RunConfig, data: Parts, ranks: Ranks) -> None:
         raise ConfigError(
             f"data.batch_size = {batch} cannot be shared by {ranks.size} ranks in {config.optimizer.accumulate} parts: "
             f"give a multiple of {cut}"
+        )
+    if config.optimizer.kind == "muon" and ranks.size > 1 and config.run.parallel != "ddp":
+        raise ConfigError(
+            f'optimizer.kind = "muon" needs matrices whole, and run.parallel = "{config.run.parallel}" shards them: '
+            "give optimizer.kind=adamw or run.parallel=ddp"
         )
     if config.objective.kind != "classification":
         return

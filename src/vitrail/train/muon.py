@@ -33,6 +33,12 @@ class Muon(torch.optim.AdamW):
 
     found_inf: Tensor | None = None
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Adam's reads the number of steps of every parameter; matrices have none."""
+        groups = state["param_groups"]
+        super().__setstate__({**state, "param_groups": [group for group in groups if "momentum" not in group]})
+        self.param_groups = groups
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """All groups; there is no closure."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.errors import ConfigError
 from vitrail.model.encoder import AxialEncoderBlock, EncoderBlock
 from vitrail.model.peer import TimmModel
 from vitrail.model.resnet import BitUnit, HybridUnit
@@ -30,7 +31,13 @@ def build_optimizer(objective: Objective, config: OptimizerConfig, device: torch
     """With parameters grouped by decay and by the factor on their learning rate."""
     groups = parameter_groups(objective, config.weight_decay, config.layer_decay)
     if config.kind == "muon":
-        groups = matrices_apart(groups, encoder_matrices(objective), config.momentum)
+        matrices = encoder_matrices(objective)
+        if not matrices:
+            raise ConfigError(
+                'optimizer.kind = "muon" moves the matrices of encoder blocks, and this model has none: '
+                "give optimizer.kind=adamw"
+            )
+        groups = matrices_apart(groups, matrices, config.momentum)
     options: dict[str, Any] = {"lr": config.learning_rate}
     if device.type == "cuda":
         options["fused"] = True  # one kernel for all parameters

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.train.averaging import Average
+from vitrail.train.muon import Muon
 
 
 def materialise(optimizer: torch.optim.Optimizer) -> None:
@@ -16,7 +17,7 @@ def materialise(optimizer: torch.optim.Optimizer) -> None:
         for parameter in group["params"]:
             state = optimizer.state[parameter]
             if "momentum" in group:  # SGD's groups, and those of Muon that hold matrices
-                if group["momentum"]:
+                if group["momentum"] or isinstance(optimizer, Muon):
                     state["momentum_buffer"] = torch.zeros_like(parameter)
                 continue
             place = parameter.device if group["fused"] else "cpu"

@@ -177,14 +177,18 @@ def _writing(path: Path) -> Iterator[None]:
 
 def _short(name: str) -> str:
     """Of a path, its last part, also where that is a dot."""
-    return short_name(name if name.startswith(("hf:", "timm:")) else str(Path(name).expanduser().resolve()))
+    return short_name(name if _is_no_path(name) else str(Path(name).expanduser().resolve()))
+
+
+def _is_no_path(name: str) -> bool:
+    return name == PANE or name.startswith(("hf:", "timm:"))
 
 
 def _called(names: Sequence[str]) -> list[str]:
     """Models in the report, which may go to strangers: without paths, and none of them twice."""
     called: list[str] = []
     for name in names:
-        base = name if name.startswith(("hf:", "timm:")) else _short(name)
+        base = name if _is_no_path(name) else _short(name)
         taken = {_short(other) for other in called}
         numbered = (f"{base} {number}" for number in itertools.count(2))
         called.append(next(each for each in itertools.chain([base], numbered) if _short(each) not in taken))
