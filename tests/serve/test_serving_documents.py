@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs/serving.md").read_text()
 
 
 def test_the_kubernetes_example_is_yaml_and_fits_together():
-    (text,) = re.findall(r"^```yaml kubernetes\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     deployment, service, scaler = yaml.safe_load_all(text)
     template = deployment["spec"]["template"]
     assert (
