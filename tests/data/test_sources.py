@@ -188,6 +188,39 @@ def test_parts_in_a_csv(tmp_path):
     assert train.classes == val.classes == NAMES
 
 
+def as_released(root):
+    """In Tiny-ImageNet's layout."""
+    for name in ("n1", "n2"):
+        (root / "train" / name / "images").mkdir(parents=True, exist_ok=True)
+        (root / "train" / name / f"{name}_boxes.txt").write_text(f"{name}_0.JPEG\t0\t0\t62\t62\n")
+        (root / "train" / name / "images" / f"{name}_0.JPEG").write_bytes(picture(1))
+    for part in ("val", "test"):
+        (root / part / "images").mkdir(parents=True)
+        for number in range(3):
+            (root / part / "images" / f"{part}_{number}.JPEG").write_bytes(picture(number))
+    table = root / "val/val_annotations.txt"
+    table.write_text("".join(f"val_{n}.JPEG\t{name}\t0\t32\t44\t62\n" for n, name in enumerate(["n2", "n1", "n2"])))
+    return table
+
+
+def test_tiny_imagenet_as_it_was_released(tmp_path):
+    table = as_released(tmp_path)
+    assert set(splits_of(tmp_path)) == {"train", "val"}
+    training, validation = (open_data(tmp_path, split=part) for part in ("train", "val"))
+    assert training.classes == validation.classes == ("n1", "n2")
+    assert [sample.label for sample in map(validation.read, range(3))] == [1, 0, 1]
+    assert contents(validation)[2][0] == picture(2)
+    assert validation.identity(0) == "images/val_0.JPEG"
+    for wrong, sentence in (
+        ("val_0.JPEG\tn3\n", "line 1: the class 'n3' has no folder in other parts"),
+        ("val_0.JPEG\tn1\n../../passwd\tn1\n", r"line 2: '\.\./\.\./passwd' is not the name of a file in images"),
+        ("nothing at all\n", "line 1: the class '' has no folder"),
+    ):
+        table.write_text(wrong)
+        with pytest.raises(vitrail.DataError, match=sentence):
+            open_data(tmp_path, split="val")
+
+
 def test_what_is_set_aside_depends_on_names_not_on_where_or_how_many(tmp_path):
     """One image more does not send what was set aside into training."""
     for place in ("a", "b"):

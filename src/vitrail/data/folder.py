@@ -21,6 +21,8 @@ from vitrail.errors import DataError
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
 IMAGE_COLUMNS = ("image", "file_name", "filename", "file", "path", "image_path")
 LABEL_COLUMNS = ("label", "class", "category", "target", "species")
+ANNOTATED = "images"
+"""The folder of images whose classes a table tells."""
 
 
 log = logging.getLogger("vitrail")
@@ -84,6 +86,35 @@ def class_folders(root: Path, classes: Sequence[str] | None = None) -> Files:
 def class_names(root: Path) -> list[str]:
     """The folders in a folder."""
     return [entry.name for entry in _entries(root) if _is_dir(entry) and not entry.name.startswith(".")]
+
+
+def annotation_table(root: Path) -> Path | None:
+    """Of a part as Tiny-ImageNet's val/ is, with images/ and a table of their classes: that table."""
+    table = root / f"{root.name}_annotations.txt"
+    return table if (root / ANNOTATED).is_dir() and table.is_file() else None
+
+
+def annotated(table: Path, classes: Sequence[str]) -> Files:
+    """The images that such a table names, with a tab between the name, the class and what else there is."""
+    stat, numbers = _stat(table), {name: number for number, name in enumerate(classes)}
+
+    def rows() -> Iterator[tuple[bytes, int]]:
+        for number, line in enumerate(read_file(table).decode(errors="replace").splitlines(), start=1):
+            name, _, rest = line.partition("\t")
+            label = rest.partition("\t")[0]
+            if name != Path(name).name:
+                raise DataError(f"{shown(table)}, line {number}: {name!r} is not the name of a file in {ANNOTATED}")
+            if label not in numbers:
+                raise DataError(f"{shown(table)}, line {number}: the class {label!r} has no folder in other parts")
+            yield os.fsencode(f"{ANNOTATED}/{name}"), numbers[label]
+
+    facts = f"{stat.st_size} {stat.st_mtime_ns} {' '.join(classes)}"
+
+    def build(folder: Path) -> None:
+        _write(folder, rows())
+
+    found = cached_table(f"annotated {table.resolve()}", facts, build)
+    return Files(table.parent, found, tuple(map(shown, classes)))
 
 
 def from_csv(path: Path, split: str | None = None) -> Files:

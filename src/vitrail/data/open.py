@@ -1,6 +1,7 @@
 """From what a person names to a source: DATA is one grammar everywhere.
 
 photos/                  a folder for each class, or train/, val/, test/ with such folders in them
+tiny-imagenet-200/       as it was released: its val/ has a table of names and classes
 photos/labels.csv        a CSV beside images; or a folder with one CSV in it
 photos/*.parquet         a Parquet file, or a folder of them named after their splits
 shards/                  tar files in the WebDataset layout, named after their splits
@@ -18,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.folder import class_folders, class_names, csv_splits, from_csv
+from vitrail.data.folder import ANNOTATED, annotated, annotation_table, class_folders, class_names, csv_splits, from_csv
 from vitrail.data.source import SPLITS, Listed, Source, held_out
 from vitrail.errors import ConfigError, DataError, MissingExtraError, did_you_mean
 
@@ -123,8 +124,21 @@ def _parts(data: Data) -> Parts:
     if not any(class_names(folders[theirs]) for _, theirs in named):
         return {}  # classes that happen to be called like splits, perhaps
     splits = _all_named(path, set(folders))
-    classes = sorted({name for _, theirs in splits for name in class_names(folders[theirs])})  # so that they agree
-    return {ours: partial(class_folders, folders[theirs], classes) for ours, theirs in splits}
+    tables = {theirs: table for _, theirs in splits if (table := annotation_table(folders[theirs])) is not None}
+    if tables:  # Tiny-ImageNet as it was released: val/ has a table in place of classes, test/ has none
+        splits = [(ours, theirs) for ours, theirs in splits if theirs in tables or not _unlabelled(folders[theirs])]
+    named_here = (class_names(folders[theirs]) for _, theirs in splits if theirs not in tables)
+    classes = sorted({name for names in named_here for name in names})  # so that they agree
+    return {
+        ours: partial(annotated, tables[theirs], classes)
+        if theirs in tables
+        else partial(class_folders, folders[theirs], classes)
+        for ours, theirs in splits
+    }
+
+
+def _unlabelled(folder: Path) -> bool:
+    return class_names(folder) == [ANNOTATED]
 
 
 def _parts_of_files(path: Path, files: Sequence[Path]) -> Parts:
