@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 import vitrail
+from vitrail.config import Origin
 from vitrail.evaluate.imagenet import names, wnids
 from vitrail.model.base import ImageModel
 from vitrail.weights.card import model_card
@@ -29,6 +30,7 @@ RESULTS = Path(__file__).parent / "results"
 TRAINING, EVALUATION = RESULTS / "pane_h200.jsonl", RESULTS / "pane_evaluation.json"
 KEPT = ("data", "part", "images", "top1", "top5", "negative_log_likelihood", "calibration_error", "about")
 """Of an evaluation's report, which also has every class and every mistake."""
+LICENCE = "apache-2.0"
 POINTS = 12
 """Of the curve."""
 DATA = """\
@@ -63,7 +65,7 @@ def main() -> None:
 def write_weights(run: str) -> None:
     """Rounded once, here; `vitrail.load("pane")` computes with them in float32. Classes get the words of their ids."""
     model = vitrail.load(run, dtype=torch.bfloat16)
-    model.origin = None  # it is the origin
+    model.origin = Origin(source=PANE, format="native", licence=LICENCE)
     model.labels = [readable(wnid) for wnid in model.labels or ()]
     vitrail.save(model, PANE_FOLDER)
 
@@ -77,7 +79,6 @@ def readable(wnid: str) -> str:
 
 def card(model: ImageModel, lines: list[dict[str, Any]], evaluation: dict[str, Any]) -> str:
     """README.md of the folder."""
-    model.origin = None
     about = next(line for line in lines if line["kind"] == "about")
     parts = [
         table(["", ""], training(about)),

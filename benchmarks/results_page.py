@@ -308,7 +308,7 @@ LONG = {
     "stem4": "AdamW 6e-4, convolutional stem",
     "cifar10-stem-250": "Muon 1.5e-3, convolutional stem (cut off)",
 }
-MARKS = (4_000, 8_000, 16_000, 28_000)
+MARKS = (4_000, 8_000, 12_000, 28_000)
 
 
 def long_runs(raw: Raw) -> str:

@@ -124,6 +124,11 @@ def test_where_it_is_missing_or_taken_for_an_architecture(monkeypatch, tmp_path)
         vitrail.create_model("pane")
     with pytest.raises(WeightsError, match="timm:name or pane"):
         vitrail.load("nowhere")
+    with pytest.raises(WeightsError, match="no model 'pnae', did you mean 'pane'"):
+        vitrail.load("pnae")
+    (tmp_path / "finetune-photos-from-pane").mkdir()
+    with pytest.raises(WeightsError, match=r"did you mean '.*/finetune-photos-from-pane'"):
+        vitrail.load(tmp_path / "finetune-photos")
 
 
 # No model named
@@ -138,7 +143,7 @@ def test_predict(run, pane):
     named = vitrail.Predictor(pane, device="cpu")("china.jpg", top=3)
     assert [label["label"] for label in rows[0]["labels"]] == [label for label, _ in named]
     assert run("predict", "china.jpg", "--model", "pane")[2].startswith("1 image, ")
-    assert run("predict")[2] == "error: no images were given: vitrail predict photo.jpg --model MODEL\n"
+    assert run("predict")[2] == "error: no images were given: vitrail predict photo.jpg\n"
 
 
 def test_inspect(run, here, monkeypatch):
@@ -150,13 +155,14 @@ def test_inspect(run, here, monkeypatch):
     assert TRAINED_ON in (here / "runs/inspect-pane/report.html").read_text(), "with its card"
 
 
-def test_a_finished_run_comes_first(run, here, monkeypatch):
+def test_a_finished_run_comes_first(run, here, monkeypatch, capsys):
     (here / "runs/mine/model").mkdir(parents=True)
     for name in ("runs/mine/config.toml", "runs/mine/model/config.json"):
         (here / name).write_text("")
     monkeypatch.setattr(inspect, "run", lambda models, *given, **options: pytest.fail(str(models)))
     with pytest.raises(pytest.fail.Exception, match=r"\['runs/mine'\]"):
         run("inspect")
+    assert capsys.readouterr().err.startswith("no model named: using runs/mine, the newest run; ")
 
 
 def test_serve(run, monkeypatch):
@@ -185,7 +191,8 @@ def test_export(run, here, pane):
     code, _, err = run("export", "runs/mine", "--to", "onnx")
     assert (code, err) == (
         2,
-        "error: runs/mine is no .onnx file to write: vitrail export runs/mine model.onnx --to onnx\n",
+        "error: runs/mine is no .onnx file to write: `vitrail export runs/mine.onnx --to onnx` exports pane, "
+        "`vitrail export runs/mine model.onnx --to onnx` the model runs/mine\n",
     )
     code, _, err = run("export", "a", "b.onnx", "c", "--to", "onnx")
     assert (code, err) == (2, "error: 'c' is one word too many: vitrail export MODEL TARGET --to onnx\n")
@@ -224,6 +231,9 @@ def test_finetune_and_from_scratch(run, here):
         "finetune", "--data", "stripes", "folder=mine", *small
     )  # an architecture asks for fresh weights
     assert (code, out.startswith("training from scratch, "), SAID in err) == (0, True, False)
+    assert run("finetune", "--data", "stripes", "--from", "scrach")[2] == (
+        "error: there is no model 'scrach', did you mean 'scratch'?\n"
+    )
     assert run("finetune", "--data", "stripes", "weights=pane")[::2] == (
         2,
         "error: give --from MODEL in place of model.weights\n",

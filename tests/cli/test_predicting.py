@@ -177,7 +177,7 @@ def test_a_model_without_classes_prints_the_count_only(here, run, form):
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        (["--model", "model"], 2, "error: no images were given: vitrail predict photo.jpg --model MODEL\n"),
+        (["--model", "model"], 2, "error: no images were given: vitrail predict photo.jpg\n"),
         (["1.png", "--model", "model", "--json", "--csv"], 2, "error: --json and --csv: give one of them\n"),
         (["1.png", "--model", "model", "--embed", "out.txt"], 2, "error: --embed out.txt: give a file that ends in"),
         (["1.png", "--model", "bare"], 2, "error: the model has no classes"),

@@ -52,7 +52,11 @@ def export(
     if len(words) == 1:
         suffix, *_ = kind_of(to)
         if target.suffix != suffix:
-            raise ConfigError(f"{target} is no {suffix} file to write: vitrail export {target} model{suffix} --to {to}")
+            ours, theirs = target.with_suffix(suffix), f"{target} model{suffix}"
+            raise ConfigError(
+                f"{target} is no {suffix} file to write: `vitrail export {ours} --to {to}` exports {PANE}, "
+                f"`vitrail export {theirs} --to {to}` the model {target}"
+            )
         tell_of_pane("vitrail export MODEL TARGET takes another")
     with interruptible():
         checked = run(

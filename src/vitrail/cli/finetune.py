@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -40,7 +41,7 @@ def finetune(
     steps=500 batch_size=32 learning_rate=0.003 image_size=224 folder=runs/mine. The model goes to runs/finetune-…, and
     the same command goes on where it was stopped.
     """
-    from vitrail.errors import ConfigError
+    from vitrail.errors import ConfigError, did_you_mean
     from vitrail.train.resolve import keys_of
     from vitrail.weights.load import TRAINING_ONLY
     from vitrail.weights.source import PANE
@@ -52,6 +53,8 @@ def finetune(
         raise ConfigError("give --from MODEL in place of model.weights")
     if start is None and options & (set(keys_of("model")) - {*FREE, *TRAINING_ONLY}):
         start = SCRATCH  # who asks for an architecture has said what to train
+    if start is not None and start != SCRATCH and not Path(start).exists() and did_you_mean(start, [SCRATCH]):
+        raise ConfigError(f"there is no model {start!r}{did_you_mean(start, [SCRATCH])}")
     model = PANE if start is None else start
     if quick:
         _quick(data, model, sweep, given, unnamed=start is None)

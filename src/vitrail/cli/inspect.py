@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -39,9 +40,14 @@ def inspect(
     from vitrail.workflows.inspect import newest_run, run
 
     if not models:
-        models = [str(newest_run() or PANE)]
-        if models == [PANE]:
+        newest = newest_run()
+        models = [PANE if newest is None else str(newest)]
+        if newest is None:
             tell_of_pane("vitrail inspect MODEL takes another")
+        else:
+            print(
+                f"no model named: using {newest}, the newest run; vitrail inspect MODEL takes another", file=sys.stderr
+            )
     with interruptible("the report is not finished"), progress_bar("looking inside") as progress:
         done = run(models, images, out, most=most, device=device, progress=progress)
     print_lines(done.notes)

@@ -83,7 +83,7 @@ def architecture(name: str, **options: Any) -> Architecture:
 def _advice(name: str) -> str:
     """What a person may have meant, or how names are made."""
     if name.startswith(("hf:", "timm:")) or name == "pane":
-        return " is the name of weights: give it to vitrail.load"
+        return ", which is the name of weights: give it to vitrail.load"
     if found := _TIMM.match(name):
         return f", did you mean {_LETTER_OF_WORD[found.group(1)]}/{found.group(2)}?"
     return did_you_mean(name, LISTED) or (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vitrail.recipes.better_plain import BETTER_PLAIN
 from vitrail.recipes.finetuning import FINETUNING
@@ -101,7 +101,7 @@ def _row(recipe: Recipe) -> tuple[str, ...]:
     model, optimizer, schedule = (recipe.settings[section] for section in ("model", "optimizer", "schedule"))
     return (
         recipe.name,
-        f"{model['name']}, {model['image_size']} px" if "name" in model else f"any, {model['image_size']} px",
+        f"{_model(model)}, {model['image_size']} px",
         recipe.data_set.name,
         f"{schedule['epochs']} epochs" if "epochs" in schedule else f"{schedule['steps']:,} steps",
         _learning_rates(recipe),
@@ -112,6 +112,16 @@ def _row(recipe: Recipe) -> tuple[str, ...]:
         recipe.expected,
         f"`{recipe.command}`",
     )
+
+
+def _model(model: dict[str, Any]) -> str:
+    """By its name, and where its size is not that name's, by that."""
+    if "name" not in model:
+        return "any"
+    if "width" not in model:
+        return str(model["name"])
+    stem = "a convolutional stem" if "conv_stem" in model else f"patches of {model['name'].partition('/')[2]}"
+    return f"width {model['width']}, depth {model['depth']}, {stem}"
 
 
 def _learning_rates(recipe: Recipe) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitrail.errors import ConfigError, WeightsError
+from vitrail.errors import ConfigError, WeightsError, did_you_mean
 from vitrail.weights.files import damage_told
 from vitrail.weights.naming import Beside
 
@@ -58,13 +61,23 @@ def locate(source: str | Path) -> Located:
         return _in_folder(path.resolve().name, inner if (inner / "config.json").is_file() else path)
     if path.is_file():
         return _one_file(path)
-    hint = ""
-    if found := _LIKE_HUB.fullmatch(text):
-        hint = f", did you mean hf:{found.group(1)}?"
-    elif _LIKE_NAME.fullmatch(text):
-        hint = f", did you mean vitrail.create_model({text!r})?"
     kinds = f"a folder, a file ({', '.join(SUFFIXES)}), hf:owner/name, timm:name or {PANE}"
-    raise WeightsError(f"there is no model {text!r}{hint or ':'} give {kinds}")
+    raise WeightsError(f"there is no model {text!r}{_hint(text, path) or ':'} give {kinds}")
+
+
+def _hint(text: str, path: Path) -> str:
+    """What may be meant by a name that is none: a neighbour, `pane`, a model of the hub, an architecture."""
+    beside: list[str] = []
+    if path.parent != Path():
+        with contextlib.suppress(OSError):
+            beside = os.listdir(path.parent)  # noqa: PTH208 (names are wanted)
+    if near := difflib.get_close_matches(path.name, beside, n=1):
+        return f", did you mean {str(path.parent / near[0])!r}?"
+    if near_pane := did_you_mean(text, [PANE]):
+        return near_pane
+    if found := _LIKE_HUB.fullmatch(text):
+        return f", did you mean hf:{found.group(1)}?"
+    return f", did you mean vitrail.create_model({text!r})?" if _LIKE_NAME.fullmatch(text) else ""
 
 
 def _one_file(path: Path) -> Located:

@@ -69,7 +69,7 @@ class Predictions:
             precision: fp32; or faster and less exact, of which `tell` is told.
         """
         if not files:
-            raise ConfigError("no images were given: vitrail predict photo.jpg --model MODEL")
+            raise ConfigError("no images were given: vitrail predict photo.jpg")
         check_top(top)
         check_embed(embed)
         self.images = found_images(files)
