@@ -40,8 +40,9 @@ def told(config: RunConfig, result: Result) -> Iterator[str]:
     yield f"curves: {result.folder / 'curves.png'}"
     yield from after(config, result)
     yield f"model: {result.model}"
+    predicts = f"vitrail predict PHOTO --model {result.folder}; " if config.objective.kind == "classification" else ""
     yield (
-        f"next: vitrail evaluate --model {result.folder} --data DATA measures it; in Python, "
+        f"next: {predicts}vitrail evaluate --model {result.folder} --data DATA measures it; in Python, "
         f'model = vitrail.load("{result.folder}")'
     )
 
