@@ -51,12 +51,14 @@ PLAN = {
     "cifar10-scratch": Planned("cifar10-scratch", "cifar10"),
     "cifar10-stem": Planned("cifar10-stem", "cifar10"),
     "pane": Planned("tiny-imagenet", "tiny-imagenet"),
+    "tiny-imagenet-stem": Planned("tiny-imagenet-stem", "tiny-imagenet"),
     "flowers-scratch": Planned(
         "tiny-imagenet",
         "flowers102",
         (*ON_FLOWERS, "model.image_size=96", "schedule.warmup_steps=300", "optimizer.averaging=0.998"),
     ),
     "pane-to-cifar10": Planned("transfer-small", "cifar10", begins_from="pane"),
+    "stem-to-cifar10": Planned("transfer-small", "cifar10", begins_from="tiny-imagenet-stem"),
     "pane-to-flowers": Planned(
         "transfer-small",
         "flowers102",
