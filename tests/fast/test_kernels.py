@@ -20,6 +20,7 @@ if torch.cuda.is_available():
 from vitrail.fast.kernels.attention import MOST_TOKENS, attention, pieces
 from vitrail.fast.kernels.backward import Walk, gelu_backward, norm_backward, pack
 from vitrail.fast.kernels.few_rows import few_rows
+from vitrail.fast.kernels.joined import Stream, joining_product, norming_product
 from vitrail.fast.kernels.norm import FP8, add_norm, assemble_norm
 from vitrail.fast.kernels.patches import cut
 from vitrail.fast.kernels.product import Tiling, product
@@ -186,6 +187,68 @@ def test_a_split_product_is_added_up_by_the_norm(splits):
     made = add_norm(z, parts, torch.ones(48), torch.zeros(48), 1e-6)
     close(made.z, z + exact)
     close(made.y, F.layer_norm(z + exact, (48,), eps=1e-6))
+
+
+TILES = [Tiling(16, 16, 32, 4, 2), Tiling(32, 16, 16, 4, 2), Tiling(16, 64, 16, 4, 2)]
+
+
+def statistics(z: Tensor, columns: int) -> Tensor:
+    """Of each row over each tile's columns: the mean, and the sum of squared deviations from it."""
+    tiles = z.double().split(columns, 1)
+    means = torch.stack([tile.mean(1) for tile in tiles])
+    squares = torch.stack([(tile - tile.mean(1, keepdim=True)).square().sum(1) for tile in tiles])
+    return torch.stack([means, squares])
+
+
+@pytest.mark.parametrize("tiling", TILES, ids=str)
+@pytest.mark.parametrize(("biased", "scaled"), [(True, True), (False, False)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_product_joins_z(tiling, biased, scaled, dtype):
+    x, w, z = torch.randn(21, 48), torch.randn(40, 48), (30 + torch.randn(21, 40)).to(dtype)
+    bias, factor = torch.randn(40) if biased else None, torch.randn(40) if scaled else None
+    made = joining_product(x, w, bias, z, tiling, factor=factor)
+    branch = F.linear(x.double(), w.double(), None if bias is None else bias.double())
+    close(made.z, z + (branch if factor is None else branch * factor), 1e-6 if dtype == torch.float32 else 2**-11)
+    assert made.z.dtype == dtype
+    assert made.columns == tiling.columns
+    close(made.statistics, statistics(made.z, tiling.columns))  # of what is stored, rounded as it is
+
+
+def test_a_product_that_joins_z_saturates():
+    z = torch.full((3, 24), 6e4).half()
+    z[1] = -6e4
+    made = joining_product(z / 1e4, torch.ones(24, 24).half(), None, z, TILES[0], factor=torch.full((24,), 1e3))
+    assert made.z.tolist() == [[65504.0] * 24, [-65504.0] * 24, [65504.0] * 24]
+    close(made.statistics, statistics(made.z, 16))
+
+
+@pytest.mark.parametrize("tiling", TILES, ids=str)
+@pytest.mark.parametrize("form", [0, 1])
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_product_norms_first(tiling, form, centred, dtype):
+    """From statistics of four parts, the last one narrower; most of z is one large mean."""
+    z, w = (30 + torch.randn(21, 56)).to(dtype), (torch.randn(40, 56) / 7).to(dtype)
+    constant = torch.randn(40)
+    stream = Stream(z, statistics(z, 16).float(), 16)
+    sums = w.float().sum(1)
+    found = norming_product(stream, w, sums, constant, 1e-6, tiling, centred=centred, form=form, dtype=torch.float32)
+    norm = (F.layer_norm if centred else F.rms_norm)(z.double(), (56,), eps=1e-6)
+    close(found, GELUS[form](F.linear(norm, w.double(), constant.double())), 5e-5)
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_the_sum_and_the_norm_inside_two_products(centred):
+    """One after the other, against what they stand for."""
+    x, z, first, second = torch.randn(19, 32), torch.randn(19, 40), torch.randn(40, 32), torch.randn(24, 40)
+    weight, shift, own, bias = torch.randn(40), torch.randn(40), torch.randn(40), torch.randn(24)
+    exact = (z + F.linear(x, first, own)).double()
+    norm = F.layer_norm(exact, (40,), weight.double(), shift.double(), 1e-6)
+    norm = norm if centred else F.rms_norm(exact, (40,), weight.double(), 1e-6)
+    stream = joining_product(x, first, own, z, TILES[0])
+    w, constant = weight * second, bias + second @ shift if centred else bias
+    found = norming_product(stream, w, w.sum(1), constant, 1e-6, TILES[1], centred=centred, dtype=torch.float32)
+    close(found, F.linear(norm, second.double(), bias.double()))
 
 
 def test_pack():
