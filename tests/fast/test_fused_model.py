@@ -16,10 +16,12 @@ pytest.importorskip("triton", reason="Triton, in whose interpreter the kernels r
 if torch.cuda.is_available():
     pytest.skip("here is a GPU: benchmarks/kernel_check.py checks the kernels there", allow_module_level=True)
 
-from vitrail.fast import fused
+from vitrail.fast import fused, joined
 from vitrail.fast.fused import FusedEmbedder, Layer, check_fusible
+from vitrail.fast.kernels.norm import Normed
 from vitrail.fast.kernels.product import Tiling, named
 from vitrail.fast.learning import FusedLearning, check_learnable
+from vitrail.fast.logits import Logits
 
 SMALL = {"image_size": 8, "width": 32, "depth": 3, "num_heads": 2, "mlp_dim": 64, "num_classes": 5, "seed": 0}
 STEM = [[8, 3, 2], [16, 3, 2]]
@@ -62,7 +64,7 @@ def test_every_way_computes_the_same(options, wanted, least, monkeypatch):
     """Sums that are split, with or without a layer scale; the kernel for a few rows; attention: of a whole model."""
     taken = []
 
-    def choose(key, ways, *inputs, in_line):
+    def choose(key, ways, *inputs, in_line=False):
         found = next((name for name in ways if name.startswith(wanted) or name.endswith(wanted)), None)
         taken.extend([found] if found else [])
         return ways[found or next(iter(ways))]
@@ -75,6 +77,92 @@ def test_every_way_computes_the_same(options, wanted, least, monkeypatch):
         found = FusedEmbedder(model)(images)
         assert relative_distance(found, model.embed(images)) < 5e-3
     assert len(taken) >= least
+
+
+def joined_alone(monkeypatch):
+    """Of passes the joined one is chosen, and of all else the first; what was to be chosen is noted."""
+    noted = []
+
+    def choose(key, ways, *inputs, in_line=False):
+        noted.append(key[0])
+        return ways.get("joined") or ways[next(iter(ways))]
+
+    monkeypatch.setattr(fused, "choose", choose)
+    monkeypatch.setattr(joined, "choose", choose)
+    monkeypatch.setattr(fused, "HALF", torch.float16)  # the interpreter cuts bf16 off instead of rounding it
+    monkeypatch.setattr(joined, "JOINING", named(Tiling(16, 16, 16, 4, 2)))
+    monkeypatch.setattr(joined, "NORMING", named(Tiling(16, 32, 16, 4, 2)))
+    return noted
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"depth": 2, "width": 40, "pool": "distilled", "registers": 1},
+        {"depth": 1, "pool": "average"},
+        {"depth": 2, "pool": "class+average", "gelu": "exact"},
+        {"layer_scale": 0.5},
+        {"norm": "rms"},
+        {"norm": "rms", "pool": "average", "layer_scale": 0.1, "gelu": "quick"},
+        {"conv_stem": STEM, "norm_after_pool": True},
+    ],
+    ids=str,
+)
+def test_sums_and_norms_inside_the_products_compute_the_same(options, monkeypatch):
+    noted = joined_alone(monkeypatch)
+    model, images = small(**options).eval(), torch.randn(3, 3, 8, 8)
+    embedder = FusedEmbedder(model)
+    with torch.no_grad():
+        exact = model.embed(images)
+    found = embedder(images)
+    joins = 2 * len(embedder.blocks)
+    assert noted.count("pass") == 1
+    assert (noted.count("joining"), noted.count("norming")) == (joins, joins - (embedder.last is None))
+    assert relative_distance(found, exact) < 5e-3
+    embedder.passes = dict.fromkeys(embedder.passes, embedder.apart)
+    assert relative_distance(found, exact) < 1.2 * relative_distance(embedder(images), exact)
+
+
+def test_one_block_for_the_class_token_has_nothing_to_join(monkeypatch):
+    noted = joined_alone(monkeypatch)
+    FusedEmbedder(small(depth=1))(torch.randn(1, 3, 8, 8))
+    assert "pass" not in noted
+
+
+@pytest.mark.parametrize("why", ["rows that the copy engine cannot take", "many tokens", "FP8"])
+def test_what_cannot_be_joined_is_not_tried(why, monkeypatch):
+    noted = joined_alone(monkeypatch)
+    monkeypatch.setattr(fused, "MOST_ROWS", 8 if why == "many tokens" else 64)
+    embedder = FusedEmbedder(small(**({"mlp_dim": 60} if why.startswith("rows") else {})), fp8=why == "FP8")
+    normed = Normed(torch.zeros(15, 32), torch.zeros(15, 32), None, None)
+    assert embedder._pass(normed) == embedder.apart
+    assert "pass" not in noted
+
+
+def test_weights_of_a_pass_that_was_not_chosen_are_let_go(monkeypatch):
+    def choose(key, ways, *inputs, in_line=False):
+        for name in ways if key[0] == "pass" else ():
+            ways[name](*inputs)
+        return ways[next(iter(ways))]
+
+    joined_alone(monkeypatch)
+    monkeypatch.setattr(fused, "choose", choose)
+    embedder = FusedEmbedder(small())
+    embedder(torch.randn(1, 3, 8, 8))
+    assert embedder.joined_blocks is None
+    embedder.passes[1024] = embedder.joined  # which another number of images takes
+    embedder(torch.randn(4, 3, 8, 8))
+    assert embedder.joined_blocks is not None
+
+
+@pytest.mark.parametrize("count", [1, 4, 5])
+def test_logits_by_either_way(count):
+    head, y = torch.nn.Linear(40, 7).requires_grad_(False), torch.randn(count, 80)[:, ::2]
+    logits = Logits(head)
+    assert torch.equal(logits(y), head(y))
+    if count <= 4:
+        assert torch.allclose(logits.by_few_rows(y), head(y), atol=1e-5)
 
 
 def test_a_hybrid():

@@ -101,5 +101,7 @@ def _in_line(way: Callable[..., object], displacing: Tensor, first: Tensor, *oth
 
     displacing.zero_()
     result = way(copied(first), *others)
+    if isinstance(result, tuple):
+        result = result[0]
     if isinstance(result, Tensor):
         copied(result)

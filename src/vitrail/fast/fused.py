@@ -5,7 +5,8 @@ What is saved, against the model as it is written:
 - the residual sum and the norm after it are one pass over memory, which in FP8 also finds the scales;
 - bias and GELU are applied before a product's result leaves the chip, in FP8 the rounding of it too;
 - attention is by the fastest kernel for its shape: cuDNN's, Flash Attention's, or our own for short sequences;
-- of the last block only what is read is computed: keys and values of all tokens, the rest for the class token.
+- of the last block only what is read is computed: keys and values of all tokens, the rest for the class token;
+- for few tokens, where starting a kernel is half its time, sum and norm are in the products before and after them.
 
 Products are by the library's kernels or by our own, whichever is faster for their size when it first comes along.
 
@@ -26,9 +27,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitrail.errors import InputError, NotApplicableError
 from vitrail.fast.choice import Way, bucket, choose
+from vitrail.fast.joined import MOST_ROWS, Joining, Norming, takes
 from vitrail.fast.kernels import few_rows
 from vitrail.fast.kernels.attention import applies, attention
 from vitrail.fast.kernels.gelu import number_of
+from vitrail.fast.kernels.joined import Stream
 from vitrail.fast.kernels.norm import FP8, LARGEST, Normed, add_norm, assemble_norm
 from vitrail.fast.kernels.patches import cut
 from vitrail.fast.kernels.product import FEW, Tiling, named, product
@@ -231,16 +234,24 @@ class ReadBlock:
     def __call__(self, normed: Normed, tokens: int, norm: Norm | None) -> Tensor:
         """(M, D) z and norm1(z) → (B, read, D), float32; of it the norm, if there is one."""
         width = normed.z.shape[1]
-        y = normed.y.view(-1, tokens, width)
         if len(normed.y) <= FEW:  # one kernel takes less time than two, even for queries that nobody asks for
-            qkv = self.qkv(normed.y).view(-1, tokens, 3 * width)
-            q, kv = qkv[:, : self.read, :width], qkv[:, :, width:]
-        else:
-            q = self.q(y[:, : self.read].reshape(-1, width).contiguous()).view(-1, self.read, width)
-            kv = self.kv(normed.y).view(-1, tokens, 2 * width)
+            return self.of_qkv(self.qkv(normed.y), normed.z, tokens, norm)
+        y = normed.y.view(-1, tokens, width)
+        q = self.q(y[:, : self.read].reshape(-1, width).contiguous()).view(-1, self.read, width)
+        return self.of(q, self.kv(normed.y).view(-1, tokens, 2 * width), normed.z, norm)
+
+    def of_qkv(self, qkv: Tensor, z: Tensor, tokens: int, norm: Norm | None) -> Tensor:
+        """The same from (M, 3·D), queries, keys and values side by side, and z."""
+        width = z.shape[1]
+        qkv = qkv.view(-1, tokens, 3 * width)
+        return self.of(qkv[:, : self.read, :width], qkv[:, :, width:], z, norm)
+
+    def of(self, q: Tensor, kv: Tensor, z: Tensor, norm: Norm | None) -> Tensor:
+        """The same from (B, read, D) queries, (B, T, 2·D) keys and values, and z."""
+        tokens, width = kv.shape[1], z.shape[1]
         read = read_forward if tokens <= MOST_TOKENS else read_by_library
         mixed = read(q, kv, self.heads).view(-1, width)
-        first = normed.z.view(-1, tokens, width)[:, : self.read].reshape(-1, width).contiguous()
+        first = z.view(-1, tokens, width)[:, : self.read].reshape(-1, width).contiguous()
         normed = self.norm2(first, self.out(mixed), self.factor1, HALF)
         branch = self.fc2(self.fc1(normed.y))
         if norm is None:
@@ -248,6 +259,22 @@ class ReadBlock:
         else:
             z = norm(normed.z, branch, self.factor2, torch.float32).y
         return z.view(-1, self.read, width)
+
+
+class JoinedBlock:
+    """A block, of the same weights, whose products have sums and norms in them; and the next one's first product."""
+
+    def __init__(self, block: Block, following: Block | ReadBlock | None) -> None:
+        self.attention = block.attention
+        self.out = Joining(block.out.weight, block.out.bias, block.factor1)
+        self.fc1 = _norming(block.norm2, block.fc1)
+        self.fc2 = Joining(block.fc2.weight, block.fc2.bias, block.factor2)
+        self.next_qkv = None if following is None else _norming(following.norm1, following.qkv)
+
+    def __call__(self, qkv: Tensor, z: Tensor, tokens: int) -> Stream:
+        """(M, 3·D) and z → z behind the block."""
+        stream = self.out(self.attention(qkv, tokens), z)
+        return self.fc2(self.fc1(stream), stream.z)
 
 
 class FusedEmbedder(nn.Module):
@@ -268,6 +295,10 @@ class FusedEmbedder(nn.Module):
         self.embed_patches: Layer | None = None
         if isinstance(projection, nn.Linear) and model.backbone is None:
             self.embed_patches = Layer(projection)
+        self.joinable = not fp8 and bool(self.blocks) and takes(self.blocks[0].fc1.weight, self.blocks[0].fc2.weight)
+        self.joined_blocks: list[JoinedBlock] | None = None
+        self.passes: dict[int, Way] = {}
+        """By which of the two, for as many tokens."""
         self.table = _table(model)
         self.last_norm = None if isinstance(model.encoder.norm, nn.Identity) else Norm(model.encoder.norm)
         self.plain = copy.deepcopy(model, {id(block): nn.Identity() for block in model.encoder.blocks}).eval()
@@ -289,20 +320,57 @@ class FusedEmbedder(nn.Module):
         """Normalised images of the model's own size → y, float32."""
         self._check(images)
         normed = self._assembled(images)
+        z = self._pass(normed)(normed.z, normed.y, normed.scales)
+        return self._pooled(z, is_normed=self.last is not None)
+
+    def apart(self, z: Tensor, y: Tensor, scales: Tensor | None = None) -> Tensor:
+        """(M, D) assembled tokens and their norm → (B, T or as many as are read, D), by a kernel for every step."""
+        normed = Normed(z, y, scales, None)
         norms = [block.norm1 for block in self.blocks[1:]] + ([] if self.last is None else [self.last.norm1])
         for block, norm in zip(self.blocks, norms, strict=False):
             is_last = norm is norms[-1] and self.last is not None
             normed = block.mixed(block.attended(normed, self.tokens), norm, HALF if is_last else block.dtype)
         if self.last is not None:
-            z = self.last(normed, self.tokens, self.last_norm)
-            return self._pooled(z, is_normed=True)
+            return self.last(normed, self.tokens, self.last_norm)
         last = self.blocks[-1]  # all tokens are read, by a pool of any kind
         normed = last.attended(normed, self.tokens)
         branch = last.fc2(*last.hidden(normed)).float()
         if branch.ndim == 3:
             branch = branch.sum(0)
         z = normed.z + (branch if last.factor2 is None else branch * last.factor2)
-        return self._pooled(z.view(len(images), self.tokens, -1), is_normed=False)
+        return z.view(-1, self.tokens, z.shape[1])
+
+    def joined(self, z: Tensor, y: Tensor, scales: Tensor | None = None) -> Tensor:
+        """The same for few tokens, with sums and norms in the products; their weights are made when it first runs."""
+        if self.joined_blocks is None:
+            after = [*self.blocks[1:], self.last]
+            self.joined_blocks = [JoinedBlock(*pair) for pair in zip(self.blocks, after, strict=True)]
+        qkv = self.blocks[0].qkv(y)
+        for block in self.joined_blocks:
+            stream = block(qkv, z, self.tokens)
+            z = stream.z
+            if block.next_qkv is not None:
+                qkv = block.next_qkv(stream)
+        if self.last is not None:
+            return self.last.of_qkv(qkv, z, self.tokens, self.last_norm)
+        return z.float().view(-1, self.tokens, z.shape[1])
+
+    def _pass(self, normed: Normed) -> Way:
+        """The faster one, of those that can be."""
+        rows = bucket(len(normed.z))
+        if rows > MOST_ROWS or not self.joinable:
+            return self.apart
+        if (chosen := self.passes.get(rows)) is None:
+            block = self.blocks[0]
+            what = (
+                "pass", *block.fc1.weight.shape, block.fc1.form, block.attention.heads, block.norm1.bias is None,
+                block.factor1 is None, len(self.blocks), 0 if self.last is None else self.last.read, self.tokens, rows,
+            )  # fmt: skip
+            ways: dict[str, Way] = {"apart": self.apart, "joined": self.joined}
+            chosen = self.passes[rows] = choose(what, ways, normed.z, normed.y)
+            if self.joined not in self.passes.values():
+                self.joined_blocks = None
+        return chosen
 
     def _check(self, images: Tensor) -> None:
         expected = (self.plain.in_channels, *self.plain.image_size)
@@ -347,6 +415,13 @@ def check_fusible(model: ImageModel) -> None:
     ):
         if wrong:
             raise NotApplicableError(f"there are no fused kernels for {why}")
+
+
+def _norming(norm: Norm, layer: Layer) -> Norming:
+    return Norming(
+        layer.weight, layer.bias, norm.weight, norm.bias, norm.eps,
+        stream=STREAM, form=layer.form, following=layer.following,
+    )  # fmt: skip
 
 
 def _factor(scale: nn.Module) -> Tensor | None:

@@ -51,6 +51,8 @@ class FastModel(nn.Module):
         self.distance = float("nan")
         """‖Δy‖/‖y‖ from the plain model in float32, as measured on some images."""
         self.measured_on = "random images"
+        self.logits: Callable[[Tensor], Tensor] = lambda y: self.head(y)
+        """The head's, of representations."""
         self._function: Callable[[Tensor], Both] = Recordings(self._computed) if recorded else self._computed
         self.eval()
 
@@ -79,7 +81,7 @@ class FastModel(nn.Module):
             y, logits = self._computed(images.new_zeros(1, *images.shape[1:]))
             return y[:0], logits[:0]
         y = self.embedder(images).float()
-        return y, self.head(y)
+        return y, self.logits(y)
 
     def describe(self) -> str:
         """What it is, in words."""
@@ -199,12 +201,16 @@ def _on_gpu(model: ImageModel, target: Target, precision: str, images: Tensor | 
     if why is None:
         try:
             from vitrail.fast.fused import FusedEmbedder
+            from vitrail.fast.logits import Logits
 
             embedder = FusedEmbedder(model, fp8=wanted == "fp8")
             if images is not None:
                 with torch.cuda.device(device):
                     embedder.calibrate(images.to(device))
-            return FastModel(model, embedder, wanted, "fused kernels", recorded)
+            fast = FastModel(model, embedder, wanted, "fused kernels", recorded)
+            if type(fast.head) is nn.Linear:
+                fast.logits = Logits(fast.head)
+            return fast
         except NotApplicableError as error:
             why = str(error)
     if wanted == "fp8":
