@@ -17,22 +17,26 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import vitrail
-from vitrail.fast.fused import BYTES, CUTS, NARROW, NARROW_BYTES, WIDE
+from vitrail.fast.choice import bucket
+from vitrail.fast.fused import BYTES, CUTS, NARROW, NARROW_BYTES, WIDE, FusedEmbedder
+from vitrail.fast.joined import JOINING, NORMING
 from vitrail.fast.kernels.attention import attention
 from vitrail.fast.kernels.backward import gelu_backward, norm_backward, pack
 from vitrail.fast.kernels.few_rows import few_rows
+from vitrail.fast.kernels.joined import joining_product, norming_product
 from vitrail.fast.kernels.norm import FP8, add_norm, assemble_norm
 from vitrail.fast.kernels.patches import cut
 from vitrail.fast.kernels.product import product
 from vitrail.fast.kernels.quantise import quantise
 from vitrail.fast.kernels.reading import read_backward, read_forward
 from vitrail.fast.learning import FusedLearning
+from vitrail.fast.logits import Logits
 from vitrail.fast.measure import relative_distance as distance
 from vitrail.fast.optimize import optimize
 from vitrail.workflows.bench.machine import commit
 
-HALF, EIGHT = 6e-3, 4e-2
-"""How far bf16 and FP8 may be off."""
+HALF, EIGHT, STREAM = 6e-3, 4e-2, 6e-4
+"""How far bf16, FP8 and z, in fp16, may be off."""
 IMAGES, TOKENS, WIDTH, HEADS = 16, 197, 768, 12
 
 
@@ -105,6 +109,34 @@ def products() -> dict[str, tuple[float, float]]:
     return found
 
 
+def joined() -> dict[str, tuple[float, float]]:
+    """One image's tokens, at B/16's widths and at others that no tile divides."""
+    found = {}
+    for width, inner in ((WIDTH, 4 * WIDTH), (200, 328)):
+        z, x, w = (3 + random(TOKENS, width)).half(), random(TOKENS, inner), random(width, inner, scale=inner**-0.5)
+        bias, factor = random(width), torch.randn(width, device="cuda")
+        exact = z.double() + factor * F.linear(x.double(), w.double(), bias.double())
+        for name, tiling in JOINING.items():
+            made = joining_product(x, w, bias, z, tiling, factor=factor)
+            tiles = made.z.double().split(tiling.columns, 1)
+            means = torch.stack([tile.mean(1) for tile in tiles])
+            squares = torch.stack([(tile - tile.mean(1, keepdim=True)).square().sum(1) for tile in tiles])
+            found[f"joining {width} {name}"] = distance(made.z, exact), STREAM
+            found[f"joining {width} {name}, means"] = distance(made.statistics[0], means), 1e-5
+            found[f"joining {width} {name}, squares"] = distance(made.statistics[1], squares), 1e-5
+        stream = joining_product(x, w, bias, z, JOINING["(64, 32, 128, 4, 4, 1, 1, 1)"], factor=factor)
+        w, constant = random(inner, width, scale=width**-0.5).half(), torch.randn(inner, device="cuda")
+        for name, tiling in NORMING.items():
+            for kind, norm in (("layer", F.layer_norm), ("rms", F.rms_norm)):
+                y = norming_product(
+                    stream, w, w.float().sum(1), constant, 1e-6, tiling,
+                    centred=kind == "layer", form=1, following=w.bfloat16(),
+                )  # fmt: skip
+                product64 = F.linear(norm(stream.z.double(), (width,), eps=1e-6), w.double(), constant.double())
+                found[f"norming {width} {name}, {kind}"] = distance(y, F.gelu(product64, approximate="tanh")), HALF
+    return found
+
+
 def attentions() -> dict[str, tuple[float, float]]:
     found = {}
     qkv = random(IMAGES * TOKENS, 3 * WIDTH)
@@ -159,6 +191,15 @@ def models() -> dict[str, tuple[float, float]]:
         fast = optimize(model, "throughput", precision, images=images)
         found[f"B/16 in {precision}"] = fast.distance, most
         found[f"B/16 in {precision}, recorded"] = optimize(model, "latency", precision, images=images).distance, most
+    with torch.no_grad():
+        exact = model.embed(images[:1])
+    for name in ("apart", "joined"):
+        embedder = FusedEmbedder(model)
+        embedder.passes[bucket(embedder.tokens)] = getattr(embedder, name)
+        found[f"B/16 in bf16, one image, sums and norms {name}"] = distance(embedder(images[:1]), exact), 1e-2
+    head = Logits(model.head.requires_grad_(False))
+    found["few_rows, float32, the head"] = distance(head.by_few_rows(exact), model.head(exact)), 1e-5
+    model.head.requires_grad_(True)
     parameters = list(model.train().parameters())
 
     def gradients(logits: Tensor) -> Tensor:
@@ -180,7 +221,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    found = {**norms(), **products(), **attentions(), **others(), **models()}
+    found = {**norms(), **products(), **joined(), **attentions(), **others(), **models()}
     for name, (value, most) in found.items():
         print(f"{value:9.1e}  at most {most:7.1e}  {'' if value <= most else 'TOO FAR'}  {name}")
     if arguments.out:
