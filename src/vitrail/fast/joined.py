@@ -18,7 +18,8 @@ from vitrail.fast.kernels.product import Tiling, named
 MOST_ROWS = 1024
 """Tokens up to which it is tried: beyond, the chip is full, and starting a kernel is little of its time."""
 JOINING = named(
-    Tiling(64, 32, 128, 4, 4), Tiling(64, 32, 256, 4, 3), Tiling(64, 64, 128, 4, 4), Tiling(128, 32, 128, 4, 4)
+    Tiling(64, 32, 128, 4, 4), Tiling(64, 32, 128, 4, 3), Tiling(64, 32, 256, 4, 3), Tiling(64, 64, 128, 4, 4),
+    Tiling(128, 32, 128, 4, 4),
 )  # fmt: skip
 NORMING = named(
     Tiling(64, 64, 128, 4, 4), Tiling(64, 64, 128, 4, 3), Tiling(64, 128, 128, 4, 3), Tiling(128, 64, 128, 4, 3),

@@ -67,7 +67,7 @@ class FastModel(nn.Module):
     @torch.inference_mode()
     def both(self, images: Tensor) -> Both:
         """Representations and logits, of one pass."""
-        if images.device.type != "cuda":
+        if images.device.type != "cuda" or images.device.index == torch.cuda.current_device():
             return self._function(images)
         with torch.cuda.device(images.device):  # kernels are started, and graphs recorded, on the current one
             return self._function(images)

@@ -75,6 +75,9 @@ def fast_ways(case: Case, batch: Batch, ours: ImageModel) -> Iterator[Way]:
         if case.trains:
             yield Way(OURS, name, partial(_fused, ours, case, batch, precision), precision=precision, our_weights=True)
             continue
+        if precision == "fp8":
+            build = partial(_fast, ours, case, batch, precision, calibrated=False)
+            yield Way(OURS, f"{name}, a scale for each token", build, precision=precision, our_weights=True)
         for recorded in (False, True):
             yield Way(
                 OURS,
@@ -120,14 +123,21 @@ def _built(model: nn.Module, case: Case, batch: Batch, mode: str, recorded: bool
     return Built(inference_step(Captured(run) if recorded else run, batch.images), parameters)
 
 
-def _fast(model: ImageModel, case: Case, batch: Batch, precision: str | None, recorded: bool = False) -> Built:
-    """What `vitrail.fast.optimize` makes of it; calibrated on the batch."""
+def _fast(
+    model: ImageModel,
+    case: Case,
+    batch: Batch,
+    precision: str | None,
+    recorded: bool = False,
+    calibrated: bool = True,
+) -> Built:
+    """What `vitrail.fast.optimize` makes of it; calibrated on the batch, or not."""
     fast = optimize(
         copy.deepcopy(model).to(case.device),
         "latency" if recorded else "throughput",
         precision or "auto",
         batch=case.batch,
-        images=batch.images[:CALIBRATED].float(),
+        images=batch.images[:CALIBRATED].float() if calibrated else None,
     )
     return Built(inference_step(fast, batch.images), parameters_of(model), fast.precision)
 
