@@ -193,7 +193,7 @@ def models() -> dict[str, tuple[float, float]]:
         found[f"B/16 in {precision}, recorded"] = optimize(model, "latency", precision, images=images).distance, most
     with torch.no_grad():
         exact = model.embed(images[:1])
-    for name in ("apart", "joined"):
+    for name in ("apart", "joined", "half_joined"):
         embedder = FusedEmbedder(model)
         embedder.passes[bucket(embedder.tokens)] = getattr(embedder, name)
         found[f"B/16 in bf16, one image, sums and norms {name}"] = distance(embedder(images[:1]), exact), 1e-2

@@ -30,7 +30,7 @@ from vitrail.fast.measure import relative_distance
 from vitrail.fast.optimize import FastModel, optimize
 from vitrail.workflows.bench.machine import commit
 
-PASSES, TURNS, REPLAYS, CALLS = ("apart", "joined"), 5, 300, 400
+PASSES, TURNS, REPLAYS, CALLS = ("apart", "joined", "half_joined"), 5, 300, 400
 
 
 def tell(line: str) -> None:

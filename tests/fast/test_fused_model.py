@@ -121,8 +121,12 @@ def test_sums_and_norms_inside_the_products_compute_the_same(options, monkeypatc
     assert noted.count("pass") == 1
     assert (noted.count("joining"), noted.count("norming")) == (joins, joins - (embedder.last is None))
     assert relative_distance(found, exact) < 5e-3
+    embedder.passes = dict.fromkeys(embedder.passes, embedder.half_joined)
+    half = relative_distance(embedder(images), exact)
     embedder.passes = dict.fromkeys(embedder.passes, embedder.apart)
-    assert relative_distance(found, exact) < 2 * relative_distance(embedder(images), exact)
+    apart = relative_distance(embedder(images), exact)
+    assert half < 5e-3
+    assert relative_distance(found, exact) < 2 * apart
 
 
 def test_one_block_for_the_class_token_has_nothing_to_join(monkeypatch):
