@@ -161,16 +161,14 @@ class Attention:
         if (chosen := self.chosen.get(key)) is None:
             width = qkv.shape[1] // 3 // self.heads
             what = "attention", qkv.shape[1], self.heads, *key
-            ways = self.ways(width, tokens)
+            ways = self.ways(key[0], width, tokens)
             chosen = self.chosen[key] = choose(what, ways, qkv, tokens, in_line=key[0] <= FEW)
         return chosen(qkv, tokens)
 
-    def ways(self, width: int, tokens: int) -> dict[str, Way]:
-        """That can compute it."""
-        ways: dict[str, Way] = {
-            backend.name: partial(self._by_library, backend)
-            for backend in (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH)
-        }
+    def ways(self, rows: int, width: int, tokens: int) -> dict[str, Way]:
+        """That can compute it: plain products, whose results take memory, for few rows alone."""
+        backends = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, *([SDPBackend.MATH] * (rows <= FEW))]
+        ways: dict[str, Way] = {backend.name: partial(self._by_library, backend) for backend in backends}
         if applies(tokens, width):
             for cut in CUTS:
                 ways[f"ours {cut}"] = lambda qkv, tokens, cut=cut: attention(qkv, tokens, self.heads, *cut)

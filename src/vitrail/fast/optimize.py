@@ -11,6 +11,7 @@ import importlib.util
 import math
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Literal, Self
 
 import torch
@@ -64,12 +65,13 @@ class FastModel(nn.Module):
         """(B, C, H, W), normalised → (B, K)."""
         return self.both(images)[1]
 
-    @torch.inference_mode()
     def both(self, images: Tensor) -> Both:
         """Representations and logits, of one pass."""
-        if images.device.type != "cuda" or images.device.index == torch.cuda.current_device():
+        is_here = not images.is_cuda or images.get_device() == torch.cuda.current_device()
+        if is_here and torch.is_inference_mode_enabled():  # one image has no time for what need not be said
             return self._function(images)
-        with torch.cuda.device(images.device):  # kernels are started, and graphs recorded, on the current one
+        # Kernels are started, and graphs recorded, on the current GPU.
+        with torch.inference_mode(), nullcontext() if is_here else torch.cuda.device(images.device):
             return self._function(images)
 
     def train(self, mode: bool = True) -> Self:
@@ -102,20 +104,21 @@ class Recordings:
 
     def __init__(self, function: Callable[[Tensor], Both]) -> None:
         self._function = function
-        self._graphs: OrderedDict[tuple[object, ...], Captured[Both]] = OrderedDict()
+        self._graphs: OrderedDict[tuple[torch.Size, torch.dtype], Captured[Both]] = OrderedDict()
 
     def __call__(self, images: Tensor) -> Both:
         """The result is the caller's to keep."""
-        count = len(images)
-        images = _filled_up(images)
-        key = *images.shape, images.dtype
-        if key not in self._graphs:
+        key = images.shape, images.dtype
+        if (graph := self._graphs.get(key)) is None:
+            filled, count = _filled_up(images), len(images)
+            if len(filled) > count:
+                y, logits = self(filled)
+                return y[:count], logits[:count]
             while len(self._graphs) >= MOST_RECORDED:
                 self._graphs.popitem(last=False)
-            self._graphs[key] = Captured(self._function)
+            graph = self._graphs[key] = Captured(self._function)
         self._graphs.move_to_end(key)
-        y, logits = self._graphs[key](images)
-        y, logits = torch._foreach_mul([y[:count], logits[:count]], 1.0)  # both copied by one kernel
+        y, logits = torch._foreach_mul(graph(images), 1.0)  # both copied by one kernel
         return y, logits
 
 
