@@ -23,7 +23,7 @@ from vitrail.fast.joined import JOINING, NORMING
 from vitrail.fast.kernels.attention import attention
 from vitrail.fast.kernels.backward import gelu_backward, norm_backward, pack
 from vitrail.fast.kernels.few_rows import few_rows
-from vitrail.fast.kernels.joined import joining_product, norming_product
+from vitrail.fast.kernels.joined import arrivals, joining_product, norming_product
 from vitrail.fast.kernels.norm import FP8, add_norm, assemble_norm
 from vitrail.fast.kernels.patches import cut
 from vitrail.fast.kernels.product import product
@@ -116,12 +116,18 @@ def joined() -> dict[str, tuple[float, float]]:
         z, x, w = (3 + random(TOKENS, width)).half(), random(TOKENS, inner), random(width, inner, scale=inner**-0.5)
         bias, factor = random(width), torch.randn(width, device="cuda")
         exact = z.double() + factor * F.linear(x.double(), w.double(), bias.double())
+        arrived = arrivals(z).zero_()
         for name, tiling in JOINING.items():
-            made = joining_product(x, w, bias, z, tiling, factor=factor)
+            if inner % (tiling.splits * tiling.depth) and tiling.splits > 1:
+                continue
+            made = joining_product(x, w, bias, z, tiling, factor=factor, arrived=arrived)
             tiles = made.z.double().split(tiling.columns, 1)
             means = torch.stack([tile.mean(1) for tile in tiles])
             squares = torch.stack([(tile - tile.mean(1, keepdim=True)).square().sum(1) for tile in tiles])
             found[f"joining {width} {name}"] = distance(made.z, exact), STREAM
+            if tiling.splits > 1:
+                again = [joining_product(x, w, bias, z, tiling, factor=factor, arrived=arrived) for _ in range(50)]
+                found[f"joining {width} {name}, again"] = max(distance(each.z, made.z) for each in again), 0.0
             found[f"joining {width} {name}, means"] = distance(made.statistics[0], means), 1e-5
             found[f"joining {width} {name}, squares"] = distance(made.statistics[1], squares), 1e-5
         stream = joining_product(x, w, bias, z, JOINING["(64, 32, 128, 4, 4, 1, 1, 1)"], factor=factor)
@@ -193,7 +199,7 @@ def models() -> dict[str, tuple[float, float]]:
         found[f"B/16 in {precision}, recorded"] = optimize(model, "latency", precision, images=images).distance, most
     with torch.no_grad():
         exact = model.embed(images[:1])
-    for name in ("apart", "joined", "half_joined"):
+    for name in ("apart", "joined"):
         embedder = FusedEmbedder(model)
         embedder.passes[bucket(embedder.tokens)] = getattr(embedder, name)
         found[f"B/16 in bf16, one image, sums and norms {name}"] = distance(embedder(images[:1]), exact), 1e-2

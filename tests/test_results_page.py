@@ -70,15 +70,29 @@ def test_weights_are_counted_as_they_were_measured():
 
 
 def test_recipes_expect_what_was_measured():
-    runs = {"cifar10-scratch": "cifar10-scratch", "tiny-imagenet": "pane", "transfer-small": "pane-to-cifar10"}
+    runs = {
+        "cifar10-scratch": "cifar10-scratch",
+        "cifar10-stem": "cifar10-stem",
+        "tiny-imagenet": "pane",
+        "tiny-imagenet-stem": "tiny-imagenet-stem",
+        "transfer-small": "pane-to-cifar10",
+    }
     for recipe, name in runs.items():
         run = RAW.runs[name]
         assert find(recipe).expected.startswith(f"{run.top1:.2f} ")
         assert find(recipe).time.startswith(f"{run.seconds:.0f} s ")
         assert find(recipe).steps == run.step
-    stem, plain = (RAW.runs[f"cifar10-{kind}-250"].at(8_000) for kind in ("stem", "scratch"))
-    expected = find("cifar10-stem").expected
-    assert f"with epochs=250, {stem:.2f} after 8,000 of 48,829 steps, the plain one {plain:.2f}" in expected
+    assert find("tiny-imagenet").expected.endswith(f"run again from the same seed {RAW.runs['pane-again'].top1:.2f}")
+
+
+def test_a_recipe_run_again_from_its_seed_lands_where_it_did():
+    first, again = RAW.runs["pane"], RAW.runs["pane-again"]
+    assert (first.about["seed"], first.step, first.about["command"]) == (
+        again.about["seed"],
+        again.step,
+        again.about["command"],
+    )
+    assert abs(first.top1 - again.top1) <= 0.5
 
 
 def test_what_the_prose_says_was_measured():
@@ -87,9 +101,23 @@ def test_what_the_prose_says_was_measured():
     runs = RAW.runs
     gain = runs["pane-to-flowers"].top1 - runs["flowers-scratch"].top1
     assert f"starting from `pane` is worth {gain:.1f} points" in results
-    stem, plain = (runs[f"cifar10-{kind}-250"].at(8_000) for kind in ("stem", "scratch"))
-    assert f"at step 8,000 it had {stem:.1f}, where the plain ViT of the same schedule had {plain:.1f}" in results
-    assert f"at step 8,000 it was ahead by {stem - plain:.1f} points" in small
+    assert f"from the same seed: {runs['pane-again'].top1 - runs['pane'].top1:.2f} points apart" in results
+    scratch, stem = runs["cifar10-scratch"], runs["cifar10-stem"]
+    more = runs["pane-to-cifar10"].top1 - scratch.top1
+    assert f"60 epochs to {more:.1f} points more" in results
+    gains = [stem.at(8_000) - scratch.at(8_000), stem.top1 - scratch.top1]
+    assert f"The convolutional stem, worth {gains[1]:.1f} points from scratch" in results
+    assert f"twice instead of once was tried and gave {runs['cifar10-stem-twice'].top1:.2f}" in results
+    losses = dict(runs["stem-to-cifar10"].over_steps("loss"))
+    assert f"has its lowest test loss at step {min(losses, key=losses.__getitem__):,.0f}" in results
+    assert f"with Muon {gains[0]:.1f} and {gains[1]:.1f}" in small
+    assert f"still {gains[1]:.1f} with Muon" in small
+    on_tiny = [runs[name].top1 for name in ("tiny-imagenet-stem", "pane", "pane-again")]
+    assert (
+        "it has {:.1f}% after 80 epochs, where the plain one has {:.1f}% and, run again, {:.1f}%".format(*on_tiny)
+        in small
+    )
+    assert f"ends {stem.top1 - runs['cifar10-stem-twice'].top1:.2f} points lower" in small
     early, late = (runs["stem4"].at(step) - runs["lite4"].at(step) for step in (8_000, 42_969))
     assert f"the stem was {page.tenths(early)} points ahead at step 8,000 and {late:.1f} at the end" in small
     ahead = runs["short-muon1"].top1 - runs["short-base"].top1

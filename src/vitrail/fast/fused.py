@@ -31,7 +31,7 @@ from vitrail.fast.joined import MOST_ROWS, Joining, Norming, takes
 from vitrail.fast.kernels import few_rows
 from vitrail.fast.kernels.attention import applies, attention
 from vitrail.fast.kernels.gelu import number_of
-from vitrail.fast.kernels.joined import Stream
+from vitrail.fast.kernels.joined import Stream, arrivals
 from vitrail.fast.kernels.norm import FP8, LARGEST, Normed, add_norm, assemble_norm
 from vitrail.fast.kernels.patches import cut
 from vitrail.fast.kernels.product import FEW, Tiling, named, product
@@ -271,8 +271,8 @@ class JoinedBlock:
 
     def __call__(self, qkv: Tensor, z: Tensor, tokens: int) -> Stream:
         """(M, 3·D) and z → z behind the block."""
-        stream = self.out(self.attention(qkv, tokens), z)
-        return self.fc2(self.fc1(stream), stream.z)
+        stream, arrived = self.out(self.attention(qkv, tokens), z), arrivals(z)
+        return self.fc2(self.fc1(stream, arrived), stream.z, arrived)
 
 
 class FusedEmbedder(nn.Module):
@@ -332,18 +332,19 @@ class FusedEmbedder(nn.Module):
             return self.last(normed, self.tokens, self.last_norm)
         last = self.blocks[-1]  # all tokens are read, by a pool of any kind
         normed = last.attended(normed, self.tokens)
-        return self._ended(normed.z, last.fc2(*last.hidden(normed)))
-
-    def _ended(self, z: Tensor, branch: Tensor) -> Tensor:
-        """z behind the last block, of which all tokens are read."""
-        factor, branch = self.blocks[-1].factor2, branch.float()
-        branch = branch.sum(0) if branch.ndim == 3 else branch
-        return (z + (branch if factor is None else branch * factor)).view(-1, self.tokens, z.shape[1])
+        branch = last.fc2(*last.hidden(normed)).float()
+        if branch.ndim == 3:
+            branch = branch.sum(0)
+        z = normed.z + (branch if last.factor2 is None else branch * last.factor2)
+        return z.view(-1, self.tokens, z.shape[1])
 
     def joined(self, z: Tensor, y: Tensor, scales: Tensor | None = None) -> Tensor:
         """The same for few tokens, with sums and norms in the products; their weights are made when it first runs."""
+        if self.joined_blocks is None:
+            after = [*self.blocks[1:], self.last]
+            self.joined_blocks = [JoinedBlock(*pair) for pair in zip(self.blocks, after, strict=True)]
         qkv = self.blocks[0].qkv(y)
-        for block in self._joined_blocks():
+        for block in self.joined_blocks:
             stream = block(qkv, z, self.tokens)
             z = stream.z
             if block.next_qkv is not None:
@@ -351,25 +352,6 @@ class FusedEmbedder(nn.Module):
         if self.last is not None:
             return self.last.of_qkv(qkv, z, self.tokens, self.last_norm)
         return z.float().view(-1, self.tokens, z.shape[1])
-
-    def half_joined(self, z: Tensor, y: Tensor, scales: Tensor | None = None) -> Tensor:
-        """The same, but for the sum behind fc2 and the norm of it: that long product can then be split."""
-        following = [*self.blocks[1:], self.last]
-        for block, joined, after in zip(self.blocks, self._joined_blocks(), following, strict=True):
-            stream = joined.out(block.attention(block.qkv(y), self.tokens), z)
-            branch = block.fc2(joined.fc1(stream))
-            if after is None:
-                return self._ended(stream.z, branch)
-            normed = after.norm1(stream.z, branch, block.factor2, HALF)
-            z, y = normed.z, normed.y
-        assert self.last is not None
-        return self.last(normed, self.tokens, self.last_norm)
-
-    def _joined_blocks(self) -> list[JoinedBlock]:
-        if self.joined_blocks is None:
-            after = [*self.blocks[1:], self.last]
-            self.joined_blocks = [JoinedBlock(*pair) for pair in zip(self.blocks, after, strict=True)]
-        return self.joined_blocks
 
     def _pass(self, normed: Normed) -> Way:
         """The faster one, of those that can be."""
@@ -382,9 +364,9 @@ class FusedEmbedder(nn.Module):
                 "pass", *block.fc1.weight.shape, block.fc1.form, block.attention.heads, block.norm1.bias is None,
                 block.factor1 is None, len(self.blocks), 0 if self.last is None else self.last.read, self.tokens, rows,
             )  # fmt: skip
-            ways: dict[str, Way] = {"apart": self.apart, "joined": self.joined, "half joined": self.half_joined}
+            ways: dict[str, Way] = {"apart": self.apart, "joined": self.joined}
             chosen = self.passes[rows] = choose(what, ways, normed.z, normed.y)
-            if set(self.passes.values()) == {self.apart}:
+            if self.joined not in self.passes.values():
                 self.joined_blocks = None
         return chosen
 

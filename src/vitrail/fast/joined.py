@@ -19,7 +19,8 @@ MOST_ROWS = 1024
 """Tokens up to which it is tried: beyond, the chip is full, and starting a kernel is little of its time."""
 JOINING = named(
     Tiling(64, 32, 128, 4, 4), Tiling(64, 32, 128, 4, 3), Tiling(64, 32, 256, 4, 3), Tiling(64, 64, 128, 4, 4),
-    Tiling(128, 32, 128, 4, 4),
+    Tiling(128, 32, 128, 4, 4), Tiling(128, 64, 128, 4, 3, splits=3), Tiling(128, 64, 128, 4, 3, splits=4),
+    Tiling(64, 64, 128, 4, 3, splits=2), Tiling(64, 64, 128, 4, 3, splits=3),
 )  # fmt: skip
 NORMING = named(
     Tiling(64, 64, 128, 4, 4), Tiling(64, 64, 128, 4, 3), Tiling(64, 128, 128, 4, 3), Tiling(128, 64, 128, 4, 3),
@@ -37,20 +38,28 @@ class Joining:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, factor: Tensor | None) -> None:
         self.weight, self.bias, self.factor = weight, bias, factor
-        self.chosen: dict[int, Callable[..., Stream]] = {}
+        self.chosen: dict[tuple[int, bool], Callable[..., Stream]] = {}
 
-    def __call__(self, x: Tensor, z: Tensor) -> Stream:
-        """(M, K), (M, N) → (M, N), with statistics for the norm that follows."""
-        rows = bucket(len(x))
-        if (chosen := self.chosen.get(rows)) is None:
-            ways = {name: partial(self.by, tiling) for name, tiling in JOINING.items()}
-            what = "joining", *self.weight.shape, self.bias is None, self.factor is None, rows
-            chosen = self.chosen[rows] = choose(what, ways, x, z, in_line=True)
-        return chosen(x, z)
+    def __call__(self, x: Tensor, z: Tensor, arrived: Tensor | None = None) -> Stream:
+        """(M, K), (M, N) → (M, N), with statistics for the next norm. `arrived`: zeros, if sums may be split."""
+        key = bucket(len(x)), arrived is None
+        if (chosen := self.chosen.get(key)) is None:
+            ways = {name: partial(self.by, tiling) for name, tiling in self.tilings(arrived is not None).items()}
+            what = "joining", *self.weight.shape, self.bias is None, self.factor is None, *key
+            chosen = self.chosen[key] = choose(what, ways, x, z, arrived, in_line=True)
+        return chosen(x, z, arrived)
 
-    def by(self, tiling: Tiling, x: Tensor, z: Tensor) -> Stream:
+    def tilings(self, splits: bool) -> dict[str, Tiling]:
+        """That can compute it."""
+        return {
+            name: tiling
+            for name, tiling in JOINING.items()
+            if tiling.splits == 1 or (splits and self.weight.shape[1] % (tiling.splits * tiling.depth) == 0)
+        }
+
+    def by(self, tiling: Tiling, x: Tensor, z: Tensor, arrived: Tensor | None) -> Stream:
         """By this one."""
-        return joining_product(x, self.weight, self.bias, z, tiling, factor=self.factor)
+        return joining_product(x, self.weight, self.bias, z, tiling, factor=self.factor, arrived=arrived)
 
 
 class Norming:
@@ -87,18 +96,18 @@ class Norming:
         self.constant = constant if bias is None else constant + bias.float()
         self.chosen: dict[int, Way] = {}
 
-    def __call__(self, stream: Stream) -> Tensor:
-        """(M, K) → (M, N)."""
+    def __call__(self, stream: Stream, arrived: Tensor | None = None) -> Tensor:
+        """(M, K) → (M, N). `arrived` is set to zeros, if it is given, for the product that follows."""
         rows = bucket(len(stream.z))
         if (chosen := self.chosen.get(rows)) is None:
             ways = {name: partial(self.by, tiling) for name, tiling in NORMING.items()}
             what = "norming", *self.weight.shape, self.centred, self.form, self.following is None, rows
-            chosen = self.chosen[rows] = choose(what, ways, *stream, in_line=True)
-        return chosen(*stream)
+            chosen = self.chosen[rows] = choose(what, ways, *stream, arrived, in_line=True)
+        return chosen(*stream, arrived)
 
-    def by(self, tiling: Tiling, z: Tensor, statistics: Tensor, columns: int) -> Tensor:
+    def by(self, tiling: Tiling, z: Tensor, statistics: Tensor, columns: int, arrived: Tensor | None) -> Tensor:
         """By this one."""
         return norming_product(
             Stream(z, statistics, columns), self.weight, self.sums, self.constant, self.eps, tiling,
-            centred=self.centred, form=self.form, following=self.following, dtype=self.dtype,
+            centred=self.centred, form=self.form, following=self.following, arrived=arrived, dtype=self.dtype,
         )  # fmt: skip
