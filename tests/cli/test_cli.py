@@ -101,6 +101,8 @@ def test_models_as_json():
     [
         (["models", "B/17x"], "error: unknown model 'B/17x', did you mean 'B/16'?"),
         (["models", "B/16", "--size", "225"], "error: image size 225 does not divide into patches of 16"),
+        (["serve", "pane", "x"], "error: models are named by an option: vitrail serve --model pane --model x"),
+        (["train", "cifar10-scrath"], "error: unknown recipe 'cifar10-scrath', did you mean 'cifar10-scratch'?"),
     ],
 )
 def test_wrong_input_is_one_line_on_stderr_and_exit_code_2(arguments, sentence):
@@ -109,6 +111,13 @@ def test_wrong_input_is_one_line_on_stderr_and_exit_code_2(arguments, sentence):
     assert child.stdout == ""
     assert child.stderr.startswith(sentence)
     assert child.stderr.count("\n") == 1
+
+
+def test_a_recipe_that_is_not_there_is_told_before_torch_is_imported():
+    program = "import sys; from vitrail.cli import main; sys.argv = ['vitrail', 'train', 'quickstrat']\n"
+    program += "try: main()\nfinally: print('torch' in sys.modules)"
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (child.returncode, child.stdout) == (2, "False\n")
 
 
 def test_a_size_below_one_is_refused():

@@ -233,6 +233,7 @@ def test_what_is_missing_left_over_and_misshapen_is_listed(copy):
     [
         (b"", "is empty"),
         (b"\x00" * 100, "not a file of weights"),
+        (b"\xff\xd8\xff\xe0" + b"\x00" * 100, "is an image and not a model: vitrail predict"),
         (b"<html>404 Not Found</html>", "not a file of weights"),
         (b"PK\x03\x04 nothing more", "damaged"),
         (b"\x80\x02 not a pickle", "refused|damaged"),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def serve(
+    context: typer.Context,
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -44,6 +45,10 @@ def serve(
     vitrail serve --model MODEL, then open http://127.0.0.1:8000 and drop a photo; or
     curl --data-binary @photo.jpg -H "Content-Type: image/jpeg" http://127.0.0.1:8000/v1/classify
     """
+    from vitrail.errors import ConfigError
+
+    if context.args:
+        raise ConfigError(f"models are named by an option: vitrail serve --model {' --model '.join(context.args)}")
     from vitrail.weights.source import PANE
     from vitrail.workflows.serve import run
 

@@ -67,6 +67,10 @@ class TensorFile(ABC):
         """As `read`, and may raise what it likes."""
 
 
+IMAGES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM")
+"""What the files of images begin with."""
+
+
 @contextlib.contextmanager
 def damage_told(path: Path) -> Iterator[None]:
     """What the libraries inside raise about a file becomes a WeightsError."""
@@ -99,6 +103,10 @@ def _opened(path: Path, file: BinaryIO) -> TensorFile:
         return TorchFile(path)  # the format before 2020: a bare pickle
     if start[8:9] == b"{":
         return SafetensorsFile(path, file)
+    if start.startswith(IMAGES):
+        raise WeightsError(
+            f"{path} is an image and not a model: vitrail predict {path}, or vitrail inspect --images {path}"
+        )
     raise WeightsError(f"{path} is not a file of weights: expected safetensors, a PyTorch .pth or a NumPy .npz")
 
 
