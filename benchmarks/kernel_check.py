@@ -19,7 +19,7 @@ from torch.nn import functional as F
 import vitrail
 from vitrail.fast.choice import bucket
 from vitrail.fast.fused import BYTES, CUTS, NARROW, NARROW_BYTES, WIDE, FusedEmbedder
-from vitrail.fast.joined import JOINING, NORMING
+from vitrail.fast.joined import JOINING, NORMING, SPLIT, divides
 from vitrail.fast.kernels.attention import attention
 from vitrail.fast.kernels.backward import gelu_backward, norm_backward, pack
 from vitrail.fast.kernels.few_rows import few_rows
@@ -117,9 +117,8 @@ def joined() -> dict[str, tuple[float, float]]:
         bias, factor = random(width), torch.randn(width, device="cuda")
         exact = z.double() + factor * F.linear(x.double(), w.double(), bias.double())
         arrived = arrivals(z).zero_()
-        for name, tiling in JOINING.items():
-            if inner % (tiling.splits * tiling.depth) and tiling.splits > 1:
-                continue
+        for tiling in (each for each in (*JOINING, *SPLIT) if divides(each, inner)):
+            name = str(tuple(tiling))
             made = joining_product(x, w, bias, z, tiling, factor=factor, arrived=arrived)
             tiles = made.z.double().split(tiling.columns, 1)
             means = torch.stack([tile.mean(1) for tile in tiles])
@@ -130,16 +129,19 @@ def joined() -> dict[str, tuple[float, float]]:
                 found[f"joining {width} {name}, again"] = max(distance(each.z, made.z) for each in again), 0.0
             found[f"joining {width} {name}, means"] = distance(made.statistics[0], means), 1e-5
             found[f"joining {width} {name}, squares"] = distance(made.statistics[1], squares), 1e-5
-        stream = joining_product(x, w, bias, z, JOINING["(64, 32, 128, 4, 4, 1, 1, 1)"], factor=factor)
+        stream = joining_product(x, w, bias, z, JOINING[0], factor=factor)
         w, constant = random(inner, width, scale=width**-0.5).half(), torch.randn(inner, device="cuda")
-        for name, tiling in NORMING.items():
+        for tiling in NORMING:
             for kind, norm in (("layer", F.layer_norm), ("rms", F.rms_norm)):
                 y = norming_product(
                     stream, w, w.float().sum(1), constant, 1e-6, tiling,
                     centred=kind == "layer", form=1, following=w.bfloat16(),
                 )  # fmt: skip
                 product64 = F.linear(norm(stream.z.double(), (width,), eps=1e-6), w.double(), constant.double())
-                found[f"norming {width} {name}, {kind}"] = distance(y, F.gelu(product64, approximate="tanh")), HALF
+                found[f"norming {width} {tuple(tiling)}, {kind}"] = (
+                    distance(y, F.gelu(product64, approximate="tanh")),
+                    HALF,
+                )
     return found
 
 
@@ -199,9 +201,11 @@ def models() -> dict[str, tuple[float, float]]:
         found[f"B/16 in {precision}, recorded"] = optimize(model, "latency", precision, images=images).distance, most
     with torch.no_grad():
         exact = model.embed(images[:1])
-    for name in ("apart", "joined"):
-        embedder = FusedEmbedder(model)
-        embedder.passes[bucket(embedder.tokens)] = getattr(embedder, name)
+    embedder = FusedEmbedder(model)
+    with torch.inference_mode():
+        passes = embedder.ways(embedder._assembled(images[:1]))
+    for name, way in passes.items():
+        embedder.passes[bucket(embedder.tokens)] = way
         found[f"B/16 in bf16, one image, sums and norms {name}"] = distance(embedder(images[:1]), exact), 1e-2
     head = Logits(model.head.requires_grad_(False))
     found["few_rows, float32, the head"] = distance(head.by_few_rows(exact), model.head(exact)), 1e-5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -16,8 +17,9 @@ pytest.importorskip("triton", reason="Triton, in whose interpreter the kernels r
 if torch.cuda.is_available():
     pytest.skip("here is a GPU: benchmarks/kernel_check.py checks the kernels there", allow_module_level=True)
 
-from vitrail.fast import fused, joined
+from vitrail.fast import fused
 from vitrail.fast.fused import FusedEmbedder, Layer, check_fusible
+from vitrail.fast.joined import JOINING, NORMING, SPLIT, Tilings
 from vitrail.fast.kernels import joined as kernels_joined
 from vitrail.fast.kernels.norm import Normed
 from vitrail.fast.kernels.product import Tiling, named
@@ -71,6 +73,7 @@ def test_every_way_computes_the_same(options, wanted, least, monkeypatch):
         return ways[found or next(iter(ways))]
 
     monkeypatch.setattr(fused, "choose", choose)
+    monkeypatch.setattr(fused, "fastest", lambda key, ways, *inputs: next(iter(ways)))
     monkeypatch.setattr(fused, "HALF", torch.float16)  # the interpreter cuts bf16 off instead of rounding it
     monkeypatch.setattr(fused, "NARROW", named(Tiling(16, 16, 16, 4, 2), Tiling(16, 16, 16, 4, 16, splits=2)))
     model, images = small(**options).eval(), torch.randn(1, 3, 8, 8)
@@ -88,12 +91,17 @@ def joined_alone(monkeypatch):
         noted.append(key[0])
         return ways.get("joined") or ways[next(iter(ways))]
 
+    small = {"fc2": (Tiling(16, 16, 16, 4, 2, splits=2), Tiling(16, 16, 16, 4, 2))}
+    small |= {
+        "fc1": (Tiling(16, 32, 16, 4, 2),),
+        "qkv": (Tiling(16, 32, 16, 4, 2),),
+        "out": (Tiling(16, 16, 16, 4, 2),),
+    }
     monkeypatch.setattr(fused, "choose", choose)
-    monkeypatch.setattr(joined, "choose", choose)
+    monkeypatch.setattr(fused, "fastest", lambda key, ways, *inputs: next(iter(ways)))
     monkeypatch.setattr(fused, "HALF", torch.float16)  # the interpreter cuts bf16 off instead of rounding it
-    monkeypatch.setattr(joined, "JOINING", named(Tiling(16, 16, 16, 4, 2, splits=2), Tiling(16, 16, 16, 4, 2)))
+    monkeypatch.setattr(fused, "TRIED", small)
     monkeypatch.setattr(kernels_joined, "SMALLEST", (16, 16))
-    monkeypatch.setattr(joined, "NORMING", named(Tiling(16, 32, 16, 4, 2)))
     return noted
 
 
@@ -119,9 +127,9 @@ def test_sums_and_norms_inside_the_products_compute_the_same(options, monkeypatc
     with torch.no_grad():
         exact = model.embed(images)
     found = embedder(images)
-    joins = 2 * len(embedder.blocks)
     assert noted.count("pass") == 1
-    assert (noted.count("joining"), noted.count("norming")) == (joins, joins - (embedder.last is None))
+    assert embedder.joined_blocks is not None
+    assert len(embedder.joined_blocks) == len(embedder.blocks)
     assert relative_distance(found, exact) < 5e-3
     embedder.passes = dict.fromkeys(embedder.passes, embedder.apart)
     assert relative_distance(found, exact) < 2 * relative_distance(embedder(images), exact)
@@ -154,9 +162,34 @@ def test_weights_of_a_pass_that_was_not_chosen_are_let_go(monkeypatch):
     embedder = FusedEmbedder(small())
     embedder(torch.randn(1, 3, 8, 8))
     assert embedder.joined_blocks is None
-    embedder.passes[1024] = embedder.joined  # which another number of images takes
+    embedder.passes[1024] = partial(embedder.joined, tilings=Tilings())  # which another number of images takes
     embedder(torch.randn(4, 3, 8, 8))
     assert embedder.joined_blocks is not None
+
+
+def test_products_are_cut_up_as_is_fastest_in_the_pass_one_after_the_other(monkeypatch):
+    tried = []
+
+    def fastest(key, ways, *inputs):
+        tried.append({name: way.keywords["tilings"] for name, way in ways.items()})
+        return list(ways)[-1]
+
+    monkeypatch.setattr(fused, "fastest", fastest)
+    embedder = FusedEmbedder(small(mlp_dim=512))
+    found = embedder.ways(Normed(torch.zeros(15, 32), torch.zeros(15, 32), None, None))["joined"].keywords["tilings"]
+    assert found == Tilings(qkv=NORMING[-1], out=JOINING[-1], fc1=NORMING[-1], fc2=SPLIT[-2])  # 3 × 128 do not divide 512
+    assert {each.fc1 for each in tried[0].values()} == {Tilings().fc1}
+    assert {each.fc2 for each in tried[1].values()} == {found.fc2}
+    assert not any(each.out.splits > 1 for each in tried[3].values())
+
+
+def test_where_no_kernel_fits_the_chip_nothing_is_joined(monkeypatch):
+    def fastest(key, ways, *inputs):
+        raise NotApplicableError("none of the kernels runs here")
+
+    monkeypatch.setattr(fused, "fastest", fastest)
+    embedder = FusedEmbedder(small())
+    assert embedder.ways(Normed(torch.zeros(15, 32), torch.zeros(15, 32), None, None)) == {"apart": embedder.apart}
 
 
 @pytest.mark.parametrize("count", [1, 4, 5])

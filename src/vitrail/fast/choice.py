@@ -22,7 +22,12 @@ _chosen: dict[Hashable, str] = {}
 def choose(
     key: Hashable, ways: Mapping[str, Callable[..., Result]], *inputs: object, in_line: bool = False
 ) -> Callable[..., Result]:
-    """The way that takes least time for these inputs, which `key` stands for; the first one where there is no GPU.
+    """The way that takes least time for these inputs, which `key` stands for; the first one where there is no GPU."""
+    return ways[fastest(key, ways, *inputs, in_line=in_line)]
+
+
+def fastest(key: Hashable, ways: Mapping[str, Callable[..., object]], *inputs: object, in_line: bool = False) -> str:
+    """Its name.
 
     Ways that cannot run here are passed over. Each is recorded as a graph of several calls, so that a kernel is not
     charged for the time that Python takes to start it, and they take turns, for the chip's clock rises and falls.
@@ -33,8 +38,8 @@ def choose(
     device = next(each.device for each in inputs if isinstance(each, Tensor))
     key = key, device
     if key not in _chosen:
-        _chosen[key] = _fastest(ways, inputs, device, in_line) if device.type == "cuda" else next(iter(ways))
-    return ways[_chosen[key]]
+        _chosen[key] = _measured(ways, inputs, device, in_line) if device.type == "cuda" else next(iter(ways))
+    return _chosen[key]
 
 
 def bucket(rows: int) -> int:
@@ -47,7 +52,7 @@ def chosen() -> dict[Hashable, str]:
     return dict(_chosen)
 
 
-def _fastest(
+def _measured(
     ways: Mapping[str, Callable[..., object]], inputs: tuple[object, ...], device: torch.device, in_line: bool
 ) -> str:
     if in_line:
@@ -101,7 +106,5 @@ def _in_line(way: Callable[..., object], displacing: Tensor, first: Tensor, *oth
 
     displacing.zero_()
     result = way(copied(first), *others)
-    if isinstance(result, tuple):
-        result = result[0]
     if isinstance(result, Tensor):
         copied(result)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 
 import torch
@@ -26,8 +26,8 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitrail.errors import InputError, NotApplicableError
-from vitrail.fast.choice import Way, bucket, choose
-from vitrail.fast.joined import MOST_ROWS, Joining, Norming, takes
+from vitrail.fast.choice import Way, bucket, choose, fastest
+from vitrail.fast.joined import MOST_ROWS, TRIED, Joining, Norming, Tilings, divides, takes
 from vitrail.fast.kernels import few_rows
 from vitrail.fast.kernels.attention import applies, attention
 from vitrail.fast.kernels.gelu import number_of
@@ -269,10 +269,10 @@ class JoinedBlock:
         self.fc2 = Joining(block.fc2.weight, block.fc2.bias, block.factor2)
         self.next_qkv = None if following is None else _norming(following.norm1, following.qkv)
 
-    def __call__(self, qkv: Tensor, z: Tensor, tokens: int) -> Stream:
+    def __call__(self, qkv: Tensor, z: Tensor, tokens: int, tilings: Tilings) -> Stream:
         """(M, 3·D) and z → z behind the block."""
-        stream, arrived = self.out(self.attention(qkv, tokens), z), arrivals(z)
-        return self.fc2(self.fc1(stream, arrived), stream.z, arrived)
+        stream, arrived = self.out(self.attention(qkv, tokens), z, tilings.out), arrivals(z)
+        return self.fc2(self.fc1(stream, tilings.fc1, arrived), stream.z, tilings.fc2, arrived)
 
 
 class FusedEmbedder(nn.Module):
@@ -338,17 +338,17 @@ class FusedEmbedder(nn.Module):
         z = normed.z + (branch if last.factor2 is None else branch * last.factor2)
         return z.view(-1, self.tokens, z.shape[1])
 
-    def joined(self, z: Tensor, y: Tensor, scales: Tensor | None = None) -> Tensor:
+    def joined(self, z: Tensor, y: Tensor, scales: Tensor | None = None, *, tilings: Tilings) -> Tensor:
         """The same for few tokens, with sums and norms in the products; their weights are made when it first runs."""
         if self.joined_blocks is None:
             after = [*self.blocks[1:], self.last]
             self.joined_blocks = [JoinedBlock(*pair) for pair in zip(self.blocks, after, strict=True)]
         qkv = self.blocks[0].qkv(y)
         for block in self.joined_blocks:
-            stream = block(qkv, z, self.tokens)
+            stream = block(qkv, z, self.tokens, tilings)
             z = stream.z
             if block.next_qkv is not None:
-                qkv = block.next_qkv(stream)
+                qkv = block.next_qkv(stream, tilings.qkv)
         if self.last is not None:
             return self.last.of_qkv(qkv, z, self.tokens, self.last_norm)
         return z.float().view(-1, self.tokens, z.shape[1])
@@ -359,16 +359,35 @@ class FusedEmbedder(nn.Module):
         if rows > MOST_ROWS or not self.joinable:
             return self.apart
         if (chosen := self.passes.get(rows)) is None:
-            block = self.blocks[0]
-            what = (
-                "pass", *block.fc1.weight.shape, block.fc1.form, block.attention.heads, block.norm1.bias is None,
-                block.factor1 is None, len(self.blocks), 0 if self.last is None else self.last.read, self.tokens, rows,
-            )  # fmt: skip
-            ways: dict[str, Way] = {"apart": self.apart, "joined": self.joined}
-            chosen = self.passes[rows] = choose(what, ways, normed.z, normed.y)
-            if self.joined not in self.passes.values():
+            chosen = self.passes[rows] = choose(self._shape(rows), self.ways(normed), normed.z, normed.y)
+            if all(way == self.apart for way in self.passes.values()):
                 self.joined_blocks = None
         return chosen
+
+    def ways(self, normed: Normed) -> dict[str, Way]:
+        """Both passes, where there are kernels for the second on this chip."""
+        ways: dict[str, Way] = {"apart": self.apart}
+        with suppress(NotApplicableError):
+            ways["joined"] = partial(self.joined, tilings=self._tilings(normed))
+        return ways
+
+    def _shape(self, rows: int) -> tuple[Hashable, ...]:
+        """What the time of a pass depends on."""
+        block = self.blocks[0]
+        return (
+            "pass", *block.fc1.weight.shape, block.fc1.form, block.attention.heads, block.norm1.bias is None,
+            block.factor1 is None, len(self.blocks), 0 if self.last is None else self.last.read, self.tokens, rows,
+        )  # fmt: skip
+
+    def _tilings(self, normed: Normed) -> Tilings:
+        """The fastest, one product after the other, in the pass itself: a kernel's time depends on its neighbours."""
+        best, shape = Tilings(), self._shape(bucket(len(normed.z)))
+        for name, tried in TRIED.items():
+            depth = self.blocks[0].fc2.weight.shape[1] if name == "fc2" else self.blocks[0].fc1.weight.shape[1]
+            options = {str(tuple(each)): best._replace(**{name: each}) for each in tried if divides(each, depth)}
+            ways = {label: partial(self.joined, tilings=option) for label, option in options.items()}
+            best = options[fastest((*shape, name), ways, normed.z, normed.y)]
+        return best
 
     def _check(self, images: Tensor) -> None:
         expected = (self.plain.in_channels, *self.plain.image_size)

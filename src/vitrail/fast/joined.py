@@ -5,27 +5,41 @@ Shapes: M tokens, K → N features.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vitrail.fast.choice import Way, bucket, choose
 from vitrail.fast.kernels.joined import Stream, joining_product, norming_product
-from vitrail.fast.kernels.product import Tiling, named
+from vitrail.fast.kernels.product import Tiling
 
 MOST_ROWS = 1024
 """Tokens up to which it is tried: beyond, the chip is full, and starting a kernel is little of its time."""
-JOINING = named(
-    Tiling(64, 32, 128, 4, 4), Tiling(64, 32, 128, 4, 3), Tiling(64, 32, 256, 4, 3), Tiling(64, 64, 128, 4, 4),
-    Tiling(128, 32, 128, 4, 4), Tiling(128, 64, 128, 4, 3, splits=3), Tiling(128, 64, 128, 4, 3, splits=4),
+
+
+class Tilings(NamedTuple):
+    """How the products of a block are cut up, in all blocks alike."""
+
+    qkv: Tiling = Tiling(128, 64, 128, 4, 3)
+    out: Tiling = Tiling(64, 32, 256, 4, 3)
+    fc1: Tiling = Tiling(64, 128, 128, 4, 3)
+    fc2: Tiling = Tiling(64, 64, 128, 4, 4)
+
+
+NORMING = (
+    Tiling(128, 64, 128, 4, 3), Tiling(64, 128, 128, 4, 3), Tiling(64, 64, 128, 4, 4), Tiling(64, 64, 128, 4, 3),
+    Tiling(128, 64, 64, 4, 4), Tiling(64, 128, 64, 4, 4),
+)  # fmt: skip
+JOINING = (
+    Tiling(64, 32, 256, 4, 3), Tiling(64, 64, 128, 4, 4), Tiling(64, 32, 128, 4, 4), Tiling(64, 32, 128, 4, 3),
+    Tiling(128, 32, 128, 4, 4),
+)  # fmt: skip
+SPLIT = (
+    Tiling(128, 64, 128, 4, 3, splits=3), Tiling(128, 64, 128, 4, 3, splits=4), Tiling(128, 64, 64, 4, 4, splits=4),
     Tiling(64, 64, 128, 4, 3, splits=2), Tiling(64, 64, 128, 4, 3, splits=3),
 )  # fmt: skip
-NORMING = named(
-    Tiling(64, 64, 128, 4, 4), Tiling(64, 64, 128, 4, 3), Tiling(64, 128, 128, 4, 3), Tiling(128, 64, 128, 4, 3),
-    Tiling(64, 32, 256, 4, 3),
-)  # fmt: skip
+TRIED = {"fc2": (*JOINING, *SPLIT), "fc1": NORMING, "qkv": NORMING, "out": JOINING}
+"""Of each product, one after the other."""
 
 
 def takes(*weights: Tensor) -> bool:
@@ -33,32 +47,19 @@ def takes(*weights: Tensor) -> bool:
     return all(weight.shape[1] * weight.element_size() % 16 == 0 for weight in weights)
 
 
+def divides(tiling: Tiling, depth: int) -> bool:
+    """Whether a sum over so many features can be split as a tiling does."""
+    return tiling.splits == 1 or depth % (tiling.splits * tiling.depth) == 0
+
+
 class Joining:
     """z + factor · (x · Wᵀ + bias)."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, factor: Tensor | None) -> None:
         self.weight, self.bias, self.factor = weight, bias, factor
-        self.chosen: dict[tuple[int, bool], Callable[..., Stream]] = {}
 
-    def __call__(self, x: Tensor, z: Tensor, arrived: Tensor | None = None) -> Stream:
-        """(M, K), (M, N) → (M, N), with statistics for the next norm. `arrived`: zeros, if sums may be split."""
-        key = bucket(len(x)), arrived is None
-        if (chosen := self.chosen.get(key)) is None:
-            ways = {name: partial(self.by, tiling) for name, tiling in self.tilings(arrived is not None).items()}
-            what = "joining", *self.weight.shape, self.bias is None, self.factor is None, *key
-            chosen = self.chosen[key] = choose(what, ways, x, z, arrived, in_line=True)
-        return chosen(x, z, arrived)
-
-    def tilings(self, splits: bool) -> dict[str, Tiling]:
-        """That can compute it."""
-        return {
-            name: tiling
-            for name, tiling in JOINING.items()
-            if tiling.splits == 1 or (splits and self.weight.shape[1] % (tiling.splits * tiling.depth) == 0)
-        }
-
-    def by(self, tiling: Tiling, x: Tensor, z: Tensor, arrived: Tensor | None) -> Stream:
-        """By this one."""
+    def __call__(self, x: Tensor, z: Tensor, tiling: Tiling, arrived: Tensor | None = None) -> Stream:
+        """(M, K), (M, N) → (M, N), with statistics for the next norm. `arrived`: zeros, where sums are split."""
         return joining_product(x, self.weight, self.bias, z, tiling, factor=self.factor, arrived=arrived)
 
 
@@ -94,20 +95,10 @@ class Norming:
         self.sums = self.weight.float().sum(1)
         constant = torch.zeros_like(self.sums) if norm_bias is None else (whole * norm_bias).sum(1)
         self.constant = constant if bias is None else constant + bias.float()
-        self.chosen: dict[int, Way] = {}
 
-    def __call__(self, stream: Stream, arrived: Tensor | None = None) -> Tensor:
+    def __call__(self, stream: Stream, tiling: Tiling, arrived: Tensor | None = None) -> Tensor:
         """(M, K) → (M, N). `arrived` is set to zeros, if it is given, for the product that follows."""
-        rows = bucket(len(stream.z))
-        if (chosen := self.chosen.get(rows)) is None:
-            ways = {name: partial(self.by, tiling) for name, tiling in NORMING.items()}
-            what = "norming", *self.weight.shape, self.centred, self.form, self.following is None, rows
-            chosen = self.chosen[rows] = choose(what, ways, *stream, arrived, in_line=True)
-        return chosen(*stream, arrived)
-
-    def by(self, tiling: Tiling, z: Tensor, statistics: Tensor, columns: int, arrived: Tensor | None) -> Tensor:
-        """By this one."""
         return norming_product(
-            Stream(z, statistics, columns), self.weight, self.sums, self.constant, self.eps, tiling,
+            stream, self.weight, self.sums, self.constant, self.eps, tiling,
             centred=self.centred, form=self.form, following=self.following, arrived=arrived, dtype=self.dtype,
         )  # fmt: skip
