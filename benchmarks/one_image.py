@@ -70,7 +70,7 @@ def main() -> None:
         found, ways = dict[str, dict[str, object]](), dict[tuple[str, str], Callable[[], object]]()
         graphs = dict[str, torch.cuda.CUDAGraph]()
         for name in PASSES:
-            embedder = FusedEmbedder(model)
+            embedder = FusedEmbedder(model, joins=True)
             embedder.passes[bucket(embedder.tokens)] = embedder.ways(embedder._assembled(images))[name]
             whole = FastModel(model, embedder, "bf16", name, recorded=True)
             whole.logits = Logits(whole.head)

@@ -18,8 +18,8 @@ if torch.cuda.is_available():
     pytest.skip("here is a GPU: benchmarks/kernel_check.py checks the kernels there", allow_module_level=True)
 
 from vitrail.fast import fused
-from vitrail.fast.fused import FusedEmbedder, Layer, check_fusible
-from vitrail.fast.joined import JOINING, NORMING, SPLIT, Tilings
+from vitrail.fast.fused import Attention, FusedEmbedder, Layer, check_fusible
+from vitrail.fast.joined import JOINING, NORMING, SPLIT, TRIED, Tilings
 from vitrail.fast.kernels import joined as kernels_joined
 from vitrail.fast.kernels.norm import Normed
 from vitrail.fast.kernels.product import Tiling, named
@@ -123,7 +123,7 @@ def test_sums_and_norms_inside_the_products_compute_the_same(options, monkeypatc
     noted = joined_alone(monkeypatch)
     torch.manual_seed(0)
     model, images = small(**options).eval(), torch.randn(3, 3, 8, 8)
-    embedder = FusedEmbedder(model)
+    embedder = FusedEmbedder(model, joins=True)
     with torch.no_grad():
         exact = model.embed(images)
     found = embedder(images)
@@ -137,15 +137,16 @@ def test_sums_and_norms_inside_the_products_compute_the_same(options, monkeypatc
 
 def test_one_block_for_the_class_token_has_nothing_to_join(monkeypatch):
     noted = joined_alone(monkeypatch)
-    FusedEmbedder(small(depth=1))(torch.randn(1, 3, 8, 8))
+    FusedEmbedder(small(depth=1), joins=True)(torch.randn(1, 3, 8, 8))
     assert "pass" not in noted
 
 
-@pytest.mark.parametrize("why", ["rows that the copy engine cannot take", "many tokens", "FP8"])
+@pytest.mark.parametrize("why", ["rows that the copy engine cannot take", "many tokens", "FP8", "not for least time"])
 def test_what_cannot_be_joined_is_not_tried(why, monkeypatch):
     noted = joined_alone(monkeypatch)
     monkeypatch.setattr(fused, "MOST_ROWS", 8 if why == "many tokens" else 64)
-    embedder = FusedEmbedder(small(**({"mlp_dim": 60} if why.startswith("rows") else {})), fp8=why == "FP8")
+    model = small(**({"mlp_dim": 60} if why.startswith("rows") else {}))
+    embedder = FusedEmbedder(model, fp8=why == "FP8", joins=why != "not for least time")
     normed = Normed(torch.zeros(15, 32), torch.zeros(15, 32), None, None)
     assert embedder._pass(normed) == embedder.apart
     assert "pass" not in noted
@@ -159,7 +160,7 @@ def test_weights_of_a_pass_that_was_not_chosen_are_let_go(monkeypatch):
 
     joined_alone(monkeypatch)
     monkeypatch.setattr(fused, "choose", choose)
-    embedder = FusedEmbedder(small())
+    embedder = FusedEmbedder(small(), joins=True)
     embedder(torch.randn(1, 3, 8, 8))
     assert embedder.joined_blocks is None
     embedder.passes[1024] = partial(embedder.joined, tilings=Tilings())  # which another number of images takes
@@ -175,17 +176,20 @@ def test_products_are_cut_up_as_is_fastest_in_the_pass_one_after_the_other(monke
         return list(ways)[-1]
 
     monkeypatch.setattr(fused, "fastest", fastest)
+    monkeypatch.setattr(fused, "TRIED", TRIED | {"fc2": (*JOINING, *SPLIT)})
     embedder = FusedEmbedder(small(mlp_dim=512))
     found = embedder.ways(Normed(torch.zeros(15, 32), torch.zeros(15, 32), None, None))["joined"].keywords["tilings"]
-    assert found == Tilings(qkv=NORMING[-1], out=JOINING[-1], fc1=NORMING[-1], fc2=SPLIT[-2])  # 3 × 128 do not divide 512
+    fc2 = SPLIT[-2]  # three parts of 128 do not divide 512
+    assert found == Tilings(qkv=NORMING[-1], out=JOINING[-1], fc1=NORMING[-1], fc2=fc2)
     assert {each.fc1 for each in tried[0].values()} == {Tilings().fc1}
     assert {each.fc2 for each in tried[1].values()} == {found.fc2}
     assert not any(each.out.splits > 1 for each in tried[3].values())
 
 
-def test_where_no_kernel_fits_the_chip_nothing_is_joined(monkeypatch):
+@pytest.mark.parametrize("error", [NotApplicableError, torch.OutOfMemoryError])
+def test_where_no_kernel_fits_the_chip_nothing_is_joined(monkeypatch, error):
     def fastest(key, ways, *inputs):
-        raise NotApplicableError("none of the kernels runs here")
+        raise error("none of the kernels runs here")
 
     monkeypatch.setattr(fused, "fastest", fastest)
     embedder = FusedEmbedder(small())
@@ -326,3 +330,10 @@ def test_a_baseline_has_no_fused_kernels():
 def test_rows_that_the_copy_engine_cannot_take_are_left_to_the_library():
     assert Layer(torch.nn.Linear(588, 64)).tilings(8192) == {}
     assert Layer(torch.nn.Linear(592, 64)).tilings(8192) != {}
+
+
+def test_heads_of_any_width_have_a_way_at_any_size():
+    of = Attention(2).ways
+    assert "MATH" in of(256, 64, 197)
+    assert "MATH" not in of(8192, 64, 197)  # its results would fill the memory
+    assert "MATH" in of(8192, 384, 197)  # which the others do not take

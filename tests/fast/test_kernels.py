@@ -217,7 +217,7 @@ def test_a_product_joins_z(tiling, biased, scaled, dtype):
 
 @pytest.mark.parametrize("tiling", [Tiling(16, 16, 16, 4, 2, splits=3), Tiling(32, 16, 8, 4, 2, splits=2)], ids=str)
 def test_a_product_joins_z_in_parts(tiling, monkeypatch):
-    """Cleared by the product before, and left clear: a second call gives the same bits."""
+    """Cleared by the product before, and left clear, so that a second call gives the same. Races: kernel_check."""
     monkeypatch.setattr(kernels_joined, "SMALLEST", (16, 16))
     x, w, z = torch.randn(21, 48), torch.randn(40, 48), (30 + torch.randn(21, 40)).half()
     bias, factor, arrived = torch.randn(40), torch.randn(40), arrivals(z).fill_(7)

@@ -13,7 +13,7 @@ from vitrail.errors import ConfigError, NotApplicableError, WeightsError
 from vitrail.fast import search
 from vitrail.fast.choice import choose, chosen
 from vitrail.fast.measure import relative_distance
-from vitrail.fast.optimize import _filled_up, optimize, why_no_kernels
+from vitrail.fast.optimize import MOST_RECORDED, Recordings, _filled_up, optimize, why_no_kernels
 from vitrail.fast.packed import pack
 from vitrail.predict import Predictor
 from vitrail.serve.models import TorchBackend
@@ -121,6 +121,32 @@ def test_batches_are_filled_up_to_few_sizes(count):
     assert count <= len(filled) < max(2 * count, count + 32)
     assert len(filled) in (1, 2, 4, 8, 16) or len(filled) % 32 == 0
     assert filled.sum() == count
+
+
+class Overwriting:
+    """In place of a recorded graph: what it gives is overwritten by its next call, and it takes one shape alone."""
+
+    def __init__(self, function):
+        self.function, self.kept = function, None
+
+    def __call__(self, images):
+        found = self.function(images)
+        if self.kept is None:
+            self.kept = found
+        for place, new in zip(self.kept, found, strict=True):
+            place.copy_(new)
+        return self.kept
+
+
+def test_recorded_batches_of_any_size_are_the_callers_to_keep(monkeypatch):
+    monkeypatch.setattr("vitrail.fast.optimize.Captured", Overwriting)
+    function = Recordings(lambda images: (images * 2.0, images.sum(1, keepdim=True)))
+    batches = [torch.randn(count, 6) for count in (1, 3, 1, 5, 33, *range(64, 64 + 32 * MOST_RECORDED, 32), 1, 0)]
+    results = [function(images) for images in batches]
+    for images, (y, logits) in zip(batches, results, strict=True):
+        assert torch.equal(y, images * 2.0)
+        assert torch.equal(logits, images.sum(1, keepdim=True))
+    assert len(function._graphs) == MOST_RECORDED
 
 
 def test_half_a_model_is_refused():

@@ -1,8 +1,8 @@
 """A run left alone, and the same run killed again and again: python killed.py WHOLE.json BROKEN.json KILLS SEED
 
 Everything is imported once; each start is a fork that trains until kill −9 ends it, at a moment anywhere in the first
-tenth of the time that the whole run took; later where the starts before got nowhere, as on a busy machine. The last
-start is left alone.
+tenth of the time that the whole run took; later where the starts before got nowhere, as on a busy machine, and sooner
+where they got so far that too little would be left for those to come. The last start is left alone.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ def main() -> None:
     open_data("digits")
     begin = time.monotonic()
     finished(begun(whole))
-    most = (time.monotonic() - begin) / 10
+    took = time.monotonic() - begin
     alive, steps, in_vain = 0, [0], 0
-    for _ in range(kills):
+    for number in range(kills):
+        left = (1 - steps[-1] / broken.schedule.steps) / (kills - number)  # of the run, for each start
         child = begun(broken)
-        time.sleep(rng.uniform(0, most * (1 + in_vain / 3)))
+        time.sleep(rng.uniform(0, took * min(0.1 * (1 + in_vain / 3), 2 * left)))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         alive += os.WIFSIGNALED(status)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -27,11 +27,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitrail.errors import InputError, NotApplicableError
 from vitrail.fast.choice import Way, bucket, choose, fastest
-from vitrail.fast.joined import MOST_ROWS, TRIED, Joining, Norming, Tilings, divides, takes
+from vitrail.fast.joined import MOST_ROWS, STREAM, TRIED, JoinedBlock, Tilings, divides, takes
 from vitrail.fast.kernels import few_rows
 from vitrail.fast.kernels.attention import applies, attention
 from vitrail.fast.kernels.gelu import number_of
-from vitrail.fast.kernels.joined import Stream, arrivals
 from vitrail.fast.kernels.norm import FP8, LARGEST, Normed, add_norm, assemble_norm
 from vitrail.fast.kernels.patches import cut
 from vitrail.fast.kernels.product import FEW, Tiling, named, product
@@ -43,8 +42,6 @@ from vitrail.model.encoder import EncoderBlock, LayerScale
 from vitrail.model.vit import VisionTransformer
 
 HALF = torch.bfloat16
-STREAM = torch.float16
-"""What z is kept in between blocks: as many bytes as bf16, eight times finer; it saturates at 65,504."""
 MARGIN = 2.0
 """From the largest activation that calibration met to the largest that FP8 holds: free, with a floating point."""
 
@@ -56,6 +53,8 @@ NARROW = named(
 BYTES = named(Tiling(128, 256, 128, 8, 3), Tiling(128, 128, 128, 4, 3, programs=2))
 NARROW_BYTES = named(Tiling(64, 64, 128, 4, 4), Tiling(64, 128, 128, 4, 4), Tiling(64, 64, 256, 4, 3, splits=2))
 """Those that were fastest for some product on an H200, of many that were tried (docs/speed-log.md)."""
+WIDEST = 256
+"""Heads that Flash Attention takes."""
 CUTS = [(64, 4), (128, 8)]
 """Of attention: queries of a tile, and warps."""
 
@@ -166,8 +165,9 @@ class Attention:
         return chosen(qkv, tokens)
 
     def ways(self, rows: int, width: int, tokens: int) -> dict[str, Way]:
-        """That can compute it: plain products, whose results take memory, for few rows alone."""
-        backends = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, *([SDPBackend.MATH] * (rows <= FEW))]
+        """That can compute it. Plain products, whose results take memory, where they may be fast or others cannot."""
+        backends = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]
+        backends += [SDPBackend.MATH] if rows <= FEW or width > WIDEST else []
         ways: dict[str, Way] = {backend.name: partial(self._by_library, backend) for backend in backends}
         if applies(tokens, width):
             for cut in CUTS:
@@ -259,26 +259,11 @@ class ReadBlock:
         return z.view(-1, self.read, width)
 
 
-class JoinedBlock:
-    """A block, of the same weights, whose products have sums and norms in them; and the next one's first product."""
-
-    def __init__(self, block: Block, following: Block | ReadBlock | None) -> None:
-        self.attention = block.attention
-        self.out = Joining(block.out.weight, block.out.bias, block.factor1)
-        self.fc1 = _norming(block.norm2, block.fc1)
-        self.fc2 = Joining(block.fc2.weight, block.fc2.bias, block.factor2)
-        self.next_qkv = None if following is None else _norming(following.norm1, following.qkv)
-
-    def __call__(self, qkv: Tensor, z: Tensor, tokens: int, tilings: Tilings) -> Stream:
-        """(M, 3·D) and z → z behind the block."""
-        stream, arrived = self.out(self.attention(qkv, tokens), z, tilings.out), arrivals(z)
-        return self.fc2(self.fc1(stream, tilings.fc1, arrived), stream.z, tilings.fc2, arrived)
-
-
 class FusedEmbedder(nn.Module):
     """(B, C, H, W) → (B, D): the representation of a plain Vision Transformer, in bf16 or FP8, on a GPU."""
 
-    def __init__(self, model: ImageModel, fp8: bool = False) -> None:
+    def __init__(self, model: ImageModel, fp8: bool = False, joins: bool = False) -> None:
+        """`joins`: for few tokens, try sums and norms inside the products: for least time, at the price of memory."""
         super().__init__()
         check_fusible(model)
         assert isinstance(model, VisionTransformer)
@@ -293,7 +278,8 @@ class FusedEmbedder(nn.Module):
         self.embed_patches: Layer | None = None
         if isinstance(projection, nn.Linear) and model.backbone is None:
             self.embed_patches = Layer(projection)
-        self.joinable = not fp8 and bool(self.blocks) and takes(self.blocks[0].fc1.weight, self.blocks[0].fc2.weight)
+        self.joinable = joins and not fp8 and bool(self.blocks)
+        self.joinable = self.joinable and takes(self.blocks[0].fc1.weight, self.blocks[0].fc2.weight)
         self.joined_blocks: list[JoinedBlock] | None = None
         self.passes: dict[int, Way] = {}
         """By which of the two, for as many tokens."""
@@ -365,10 +351,12 @@ class FusedEmbedder(nn.Module):
         return chosen
 
     def ways(self, normed: Normed) -> dict[str, Way]:
-        """Both passes, where there are kernels for the second on this chip."""
+        """Both passes, where there are kernels and memory for the second."""
         ways: dict[str, Way] = {"apart": self.apart}
-        with suppress(NotApplicableError):
+        try:
             ways["joined"] = partial(self.joined, tilings=self._tilings(normed))
+        except (NotApplicableError, torch.OutOfMemoryError):
+            self.joined_blocks = None
         return ways
 
     def _shape(self, rows: int) -> tuple[Hashable, ...]:
@@ -432,13 +420,6 @@ def check_fusible(model: ImageModel) -> None:
     ):
         if wrong:
             raise NotApplicableError(f"there are no fused kernels for {why}")
-
-
-def _norming(norm: Norm, layer: Layer) -> Norming:
-    return Norming(
-        layer.weight, layer.bias, norm.weight, norm.bias, norm.eps,
-        stream=STREAM, form=layer.form, following=layer.following,
-    )  # fmt: skip
 
 
 def _factor(scale: nn.Module) -> Tensor | None:

@@ -5,13 +5,19 @@ Shapes: M tokens, K → N features.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vitrail.fast.kernels.joined import Stream, joining_product, norming_product
+from vitrail.fast.kernels.joined import Stream, arrivals, joining_product, norming_product
 from vitrail.fast.kernels.product import Tiling
+
+if TYPE_CHECKING:
+    from vitrail.fast.fused import Block, Layer, Norm, ReadBlock
+
+STREAM = torch.float16
+"""What z is kept in between blocks: as many bytes as bf16, eight times finer; it saturates at 65,504."""
 
 MOST_ROWS = 1024
 """Tokens up to which it is tried: beyond, the chip is full, and starting a kernel is little of its time."""
@@ -38,8 +44,10 @@ SPLIT = (
     Tiling(128, 64, 128, 4, 3, splits=3), Tiling(128, 64, 128, 4, 3, splits=4), Tiling(128, 64, 64, 4, 4, splits=4),
     Tiling(64, 64, 128, 4, 3, splits=2), Tiling(64, 64, 128, 4, 3, splits=3),
 )  # fmt: skip
-TRIED = {"fc2": (*JOINING, *SPLIT), "fc1": NORMING, "qkv": NORMING, "out": JOINING}
-"""Of each product, one after the other."""
+"""In parts, for a long sum such as fc2's. Not tried yet, for they have never run on a GPU; kernel_check has them."""
+TRIED = {"fc2": JOINING, "fc1": NORMING, "qkv": NORMING, "out": JOINING}
+"""Of each product, one after the other. The first of each were fastest on an H200; which of the others ever are is not
+known yet (docs/speed-log.md)."""
 
 
 def takes(*weights: Tensor) -> bool:
@@ -74,7 +82,7 @@ class Norming:
         norm_bias: Tensor | None,
         eps: float,
         *,
-        stream: torch.dtype,
+        dtype: torch.dtype,
         form: int = 0,
         following: Tensor | None = None,
     ) -> None:
@@ -84,14 +92,14 @@ class Norming:
             weight: (N, K). `bias`: (N,).
             norm_weight: (K,). `norm_bias`: none for an RMSNorm, which does not centre.
             eps: of the norm.
-            stream: z's type.
+            dtype: z's.
             form: of the GELU.
             following: the weights of the product right after this one, as many as here.
         """
         self.eps, self.form, self.following, self.dtype = eps, form, following, weight.dtype
         self.centred = norm_bias is not None
         whole = weight.float()
-        self.weight = (whole * norm_weight).to(stream)
+        self.weight = (whole * norm_weight).to(dtype)
         self.sums = self.weight.float().sum(1)
         constant = torch.zeros_like(self.sums) if norm_bias is None else (whole * norm_bias).sum(1)
         self.constant = constant if bias is None else constant + bias.float()
@@ -102,3 +110,26 @@ class Norming:
             stream, self.weight, self.sums, self.constant, self.eps, tiling,
             centred=self.centred, form=self.form, following=self.following, arrived=arrived, dtype=self.dtype,
         )  # fmt: skip
+
+
+class JoinedBlock:
+    """A block, of the same weights, whose products have sums and norms in them; and the next one's first product."""
+
+    def __init__(self, block: Block, following: Block | ReadBlock | None) -> None:
+        self.attention = block.attention
+        self.out = Joining(block.out.weight, block.out.bias, block.factor1)
+        self.fc1 = _norming(block.norm2, block.fc1)
+        self.fc2 = Joining(block.fc2.weight, block.fc2.bias, block.factor2)
+        self.next_qkv = None if following is None else _norming(following.norm1, following.qkv)
+
+    def __call__(self, qkv: Tensor, z: Tensor, tokens: int, tilings: Tilings) -> Stream:
+        """(M, 3·D) and z → z behind the block."""
+        stream, arrived = self.out(self.attention(qkv, tokens), z, tilings.out), arrivals(z)
+        return self.fc2(self.fc1(stream, tilings.fc1, arrived), stream.z, tilings.fc2, arrived)
+
+
+def _norming(norm: Norm, layer: Layer) -> Norming:
+    return Norming(
+        layer.weight, layer.bias, norm.weight, norm.bias, norm.eps,
+        dtype=STREAM, form=layer.form, following=layer.following,
+    )  # fmt: skip

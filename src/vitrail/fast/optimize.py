@@ -206,7 +206,7 @@ def _on_gpu(model: ImageModel, target: Target, precision: str, images: Tensor | 
             from vitrail.fast.fused import FusedEmbedder
             from vitrail.fast.logits import Logits
 
-            embedder = FusedEmbedder(model, fp8=wanted == "fp8")
+            embedder = FusedEmbedder(model, fp8=wanted == "fp8", joins=recorded)
             if images is not None:
                 with torch.cuda.device(device):
                     embedder.calibrate(images.to(device))

@@ -48,7 +48,7 @@ def joining_kernel(
     z,
     new_z,
     statistics,
-    parts,
+    partial_sums,
     arrived,
     M,
     N,
@@ -63,16 +63,17 @@ def joining_kernel(
     lines: tl.constexpr,
     chip: tl.constexpr,
 ):
-    """new_z = z + factor · (x · Wᵀ + bias), and its statistics. `lines`: that a row of weights has in the cache.
+    """new_z = z + factor · (x · Wᵀ + bias), and its statistics.
 
-    `parts`: room for the tiles' sums over each part of K; `arrived`: zero for each tile, and left so.
+    `lines`: that a part of a row of weights has in the cache. `partial_sums`: room for the tiles' sums over each part
+    of K; `arrived`: zero for each tile, and left so.
     """
     high, wide = tl.cdiv(M, rows), tl.cdiv(N, columns)
     number, split = tl.program_id(0) % (high * wide), tl.program_id(0) // (high * wide)
     m, tile = number % high * rows, number // high
     n = tile * columns
     if chip:
-        fetch_rows(weights, n, columns, N, K, line, lines)
+        fetch_rows(weights, n, columns, N, K, line, lines, split * (K // splits))
     begin(chip)
     row, column = m + tl.arange(0, rows), n + tl.arange(0, columns)
     inside = column < N
@@ -90,7 +91,7 @@ def joining_kernel(
     there = row < M
     if splits > 1:
         inside_tile = tl.arange(0, rows)[:, None] * columns + tl.arange(0, columns)[None, :]
-        part = parts + number * (rows * columns) + inside_tile
+        part = partial_sums + number * (rows * columns) + inside_tile
         tl.store(part + split * (high * wide * rows * columns), total)
         tl.debug_barrier()  # all of the part is written before it is said to be
         is_last = tl.atomic_add(arrived + number, 1, sem="acq_rel") == splits - 1
@@ -192,6 +193,10 @@ SMALLEST = (64, 32)
 """Rows and columns of a tile whose sum over K may be split."""
 
 
+CLEARED = 1024
+"""Numbers that are cleared at once: the same for most shapes, each of which is compiled apart."""
+
+
 def arrivals(z: Tensor) -> Tensor:
     """For each tile of z, how many parts of its sum are there; still to be cleared, as `norming_product` does."""
     (m, n), (rows, columns) = z.shape, SMALLEST
@@ -219,21 +224,22 @@ def joining_product(
     assert m <= FEW
     assert z.shape == (m, n)
     assert z.is_contiguous()
-    parts: Tensor | None = None
+    partial_sums: Tensor | None = None
     if splits > 1:
         assert arrived is not None
         assert arrived.numel() >= high * wide
         assert k % (splits * tiling.depth) == 0
-        parts = torch.empty(splits, high * wide, tiling.rows, tiling.columns, dtype=torch.float32, device=z.device)
+        shape = splits, high * wide, tiling.rows, tiling.columns
+        partial_sums = torch.empty(shape, dtype=torch.float32, device=z.device)
     new_z = torch.empty_like(z)
     statistics = torch.empty(2, wide, m, dtype=torch.float32, device=z.device)
     line = LINE // w.element_size()
     joining_kernel[(high * wide * splits,)](
         TensorDescriptor.from_tensor(x, [tiling.rows, tiling.depth]),
         TensorDescriptor.from_tensor(w, [tiling.columns, tiling.depth]),
-        w, bias, factor, z, new_z, statistics, parts, arrived,
+        w, bias, factor, z, new_z, statistics, partial_sums, arrived,
         m, n, k, tiling.rows, tiling.columns, tiling.depth, splits, bias is not None, factor is not None,
-        line, triton.next_power_of_2(triton.cdiv(k, line)), on_chip(),
+        line, triton.next_power_of_2(triton.cdiv(k // splits, line)), on_chip(),
         num_warps=tiling.warps, num_stages=tiling.stages, **overlapping(),
     )  # fmt: skip
     return Stream(new_z, statistics, tiling.columns)
@@ -282,7 +288,7 @@ def norming_product(
         m, n, k, tiling.rows, tiling.columns, tiling.depth,
         parts, triton.next_power_of_2(parts), width, eps, centred, form,
         line, triton.next_power_of_2(triton.cdiv(k, line)), share,
-        0 if arrived is None else triton.next_power_of_2(len(arrived)), on_chip(),
+        0 if arrived is None else max(CLEARED, triton.next_power_of_2(len(arrived))), on_chip(),
         num_warps=tiling.warps, num_stages=tiling.stages, **overlapping(),
     )  # fmt: skip
     return out
