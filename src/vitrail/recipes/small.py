@@ -125,7 +125,7 @@ CIFAR10_STEM = Recipe(
     data_set=CIFAR10,
     expected="95.49 on the test set (seed 0, one run)",
     source="ours",
-    time="522 s on an H200 that trained two other models beside it; alone about 5 minutes",
+    time="522 s on an H200 that trained two other models beside it",
 )
 
 TINY_IMAGENET_SCRATCH = Recipe(
