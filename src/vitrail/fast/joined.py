@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 STREAM = torch.float16
 """What z is kept in between blocks: as many bytes as bf16, eight times finer; it saturates at 65,504."""
 
-MOST_ROWS = 1024
-"""Tokens up to which it is tried: beyond, the chip is full, and starting a kernel is little of its time."""
+MOST_ROWS = 512
+"""Tokens up to which it is tried, two images of B/16: beyond, the chip fills, and starting a kernel is less of its
+time; and every size that is tried takes seconds when it first comes."""
 
 
 class Tilings(NamedTuple):
