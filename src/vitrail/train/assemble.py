@@ -33,7 +33,7 @@ from vitrail.train.display import Display
 from vitrail.train.distributed import Ranks, spread
 from vitrail.train.fusing import fuse
 from vitrail.train.optim import build_optimizer
-from vitrail.train.recorded import RecordedLearning, check_graphs
+from vitrail.train.recorded import RecordedStep, check_graphs
 from vitrail.train.records import Records
 from vitrail.train.run import Run
 from vitrail.train.state import materialise
@@ -77,12 +77,13 @@ def assemble(config: RunConfig, ranks: Ranks) -> Run:
             part.compile()
     optimizer = build_optimizer(objective, config.optimizer, ranks.device)
     materialise(optimizer)
+    averaging = config.optimizer.averaging
+    average = None if averaging is None else Average(objective, averaging)
     recorded = None
     if config.run.graphs:
         check_graphs(config, ranks, precision)
         assert isinstance(objective, Classification)
-        recorded = RecordedLearning(objective, precision)
-    averaging = config.optimizer.averaging
+        recorded = RecordedStep(objective, precision, optimizer, config.optimizer.clip_norm, average)
     objective.train()
     images = ResidentImages(data.training, ranks.device) if config.data.on_device else data.training
     return Run(
@@ -93,10 +94,10 @@ def assemble(config: RunConfig, ranks: Ranks) -> Run:
         module=module,
         learning=[parameter for parameter in objective.parameters() if parameter.requires_grad],
         optimizer=optimizer,
-        average=None if averaging is None else Average(objective, averaging),
+        average=average,
         scaler=torch.amp.GradScaler(ranks.device.type, enabled=precision == torch.float16),
         precision=precision,
-        deferred=can_defer(objective, optimizer, config, precision, ranks),
+        deferred=recorded is not None or can_defer(objective, optimizer, config, precision, ranks),
         recorded=recorded,
         loader=(loader := partial(training_loader, config, images, model, ranks)),
         training=loader(0),

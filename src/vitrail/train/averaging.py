@@ -25,14 +25,27 @@ class Average:
         self.tensors = {name: tensor.detach().clone() for name, tensor in _state(module).items()}
         self._sharded = any(hasattr(tensor, "to_local") for tensor in self.tensors.values())
 
-    @torch.no_grad()
     def update(self, step: int) -> None:
-        """After the step with this number. Early on the average forgets faster, or its first values would rule it."""
-        decay = min(self.decay, (1 + step) / (10 + step))
+        """After the step with this number."""
+        self.follow(self.share(step))
+
+    def share(self, step: int) -> float:
+        """Of the way to the weights as they are after a step that the average goes. Early on it goes further, or its
+        first values would rule it."""
+        return 1 - min(self.decay, (1 + step) / (10 + step))
+
+    @torch.no_grad()
+    def follow(self, share: float | Tensor) -> None:
+        """Go such a share of the way; a tensor tells it on the device."""
         averages, current = [self.tensors[name] for name in self.followed], list(self.followed.values())
         if self._sharded:
             averages, current = [local(tensor) for tensor in averages], [local(tensor) for tensor in current]
-        torch._foreach_lerp_(averages, current, 1 - decay)
+        if isinstance(share, Tensor):
+            way = torch._foreach_sub(current, averages)
+            torch._foreach_mul_(way, share)
+            torch._foreach_add_(averages, way)
+        else:
+            torch._foreach_lerp_(averages, current, share)
         for name, tensor in self.copied.items():
             self.tensors[name].copy_(tensor)
 

@@ -68,12 +68,16 @@ def step(run: Run) -> None:
     )
     set_learning_rate(run.optimizer, rate)
     sums: Sums = {}
+    norm: Tensor | None = None
     for part, key, exchange in parts(run, next(run.training).to(run.ranks.device)):
+        if run.recorded is not None:  # then it is the only part
+            sums, norm = run.recorded(part, key, progress.step)
+            continue
         with without_exchange(run.module, skip=not exchange):
-            add(sums, learn(run, part, key) if run.recorded is None else run.recorded(part, key))
+            add(sums, learn(run, part, key))
     # Here, before waiting for an accelerator: a connection that broke is noticed in talking, not in waiting.
     run.stopping = run.ranks.any(bool(run.asked))
-    update(run, sums)
+    update(run, sums, norm)
     progress.position = run.training.position
     run.step_seconds.append(time.perf_counter() - began)
 

@@ -1,45 +1,78 @@
-"""A step's gradients as one CUDA graph (`run.graphs`): the same kernels, started all at once."""
+"""A step as one CUDA graph (`run.graphs`): gradients, their clipping, the optimiser's step and the average. The same
+kernels, started all at once: a small model's are done sooner than Python can start them one by one.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitrail.data.loader import Batch
+from vitrail.data.transfer import sent
 from vitrail.errors import ConfigError
 from vitrail.fast.captured import Captured
 from vitrail.metrics import Sums
 from vitrail.objectives.classification import Classification
+from vitrail.train.averaging import Average
+from vitrail.train.clipping import clip
 from vitrail.train.config import RunConfig
 from vitrail.train.distributed import Ranks
 
 
-class RecordedLearning:
-    """Gradients of whole batches, one like the other. What is random about a batch is decided before."""
+class RecordedStep:
+    """What steps of whole batches, one like the other, do on the device. What is random about a batch is decided
+    before. Without a finite gradient nothing changes but running statistics.
+    """
 
-    def __init__(self, objective: Classification, precision: torch.dtype) -> None:
-        self._objective, self._precision = objective, precision
+    def __init__(
+        self,
+        objective: Classification,
+        precision: torch.dtype,
+        optimizer: torch.optim.Optimizer,
+        clip_norm: float | None = None,
+        average: Average | None = None,
+    ) -> None:
+        """`optimizer` has its state already, and leaves out steps by itself where it is told to (`found_inf`)."""
+        self._objective, self._precision, self._optimizer = objective, precision, optimizer
+        self._clip_norm, self._average = clip_norm, average
         self._learning = [parameter for parameter in objective.parameters() if parameter.requires_grad]
-        self._captured = Captured(self._compute, kept=list(objective.buffers()))
-        self._gradients: list[Tensor | None] | None = None
+        changed = [*self._learning, *objective.buffers(), *(average.tensors.values() if average is not None else ())]
+        changed += [tensor for state in optimizer.state.values() for tensor in state.values()]
+        self._captured = Captured(self._compute, kept=changed)
 
-    def __call__(self, batch: Batch, key: int) -> Sums:
-        """Put a batch's gradients in their places."""
-        sums = self._captured(*self._objective.inputs(batch, key))
-        if self._gradients is None:  # where the recording has put them, and every replay puts them again
-            self._gradients = [parameter.grad for parameter in self._learning]
-        for parameter, gradient in zip(self._learning, self._gradients, strict=True):
-            parameter.grad = gradient
-        return {name: pair.clone() for name, pair in sums.items()}
+    def __call__(self, batch: Batch, key: int, step: int) -> tuple[Sums, Tensor]:
+        """Make the step with this number, at the groups' learning rates. Its sums and its gradient's length, which the
+        next step overwrites."""
+        groups = self._optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        share = 0.0 if self._average is None else self._average.share(step)
+        images, targets = self._objective.inputs(batch, key)
+        sums, norm = self._captured(images, targets, sent(torch.tensor([*rates, share]), images.device))
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate  # a recording leaves its own there
+        return {name: pair.clone() for name, pair in sums.items()}, norm
 
-    def _compute(self, *inputs: Tensor) -> Sums:
+    def _compute(self, images: Tensor, targets: Tensor, numbers: Tensor) -> tuple[Sums, Tensor]:
         for parameter in self._learning:
             parameter.grad = None
         # Casts are not kept from one product to the next: they would be kept beyond the recording.
-        with torch.autocast("cuda", self._precision, self._precision != torch.float32, cache_enabled=False):
-            outcome = self._objective.learn(*inputs)
+        reduced = self._precision != torch.float32
+        with torch.autocast(images.device.type, self._precision, reduced, cache_enabled=False):
+            outcome = self._objective.learn(images, targets)
         outcome.loss.backward()
-        return outcome.sums
+        norm = clip(self._learning, self._clip_norm)
+        optimizer: Any = self._optimizer
+        optimizer.found_inf = 1 - norm.isfinite().float()
+        *rates, share = numbers.unbind()
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+            group["capturable"] = images.is_cuda and torch.cuda.is_current_stream_capturing()
+        optimizer.step()
+        if self._average is not None:
+            self._average.follow(share * (1 - optimizer.found_inf))
+        return outcome.sums, norm
 
 
 def check_graphs(config: RunConfig, ranks: Ranks, precision: torch.dtype) -> None:

@@ -18,7 +18,7 @@ from vitrail.train.checkpoint import Checkpoints
 from vitrail.train.config import RunConfig
 from vitrail.train.display import Display
 from vitrail.train.distributed import Ranks
-from vitrail.train.recorded import RecordedLearning
+from vitrail.train.recorded import RecordedStep
 from vitrail.train.records import Records
 from vitrail.train.stopping import Request
 from vitrail.train.trackers import Tracker
@@ -88,8 +88,8 @@ class Run:
     """The same of the weights that it began from; empty for fresh ones, and on all ranks but the first."""
     deferred: bool = False
     """Whether the device itself leaves out a step without a finite gradient, and is not waited for."""
-    recorded: RecordedLearning | None = None
-    """In place of `learn`, where a step is a CUDA graph."""
+    recorded: RecordedStep | None = None
+    """In place of `learn` and what follows from it, where a step is a CUDA graph."""
     progress: Progress = field(default_factory=Progress)
     pending: Pending | None = None
     window: Sums = field(default_factory=dict)

@@ -9,20 +9,28 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail.errors import Diverged
 from vitrail.metrics import Sums, add
-from vitrail.train.distributed import whole_tensor
+from vitrail.train.clipping import clip
 from vitrail.train.run import Pending, Run
 
 
-def update(run: Run, sums: Sums) -> None:
-    """Settle the step before, and make this one, which summed up to `sums`."""
+def update(run: Run, sums: Sums, norm: Tensor | None = None) -> None:
+    """Settle the step before, and make this one, which summed up to `sums`; unless it is made already, with a gradient
+    of length `norm`."""
     settle(run)
+    run.pending = under_way(run.progress.step, make(run) if norm is None else norm, sums)
+    run.progress.step += 1
+    if not run.deferred:
+        settle(run)
+
+
+def make(run: Run) -> Tensor:
+    """The optimiser's step. The length of its gradient."""
     run.scaler.unscale_(run.optimizer)
     norm = clip(run.learning, run.config.optimizer.clip_norm)
     if run.deferred:
@@ -30,12 +38,9 @@ def update(run: Run, sums: Sums) -> None:
         run.optimizer.step()
     elif norm.isfinite():
         run.scaler.step(run.optimizer)
-    run.pending = under_way(run.progress.step, norm, sums)
     run.scaler.update()
     run.optimizer.zero_grad()
-    run.progress.step += 1
-    if not run.deferred:
-        settle(run)
+    return norm
 
 
 def under_way(number: int, norm: Tensor, sums: Sums) -> Pending:
@@ -58,7 +63,7 @@ def settle(run: Run) -> None:
     progress.gradient_norm = last.norm.item()
     finite = math.isfinite(progress.gradient_norm)
     if finite:
-        if run.average is not None:
+        if run.average is not None and run.recorded is None:  # what is recorded brings it along
             run.average.update(last.number)
         add(run.window, last.sums)
     guard(run, finite, last.number + 1)
@@ -70,16 +75,6 @@ def catch_up(run: Run) -> None:
     settle(run)
     if run.step_seconds:
         run.step_seconds[-1] += time.perf_counter() - began
-
-
-def clip(parameters: Iterable[nn.Parameter], most: float | None) -> Tensor:
-    """The length of all gradients together, which are scaled down where it is more than `most`."""
-    learning = [parameter for parameter in parameters if parameter.grad is not None]
-    total = torch.nn.utils.get_total_norm([p.grad for p in learning if p.grad is not None])
-    total = whole_tensor(total)
-    if most is not None:
-        torch.nn.utils.clip_grads_with_norm_(learning, most, total)
-    return total
 
 
 def guard(run: Run, finite: bool, done: int) -> None:
