@@ -19,14 +19,14 @@ from torch.nn import functional as F
 import vitrail
 from vitrail.fast.choice import bucket
 from vitrail.fast.fused import BYTES, CUTS, NARROW, NARROW_BYTES, WIDE, FusedEmbedder
-from vitrail.fast.joined import JOINING, NORMING, SPLIT, divides
+from vitrail.fast.joined import JOINING, NORMING
 from vitrail.fast.kernels.attention import attention
 from vitrail.fast.kernels.backward import gelu_backward, norm_backward, pack
 from vitrail.fast.kernels.few_rows import few_rows
-from vitrail.fast.kernels.joined import arrivals, joining_product, norming_product
+from vitrail.fast.kernels.joined import joining_product, norming_product
 from vitrail.fast.kernels.norm import FP8, add_norm, assemble_norm
 from vitrail.fast.kernels.patches import cut
-from vitrail.fast.kernels.product import Tiling, product
+from vitrail.fast.kernels.product import product
 from vitrail.fast.kernels.quantise import quantise
 from vitrail.fast.kernels.reading import read_backward, read_forward
 from vitrail.fast.learning import FusedLearning
@@ -38,7 +38,6 @@ from vitrail.workflows.bench.machine import commit
 HALF, EIGHT, STREAM = 6e-3, 4e-2, 6e-4
 """How far bf16, FP8 and z, in fp16, may be off."""
 IMAGES, TOKENS, WIDTH, HEADS = 16, 197, 768, 12
-AGAIN = 500
 
 
 def random(*shape: int, scale: float = 1.0) -> Tensor:
@@ -117,16 +116,13 @@ def joined() -> dict[str, tuple[float, float]]:
         z, x, w = (3 + random(TOKENS, width)).half(), random(TOKENS, inner), random(width, inner, scale=inner**-0.5)
         bias, factor = random(width), torch.randn(width, device="cuda")
         exact = z.double() + factor * F.linear(x.double(), w.double(), bias.double())
-        arrived = arrivals(z).zero_()
-        for tiling in (each for each in (*JOINING, *SPLIT) if divides(each, inner)):
+        for tiling in JOINING:
             name = str(tuple(tiling))
-            made = joining_product(x, w, bias, z, tiling, factor=factor, arrived=arrived)
+            made = joining_product(x, w, bias, z, tiling, factor=factor)
             tiles = made.z.double().split(tiling.columns, 1)
             means = torch.stack([tile.mean(1) for tile in tiles])
             squares = torch.stack([(tile - tile.mean(1, keepdim=True)).square().sum(1) for tile in tiles])
             found[f"joining {width} {name}"] = distance(made.z, exact), STREAM
-            if tiling.splits > 1:
-                found[f"joining {width} {name}, again"] = again(x, w, bias, z, tiling, arrived), 0.0
             found[f"joining {width} {name}, means"] = distance(made.statistics[0], means), 1e-5
             found[f"joining {width} {name}, squares"] = distance(made.statistics[1], squares), 1e-5
         stream = joining_product(x, w, bias, z, JOINING[0], factor=factor)
@@ -143,19 +139,6 @@ def joined() -> dict[str, tuple[float, float]]:
                     HALF,
                 )
     return found
-
-
-def again(x: Tensor, w: Tensor, bias: Tensor, z: Tensor, tiling: Tiling, arrived: Tensor) -> float:
-    """Two inputs in turn, many times: who reads a part before it is there finds the other's."""
-    inputs = x, x.roll(1, 0)
-    first = [joining_product(each, w, bias, z, tiling, arrived=arrived) for each in inputs]
-    farthest = 0.0
-    for _ in range(AGAIN):
-        for each, kept in zip(inputs, first, strict=True):
-            made = joining_product(each, w, bias, z, tiling, arrived=arrived)
-            same = torch.equal(made.z, kept.z) and torch.equal(made.statistics, kept.statistics)
-            farthest = max(farthest, float(not same))
-    return farthest
 
 
 def attentions() -> dict[str, tuple[float, float]]:

@@ -17,10 +17,9 @@ pytest.importorskip("triton", reason="Triton, in whose interpreter the kernels r
 if torch.cuda.is_available():
     pytest.skip("here is a GPU: benchmarks/kernel_check.py checks the kernels there", allow_module_level=True)
 
-from vitrail.fast import fused
+from vitrail.fast import fused, joined
 from vitrail.fast.fused import Attention, FusedEmbedder, Layer, check_fusible
-from vitrail.fast.joined import JOINING, NORMING, SPLIT, TRIED, Tilings
-from vitrail.fast.kernels import joined as kernels_joined
+from vitrail.fast.joined import JOINING, NORMING, Tilings
 from vitrail.fast.kernels.norm import Normed
 from vitrail.fast.kernels.product import Tiling, named
 from vitrail.fast.learning import FusedLearning, check_learnable
@@ -91,17 +90,12 @@ def joined_alone(monkeypatch):
         noted.append(key[0])
         return ways.get("joined") or ways[next(iter(ways))]
 
-    small = {"fc2": (Tiling(16, 16, 16, 4, 2, splits=2), Tiling(16, 16, 16, 4, 2))}
-    small |= {
-        "fc1": (Tiling(16, 32, 16, 4, 2),),
-        "qkv": (Tiling(16, 32, 16, 4, 2),),
-        "out": (Tiling(16, 16, 16, 4, 2),),
-    }
+    joining, norming = (Tiling(16, 16, 16, 4, 2),), (Tiling(16, 32, 16, 4, 2),)
+    small = {"fc2": joining, "fc1": norming, "qkv": norming, "out": joining}
     monkeypatch.setattr(fused, "choose", choose)
     monkeypatch.setattr(fused, "fastest", lambda key, ways, *inputs: next(iter(ways)))
     monkeypatch.setattr(fused, "HALF", torch.float16)  # the interpreter cuts bf16 off instead of rounding it
     monkeypatch.setattr(fused, "TRIED", small)
-    monkeypatch.setattr(kernels_joined, "SMALLEST", (16, 16))
     return noted
 
 
@@ -169,21 +163,35 @@ def test_weights_of_a_pass_that_was_not_chosen_are_let_go(monkeypatch):
 
 
 def test_products_are_cut_up_as_is_fastest_in_the_pass_one_after_the_other(monkeypatch):
-    tried = []
+    tried = {}
 
     def fastest(key, ways, *inputs):
-        tried.append({name: way.keywords["tilings"] for name, way in ways.items()})
+        tried[key[-1]] = [way.keywords["tilings"] for way in ways.values()]
         return list(ways)[-1]
 
     monkeypatch.setattr(fused, "fastest", fastest)
-    monkeypatch.setattr(fused, "TRIED", TRIED | {"fc2": (*JOINING, *SPLIT)})
-    embedder = FusedEmbedder(small(mlp_dim=512))
+    embedder = FusedEmbedder(small())
     found = embedder.ways(Normed(torch.zeros(15, 32), torch.zeros(15, 32), None, None))["joined"].keywords["tilings"]
-    fc2 = SPLIT[-2]  # three parts of 128 do not divide 512
-    assert found == Tilings(qkv=NORMING[-1], out=JOINING[-1], fc1=NORMING[-1], fc2=fc2)
-    assert {each.fc1 for each in tried[0].values()} == {Tilings().fc1}
-    assert {each.fc2 for each in tried[1].values()} == {found.fc2}
-    assert not any(each.out.splits > 1 for each in tried[3].values())
+    assert found == Tilings(qkv=NORMING[-1], out=JOINING[-1], fc1=NORMING[-1], fc2=JOINING[-1])
+    assert tried["fc2"] == [Tilings(fc2=each) for each in JOINING]
+    assert tried["fc1"] == [Tilings(fc2=found.fc2, fc1=each) for each in NORMING]
+
+
+def test_every_product_is_cut_up_as_was_found_for_it(monkeypatch):
+    taken = []
+
+    def noting(product):
+        def noted(*inputs, **options):
+            taken.extend(each for each in inputs if isinstance(each, Tiling))
+            return product(*inputs, **options)
+
+        return noted
+
+    monkeypatch.setattr(joined, "joining_product", noting(joined.joining_product))
+    monkeypatch.setattr(joined, "norming_product", noting(joined.norming_product))
+    tilings = Tilings(*(Tiling(16, columns, 16, 4, 2) for columns in (16, 32, 64, 128)))
+    FusedEmbedder(small()).joined(torch.zeros(15, 32).half(), torch.zeros(15, 32).bfloat16(), tilings=tilings)
+    assert taken == 2 * [tilings.out, tilings.fc1, tilings.fc2, tilings.qkv]  # and a third block, for one token
 
 
 @pytest.mark.parametrize("error", [NotApplicableError, torch.OutOfMemoryError])

@@ -17,11 +17,10 @@ pytest.importorskip("triton", reason="Triton, in whose interpreter the kernels r
 if torch.cuda.is_available():
     pytest.skip("here is a GPU: benchmarks/kernel_check.py checks the kernels there", allow_module_level=True)
 
-from vitrail.fast.kernels import joined as kernels_joined
 from vitrail.fast.kernels.attention import MOST_TOKENS, attention, pieces
 from vitrail.fast.kernels.backward import Walk, gelu_backward, norm_backward, pack
 from vitrail.fast.kernels.few_rows import few_rows
-from vitrail.fast.kernels.joined import Stream, arrivals, joining_product, norming_product
+from vitrail.fast.kernels.joined import Stream, joining_product, norming_product
 from vitrail.fast.kernels.norm import FP8, add_norm, assemble_norm
 from vitrail.fast.kernels.patches import cut
 from vitrail.fast.kernels.product import Tiling, product
@@ -213,23 +212,6 @@ def test_a_product_joins_z(tiling, biased, scaled, dtype):
     assert made.z.dtype == dtype
     assert made.columns == tiling.columns
     close(made.statistics, statistics(made.z, tiling.columns))  # of what is stored, rounded as it is
-
-
-@pytest.mark.parametrize("tiling", [Tiling(16, 16, 16, 4, 2, splits=3), Tiling(32, 16, 8, 4, 2, splits=2)], ids=str)
-def test_a_product_joins_z_in_parts(tiling, monkeypatch):
-    """Cleared by the product before, and left clear, so that a second call gives the same. Races: kernel_check."""
-    monkeypatch.setattr(kernels_joined, "SMALLEST", (16, 16))
-    x, w, z = torch.randn(21, 48), torch.randn(40, 48), (30 + torch.randn(21, 40)).half()
-    bias, factor, arrived = torch.randn(40), torch.randn(40), arrivals(z).fill_(7)
-    stream = Stream(z, statistics(z, 16).float(), 16)
-    norming_product(stream, torch.randn(8, 40).half(), torch.zeros(8), torch.zeros(8), 1e-6, TILES[0], arrived=arrived)
-    assert not arrived.any()
-    made, again = (joining_product(x, w, bias, z, tiling, factor=factor, arrived=arrived) for _ in range(2))
-    assert not arrived.any()
-    close(made.z, z + F.linear(x.double(), w.double(), bias.double()) * factor, 2**-11)
-    close(made.statistics, statistics(made.z, tiling.columns))
-    assert torch.equal(made.z, again.z)
-    assert torch.equal(made.statistics, again.statistics)
 
 
 def test_a_product_that_joins_z_saturates():

@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitrail.errors import InputError, NotApplicableError
 from vitrail.fast.choice import Way, bucket, choose, fastest
-from vitrail.fast.joined import MOST_ROWS, STREAM, TRIED, JoinedBlock, Tilings, divides, takes
+from vitrail.fast.joined import MOST_ROWS, STREAM, TRIED, JoinedBlock, Tilings, takes
 from vitrail.fast.kernels import few_rows
 from vitrail.fast.kernels.attention import applies, attention
 from vitrail.fast.kernels.gelu import number_of
@@ -371,8 +371,7 @@ class FusedEmbedder(nn.Module):
         """The fastest, one product after the other, in the pass itself: a kernel's time depends on its neighbours."""
         best, shape = Tilings(), self._shape(bucket(len(normed.z)))
         for name, tried in TRIED.items():
-            depth = self.blocks[0].fc2.weight.shape[1] if name == "fc2" else self.blocks[0].fc1.weight.shape[1]
-            options = {str(tuple(each)): best._replace(**{name: each}) for each in tried if divides(each, depth)}
+            options = {str(tuple(each)): best._replace(**{name: each}) for each in tried}
             ways = {label: partial(self.joined, tilings=option) for label, option in options.items()}
             best = options[fastest((*shape, name), ways, normed.z, normed.y)]
         return best

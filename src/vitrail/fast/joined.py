@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from vitrail.fast.kernels.joined import Stream, arrivals, joining_product, norming_product
+from vitrail.fast.kernels.joined import Stream, joining_product, norming_product
 from vitrail.fast.kernels.product import Tiling
 
 if TYPE_CHECKING:
@@ -23,42 +23,27 @@ MOST_ROWS = 512
 """Tokens up to which it is tried, two images of B/16: beyond, the chip fills, and starting a kernel is less of its
 time; and every size that is tried takes seconds when it first comes."""
 
+NORMING = (Tiling(64, 128, 128, 4, 3), Tiling(128, 64, 128, 4, 3), Tiling(64, 64, 128, 4, 4))
+JOINING = (Tiling(64, 32, 256, 4, 3), Tiling(64, 64, 128, 4, 4), Tiling(64, 32, 128, 4, 4))
+
 
 class Tilings(NamedTuple):
     """How the products of a block are cut up, in all blocks alike."""
 
-    qkv: Tiling = Tiling(128, 64, 128, 4, 3)
-    out: Tiling = Tiling(64, 32, 256, 4, 3)
-    fc1: Tiling = Tiling(64, 128, 128, 4, 3)
-    fc2: Tiling = Tiling(64, 64, 128, 4, 4)
+    qkv: Tiling = NORMING[0]
+    out: Tiling = JOINING[0]
+    fc1: Tiling = NORMING[0]
+    fc2: Tiling = JOINING[0]
 
 
-NORMING = (
-    Tiling(128, 64, 128, 4, 3), Tiling(64, 128, 128, 4, 3), Tiling(64, 64, 128, 4, 4), Tiling(64, 64, 128, 4, 3),
-    Tiling(128, 64, 64, 4, 4), Tiling(64, 128, 64, 4, 4),
-)  # fmt: skip
-JOINING = (
-    Tiling(64, 32, 256, 4, 3), Tiling(64, 64, 128, 4, 4), Tiling(64, 32, 128, 4, 4), Tiling(64, 32, 128, 4, 3),
-    Tiling(128, 32, 128, 4, 4),
-)  # fmt: skip
-SPLIT = (
-    Tiling(128, 64, 128, 4, 3, splits=3), Tiling(128, 64, 128, 4, 3, splits=4), Tiling(128, 64, 64, 4, 4, splits=4),
-    Tiling(64, 64, 128, 4, 3, splits=2), Tiling(64, 64, 128, 4, 3, splits=3),
-)  # fmt: skip
-"""In parts, for a long sum such as fc2's. Not tried yet, for they have never run on a GPU; kernel_check has them."""
 TRIED = {"fc2": JOINING, "fc1": NORMING, "qkv": NORMING, "out": JOINING}
-"""Of each product, one after the other. The first of each were fastest on an H200; which of the others ever are is not
-known yet (docs/speed-log.md)."""
+"""Of each product, one after the other. The first of each were fastest on an H200; the second were for qkv and fc2 in
+an earlier measurement (docs/speed-log.md)."""
 
 
 def takes(*weights: Tensor) -> bool:
     """Whether the copy engine can read them: rows of whole 16 bytes."""
     return all(weight.shape[1] * weight.element_size() % 16 == 0 for weight in weights)
-
-
-def divides(tiling: Tiling, depth: int) -> bool:
-    """Whether a sum over so many features can be split as a tiling does."""
-    return tiling.splits == 1 or depth % (tiling.splits * tiling.depth) == 0
 
 
 class Joining:
@@ -67,9 +52,9 @@ class Joining:
     def __init__(self, weight: Tensor, bias: Tensor | None, factor: Tensor | None) -> None:
         self.weight, self.bias, self.factor = weight, bias, factor
 
-    def __call__(self, x: Tensor, z: Tensor, tiling: Tiling, arrived: Tensor | None = None) -> Stream:
-        """(M, K), (M, N) → (M, N), with statistics for the next norm. `arrived`: zeros, where sums are split."""
-        return joining_product(x, self.weight, self.bias, z, tiling, factor=self.factor, arrived=arrived)
+    def __call__(self, x: Tensor, z: Tensor, tiling: Tiling) -> Stream:
+        """(M, K), (M, N) → (M, N), with statistics for the next norm."""
+        return joining_product(x, self.weight, self.bias, z, tiling, factor=self.factor)
 
 
 class Norming:
@@ -105,11 +90,11 @@ class Norming:
         constant = torch.zeros_like(self.sums) if norm_bias is None else (whole * norm_bias).sum(1)
         self.constant = constant if bias is None else constant + bias.float()
 
-    def __call__(self, stream: Stream, tiling: Tiling, arrived: Tensor | None = None) -> Tensor:
-        """(M, K) → (M, N). `arrived` is set to zeros, if it is given, for the product that follows."""
+    def __call__(self, stream: Stream, tiling: Tiling) -> Tensor:
+        """(M, K) → (M, N)."""
         return norming_product(
             stream, self.weight, self.sums, self.constant, self.eps, tiling,
-            centred=self.centred, form=self.form, following=self.following, arrived=arrived, dtype=self.dtype,
+            centred=self.centred, form=self.form, following=self.following, dtype=self.dtype,
         )  # fmt: skip
 
 
@@ -125,8 +110,8 @@ class JoinedBlock:
 
     def __call__(self, qkv: Tensor, z: Tensor, tokens: int, tilings: Tilings) -> Stream:
         """(M, 3·D) and z → z behind the block."""
-        stream, arrived = self.out(self.attention(qkv, tokens), z, tilings.out), arrivals(z)
-        return self.fc2(self.fc1(stream, tilings.fc1, arrived), stream.z, tilings.fc2, arrived)
+        stream = self.out(self.attention(qkv, tokens), z, tilings.out)
+        return self.fc2(self.fc1(stream, tilings.fc1), stream.z, tilings.fc2)
 
 
 def _norming(norm: Norm, layer: Layer) -> Norming:

@@ -6,8 +6,7 @@ tile's columns: numbers that a tile has without asking another. The next product
     norm(z) · Wᵀ + b = rstd · (z · W'ᵀ - mean · s) + c,  W' = γ ∘ W,  s = its rows' sums,  c = W · β + b
 
 where mean and rstd are put together from the tiles' statistics, exactly (Chan, Golub and LeVeque, 1983). For few rows,
-where starting one more kernel takes longer than norming: each program has one tile, or a part of its sum over K. Parts
-are added up by the program that ends last, always in the same order.
+where starting one more kernel takes longer than norming: each program has one tile.
 
 Shapes: M tokens, K → N features, P tiles of columns.
 """
@@ -48,32 +47,24 @@ def joining_kernel(
     z,
     new_z,
     statistics,
-    partial_sums,
-    arrived,
     M,
     N,
     K: tl.constexpr,
     rows: tl.constexpr,
     columns: tl.constexpr,
     depth: tl.constexpr,
-    splits: tl.constexpr,
     has_bias: tl.constexpr,
     scaled: tl.constexpr,
     line: tl.constexpr,
     lines: tl.constexpr,
     chip: tl.constexpr,
 ):
-    """new_z = z + factor · (x · Wᵀ + bias), and its statistics.
-
-    `lines`: that a part of a row of weights has in the cache. `partial_sums`: room for the tiles' sums over each part
-    of K; `arrived`: zero for each tile, and left so.
-    """
-    high, wide = tl.cdiv(M, rows), tl.cdiv(N, columns)
-    number, split = tl.program_id(0) % (high * wide), tl.program_id(0) // (high * wide)
-    m, tile = number % high * rows, number // high
+    """new_z = z + factor · (x · Wᵀ + bias), and its statistics. `lines`: that a row of weights has in the cache."""
+    high = tl.cdiv(M, rows)
+    m, tile = tl.program_id(0) % high * rows, tl.program_id(0) // high
     n = tile * columns
     if chip:
-        fetch_rows(weights, n, columns, N, K, line, lines, split * (K // splits))
+        fetch_rows(weights, n, columns, N, K, line, lines)
     begin(chip)
     row, column = m + tl.arange(0, rows), n + tl.arange(0, columns)
     inside = column < N
@@ -85,23 +76,8 @@ def joining_kernel(
     if scaled:
         scale = tl.load(factor + column, mask=inside, other=0.0)
     total = tl.zeros((rows, columns), dtype=tl.float32)
-    for k in range(0, K // splits, depth):  # beyond K the copy engine gives zeros
-        at = split * (K // splits) + k
-        total = tl.dot(x.load([m, at]), w.load([n, at]).T, total)
-    there = row < M
-    if splits > 1:
-        inside_tile = tl.arange(0, rows)[:, None] * columns + tl.arange(0, columns)[None, :]
-        part = partial_sums + number * (rows * columns) + inside_tile
-        tl.store(part + split * (high * wide * rows * columns), total)
-        tl.debug_barrier()  # all of the part is written before it is said to be
-        is_last = tl.atomic_add(arrived + number, 1, sem="acq_rel") == splits - 1
-        tl.store(arrived + number, 0, mask=is_last)
-        there = there & is_last  # the others are done: from here on they read and write nothing
-        mask = mask & is_last
-        total = tl.zeros((rows, columns), dtype=tl.float32)
-        for each in tl.static_range(splits):
-            other = part + each * (high * wide * rows * columns)
-            total += tl.load(other, mask=mask, other=0.0, cache_modifier=".cg")  # not what a nearer cache held before
+    for k in range(0, K, depth):  # beyond K the copy engine gives zeros
+        total = tl.dot(x.load([m, k]), w.load([n, k]).T, total)
     if has_bias:
         total += shift.to(tl.float32)[None, :]
     if scaled:
@@ -115,8 +91,8 @@ def joining_kernel(
     mean = tl.sum(total, 1) / tl.minimum(columns, N - n)
     away = tl.where(inside[None, :], total - mean[:, None], 0.0)
     own = statistics + tile * M + row
-    tl.store(own, mean, mask=there)
-    tl.store(own + wide * M, tl.sum(away * away, 1), mask=there)
+    tl.store(own, mean, mask=row < M)
+    tl.store(own + tl.cdiv(N, columns) * M, tl.sum(away * away, 1), mask=row < M)
 
 
 @triton.jit
@@ -129,8 +105,6 @@ def norming_kernel(
     sums,
     constant,
     out,
-    arrived,
-    tiles,
     M,
     N,
     K: tl.constexpr,
@@ -146,12 +120,11 @@ def norming_kernel(
     line: tl.constexpr,
     lines: tl.constexpr,
     share: tl.constexpr,
-    clears: tl.constexpr,
     chip: tl.constexpr,
 ):
     """GELU(rstd · (z · Wᵀ - mean · sums) + constant), the statistics being of `parts` of `width` columns each.
 
-    `lines` and `share` as in a product. `clears`: not less than `tiles`, of which `arrived` is set to zero; or 0.
+    `lines` and `share` as in a product.
     """
     high = tl.cdiv(M, rows)
     m, n = tl.program_id(0) % high * rows, tl.program_id(0) // high * columns
@@ -169,9 +142,6 @@ def norming_kernel(
     shift = tl.load(constant + column, mask=column < N, other=0.0)
     if share > 0:
         fetch_share(following, share, N * K, line)
-    if clears > 0:
-        every = tl.arange(0, clears)
-        tl.store(arrived + every, 0, mask=(every < tiles) & (tl.program_id(0) == 0))
     total = tl.zeros((rows, columns), dtype=tl.float32)
     for k in range(0, K, depth):  # beyond K the copy engine gives zeros
         total = tl.dot(z.load([m, k]), w.load([n, k]).T, total)
@@ -189,57 +159,28 @@ def norming_kernel(
     tl.store(out + row[:, None] * N + column[None, :], gelu(total, form, chip).to(out.dtype.element_ty), mask=mask)
 
 
-SMALLEST = (64, 32)
-"""Rows and columns of a tile whose sum over K may be split."""
-
-
-CLEARED = 1024
-"""Numbers that are cleared at once: the same for most shapes, each of which is compiled apart."""
-
-
-def arrivals(z: Tensor) -> Tensor:
-    """For each tile of z, how many parts of its sum are there; still to be cleared, as `norming_product` does."""
-    (m, n), (rows, columns) = z.shape, SMALLEST
-    return torch.empty(triton.cdiv(m, rows) * triton.cdiv(n, columns), dtype=torch.int32, device=z.device)
-
-
 def joining_product(
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    z: Tensor,
-    tiling: Tiling,
-    *,
-    factor: Tensor | None = None,
-    arrived: Tensor | None = None,
+    x: Tensor, w: Tensor, bias: Tensor | None, z: Tensor, tiling: Tiling, *, factor: Tensor | None = None
 ) -> Stream:
     """(M, K), (N, K) and z (M, N) → z + factor · (x · Wᵀ + bias), in z's type, with its statistics.
 
-    Args:
-        factor: (N,), a layer scale.
-        arrived: zeros, of `arrivals(z)`, where the sum over K is split. They are zeros again afterwards.
+    `factor`: (N,), a layer scale.
     """
     (m, k), n = x.shape, w.shape[0]
-    splits, high, wide = tiling.splits, triton.cdiv(m, tiling.rows), triton.cdiv(n, tiling.columns)
+    high, wide = triton.cdiv(m, tiling.rows), triton.cdiv(n, tiling.columns)
     assert m <= FEW
+    assert tiling.splits == 1
     assert z.shape == (m, n)
     assert z.is_contiguous()
-    partial_sums: Tensor | None = None
-    if splits > 1:
-        assert arrived is not None
-        assert arrived.numel() >= high * wide
-        assert k % (splits * tiling.depth) == 0
-        shape = splits, high * wide, tiling.rows, tiling.columns
-        partial_sums = torch.empty(shape, dtype=torch.float32, device=z.device)
     new_z = torch.empty_like(z)
     statistics = torch.empty(2, wide, m, dtype=torch.float32, device=z.device)
     line = LINE // w.element_size()
-    joining_kernel[(high * wide * splits,)](
+    joining_kernel[(high * wide,)](
         TensorDescriptor.from_tensor(x, [tiling.rows, tiling.depth]),
         TensorDescriptor.from_tensor(w, [tiling.columns, tiling.depth]),
-        w, bias, factor, z, new_z, statistics, partial_sums, arrived,
-        m, n, k, tiling.rows, tiling.columns, tiling.depth, splits, bias is not None, factor is not None,
-        line, triton.next_power_of_2(triton.cdiv(k // splits, line)), on_chip(),
+        w, bias, factor, z, new_z, statistics,
+        m, n, k, tiling.rows, tiling.columns, tiling.depth, bias is not None, factor is not None,
+        line, triton.next_power_of_2(triton.cdiv(k, line)), on_chip(),
         num_warps=tiling.warps, num_stages=tiling.stages, **overlapping(),
     )  # fmt: skip
     return Stream(new_z, statistics, tiling.columns)
@@ -256,7 +197,6 @@ def norming_product(
     centred: bool = True,
     form: int = 0,
     following: Tensor | None = None,
-    arrived: Tensor | None = None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
     """z (M, K), (N, K) → (M, N), of z's norm.
@@ -267,7 +207,6 @@ def norming_product(
         centred: a LayerNorm; else an RMSNorm, which does not centre.
         form: of the GELU behind it; 0 is none.
         following: the weights of the product after this one, as many as here, for the cache to fetch in the meantime.
-        arrived: set to zeros, for that product.
     """
     z, statistics, width = stream
     (m, k), n = z.shape, w.shape[0]
@@ -284,11 +223,10 @@ def norming_product(
     norming_kernel[(count,)](
         TensorDescriptor.from_tensor(z, [tiling.rows, tiling.depth]),
         TensorDescriptor.from_tensor(w, [tiling.columns, tiling.depth]),
-        w, following, statistics, sums, constant, out, arrived, 0 if arrived is None else len(arrived),
+        w, following, statistics, sums, constant, out,
         m, n, k, tiling.rows, tiling.columns, tiling.depth,
         parts, triton.next_power_of_2(parts), width, eps, centred, form,
-        line, triton.next_power_of_2(triton.cdiv(k, line)), share,
-        0 if arrived is None else max(CLEARED, triton.next_power_of_2(len(arrived))), on_chip(),
+        line, triton.next_power_of_2(triton.cdiv(k, line)), share, on_chip(),
         num_warps=tiling.warps, num_stages=tiling.stages, **overlapping(),
     )  # fmt: skip
     return out

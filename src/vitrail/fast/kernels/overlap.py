@@ -40,15 +40,10 @@ def _fetch(places):
 
 
 @triton.jit
-def fetch_rows(
-    rows, first, count: tl.constexpr, most, width: tl.constexpr, line: tl.constexpr, lines: tl.constexpr, start=0
-):
-    """Have the cache fetch rows of `width` values, `line` of them in a line; it never holds what is out of date.
-
-    From a row's value `start` on, so many lines.
-    """
+def fetch_rows(rows, first, count: tl.constexpr, most, width: tl.constexpr, line: tl.constexpr, lines: tl.constexpr):
+    """Have the cache fetch rows of `width` values, `line` of them in a line; it never holds what is out of date."""
     row = tl.minimum(first + tl.arange(0, count), most - 1).to(tl.int64)
-    place = tl.minimum(start + tl.arange(0, lines) * line, width - 1)
+    place = tl.minimum(tl.arange(0, lines) * line, width - 1)
     _fetch(rows + row[:, None] * width + place[None, :])
 
 

@@ -34,7 +34,7 @@ class Tiling(NamedTuple):
     parts: int = 1
     """In which the result of a tile is written: 2 takes less memory on the chip."""
     splits: int = 1
-    """Parts of K. A product leaves their results apart, for who reads them to add up; one that joins z adds them up."""
+    """Parts of K, whose results are left apart, for who reads them to add up."""
 
 
 def named(*tilings: Tiling) -> dict[str, Tiling]:
