@@ -52,6 +52,7 @@ PLAN = {
     "cifar10-stem": Planned("cifar10-stem", "cifar10"),
     "pane": Planned("tiny-imagenet", "tiny-imagenet"),
     "tiny-imagenet-stem": Planned("tiny-imagenet-stem", "tiny-imagenet"),
+    "tiny-imagenet-wide": Planned("tiny-imagenet-wide", "tiny-imagenet"),
     "flowers-scratch": Planned(
         "tiny-imagenet",
         "flowers102",
@@ -59,6 +60,7 @@ PLAN = {
     ),
     "pane-to-cifar10": Planned("transfer-small", "cifar10", begins_from="pane"),
     "stem-to-cifar10": Planned("transfer-small", "cifar10", begins_from="tiny-imagenet-stem"),
+    "wide-to-cifar10": Planned("transfer-wide", "cifar10", begins_from="tiny-imagenet-wide"),
     "pane-to-flowers": Planned(
         "transfer-small",
         "flowers102",

@@ -115,7 +115,7 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
     if panel.percent:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}%")
     if len(panel.lines) > 1:
-        axes.legend(loc="lower right", fontsize=9)
+        axes.legend(loc="lower right" if panel.percent else "upper right", fontsize=9)
 
 
 def digest(shown: Shown) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import sys
@@ -17,6 +18,7 @@ import results_page as page  # noqa: E402
 from results_raw import RESULTS  # noqa: E402
 
 from vitrail.recipes import find  # noqa: E402
+from vitrail.train.schedule import learning_rate  # noqa: E402
 
 RAW = page.Raw()
 
@@ -75,7 +77,9 @@ def test_recipes_expect_what_was_measured():
         "cifar10-stem": "cifar10-stem",
         "tiny-imagenet": "pane",
         "tiny-imagenet-stem": "tiny-imagenet-stem",
+        "tiny-imagenet-wide": "tiny-imagenet-wide",
         "transfer-small": "pane-to-cifar10",
+        "transfer-wide": "wide-to-cifar10",
     }
     for recipe, name in runs.items():
         run = RAW.runs[name]
@@ -95,6 +99,27 @@ def test_a_recipe_run_again_from_its_seed_lands_where_it_did():
     assert abs(first.top1 - again.top1) <= 0.5
 
 
+def test_pane_is_as_good_on_a_gpu():
+    """Within 0.1 points of what is documented, which is of a CPU."""
+    here, there = RAW.read("pane_evaluation.json"), RAW.read("pane_evaluation_h200.json")
+    assert abs(100 * (here["top1"]["value"] - there["top1"])) <= 0.1
+    for name in ("top1", "top5", "negative_log_likelihood", "calibration_error"):  # "the same to the digits shown"
+        assert round(here[name]["value"], 4) == there[name]
+
+
+def test_a_weight_is_forgotten_as_the_page_says():
+    """Σ of rate · decay over the steps of cifar10-stem, at both decays."""
+    recipe, small = find("cifar10-stem"), " ".join((page.DOCS / "small-data.md").read_text().split())
+    optimizer, schedule = (recipe.settings[name] for name in ("optimizer", "schedule"))
+    options = {"base": optimizer["learning_rate"], "steps": recipe.steps, "warmup_steps": schedule["warmup_steps"]}
+    rates = sum(learning_rate(step, decay=schedule["decay"], **options) for step in range(recipe.steps))
+    assert optimizer["weight_decay"] == 0.2
+    assert f"our {recipe.steps:,} steps at 1.5e-3 make Σ = {0.05 * rates:.1f}" in small
+    assert f"At 0.2 it is {0.2 * rates:.1f}" in small
+    assert round(math.exp(-0.05 * rates), 2) == 0.33
+    assert round(math.exp(0.2 * rates), -1) == 80
+
+
 def test_what_the_prose_says_was_measured():
     """Numbers outside the tables."""
     results, small = (" ".join((page.DOCS / name).read_text().split()) for name in page.PAGES)
@@ -102,14 +127,16 @@ def test_what_the_prose_says_was_measured():
     gain = runs["pane-to-flowers"].top1 - runs["flowers-scratch"].top1
     assert f"starting from `pane` is worth {gain:.1f} points" in results
     assert f"from the same seed: {runs['pane-again'].top1 - runs['pane'].top1:.2f} points apart" in results
-    scratch, stem = runs["cifar10-scratch"], runs["cifar10-stem"]
+    scratch, stem, decayed = (runs[name] for name in ("cifar10-scratch", "cifar10-stem-less-decay", "cifar10-stem"))
     more = runs["pane-to-cifar10"].top1 - scratch.top1
     assert f"60 epochs to {more:.1f} points more" in results
     gains = [stem.at(8_000) - scratch.at(8_000), stem.top1 - scratch.top1]
     assert f"The convolutional stem, worth {gains[1]:.1f} points from scratch" in results
-    assert f"twice instead of once was tried and gave {runs['cifar10-stem-twice'].top1:.2f}" in results
-    losses = dict(runs["stem-to-cifar10"].over_steps("loss"))
-    assert f"has its lowest test loss at step {min(losses, key=losses.__getitem__):,.0f}" in results
+    assert f"twice instead of once was tried and gave {runs['cifar10-stem-twice'].top1:.2f}; a wider model" in results
+    assert f"and a decay of 0.1, {runs['cifar10-stem-wide'].top1:.2f}" in results
+    assert f"0.2 instead of 0.05 brought {stem.top1:.2f} to {decayed.top1:.2f}" in results
+    wide = runs["wide-to-cifar10"].top1
+    assert f"is {wide - runs['pane-to-cifar10'].top1:.1f} points above `pane-to-cifar10`" in results
     assert f"with Muon {gains[0]:.1f} and {gains[1]:.1f}" in small
     assert f"still {gains[1]:.1f} with Muon" in small
     on_tiny = [runs[name].top1 for name in ("tiny-imagenet-stem", "pane", "pane-again")]
@@ -118,6 +145,20 @@ def test_what_the_prose_says_was_measured():
         in small
     )
     assert f"ends {stem.top1 - runs['cifar10-stem-twice'].top1:.2f} points lower" in small
+    assert f"0.2 instead of 0.05 was worth {decayed.top1 - stem.top1:.1f} points" in small
+    apart = [decayed.at(20_000) - stem.at(20_000), decayed.top1 - stem.top1]
+    assert "{:.1f} points at step 20,000, {:.1f} at the end".format(*apart) in small
+    mixed = [page.percent(run.training[-1]) for run in (decayed, stem)]
+    assert "({:.1f}% against {:.1f}% of augmented, mixed ones)".format(*mixed) in small
+    for run in (decayed, stem):  # "still turns upwards at the same step"
+        losses = dict(run.over_steps("loss"))
+        assert min(losses, key=losses.__getitem__) == 20_000
+    large, little = runs["tiny-imagenet-wide"], runs["pane"]
+    gain = large.top1 - little.top1
+    ends = f"{large.evaluations[-1]['loss']:.2f} instead of {little.evaluations[-1]['loss']:.2f}"
+    assert f"ends at {page.tenths(large.top1)}%, {gain:.1f} points higher, with a validation loss of {ends}" in small
+    assert large.at(16_000) < little.at(16_000)
+    assert f"Fine-tuned on CIFAR-10 it comes to {wide:.1f}%" in small
     early, late = (runs["stem4"].at(step) - runs["lite4"].at(step) for step in (8_000, 42_969))
     assert f"the stem was {page.tenths(early)} points ahead at step 8,000 and {late:.1f} at the end" in small
     ahead = runs["short-muon1"].top1 - runs["short-base"].top1

@@ -117,7 +117,9 @@ def test_a_step_is_what_it_is_one_thing_after_the_other(monkeypatch, kind, most)
 @NEEDS_GPU
 @KINDS
 @pytest.mark.parametrize("stem", [None, ((16, 3, 2), (32, 3, 2))])
-def test_a_graph_makes_the_same_steps(kind, most, stem):
+def test_a_graph_makes_the_same_steps(monkeypatch, kind, most, stem):
+    # Muon in float32: rounded to bf16, a learning rate in float32 and one in float64 are a step apart after three.
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)
     # What is infinite would get into the stem's running statistics, and from there into their average.
     compare(kind, "cuda", most, conv_stem=stem, fails=2 if stem is None else None)
 

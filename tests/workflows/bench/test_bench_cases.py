@@ -135,7 +135,9 @@ class TestCase:
         monkeypatch.setattr(ways, "GRAPH_FLOPS", case.flops - 1)
         first, missing = ways.all_ways(case, empty, nn.Identity(), [], ["eager"])
         assert first.name == "eager"
-        assert str(missing).startswith("every library CUDA graph (tiny inference, 32 px, batch 2, fp32): left out, ")
+        assert str(missing).startswith(
+            "every library eager as a CUDA graph (tiny inference, 32 px, batch 2, fp32): left out, "
+        )
 
 
 class TestTurns:

@@ -44,7 +44,7 @@ def all_ways(
     yield from fast_ways(case, batch, ours)
     if case.device.type == "cuda" and not case.trains and not is_recorded(case):
         reason = f"left out, a step of {case.flops / 1e12:,.0f} TFLOP is too long to gain from it"
-        yield Missing(str(case), "every library", GRAPH, reason)
+        yield Missing(str(case), "every library", f"{' or '.join(modes)} as a {GRAPH}", reason)
     for library in peers:
         if library not in PEERS:
             yield from runtime_ways(library, case, batch, ours)
