@@ -165,7 +165,7 @@ class Earning:
         found = records(self.out / name)
         last = next(entry for entry in reversed(found) if entry["kind"] == "train")
         planned = PLAN[name]
-        words = planned.words(planned.data, planned.begins_from or "", self.seed, self.changes)
+        words = planned.words(planned.data, published(planned.begins_from), self.seed, self.changes)
         about = {
             "kind": "about",
             "recipe": planned.recipe,
@@ -188,6 +188,11 @@ class Earning:
     def called(self, name: str) -> str:
         """In the results, where there may be several seeds."""
         return f"{name}, seed {self.seed}" if self.seed else name
+
+
+def published(first: str | None) -> str:
+    """What to call the weights of a run in a command for others: pane is inside the package."""
+    return "pane" if first == "pane" else f"runs/{first}"
 
 
 def finished(run: Path) -> bool:

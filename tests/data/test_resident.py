@@ -228,7 +228,7 @@ def test_images_of_several_sizes_are_refused_in_a_sentence(tmp_path):
     make_folder(tmp_path, {"a": 3})
     (tmp_path / "a/0002.png").write_bytes(picture(1, size=(32, 30)))
     with pytest.raises(
-        DataError, match=r"0002\.png is 32×30 pixels and .*0000\.png 24×20: .*leave data\.on_device out"
+        DataError, match=r"0002\.png is 32×30 pixels and .*0000\.png 24×20: .*give data\.on_device=false"
     ):
         ResidentImages(open_data(tmp_path), "cpu")
 

@@ -93,13 +93,10 @@ class Broken(Classification):
     at: tuple[int, ...] = ()
     calls = 0
 
-    def forward(self, batch, key) -> Outcome:
-        outcome = super().forward(batch, key)
-        if self.training:
-            type(self).calls += 1
-            if type(self).calls in self.at:
-                return outcome._replace(loss=outcome.loss * math.nan)
-        return outcome
+    def learn(self, *inputs) -> Outcome:
+        outcome = super().learn(*inputs)
+        type(self).calls += 1
+        return outcome._replace(loss=outcome.loss * math.nan) if type(self).calls in self.at else outcome
 
 
 def broken(monkeypatch, steps: range) -> None:
@@ -184,6 +181,48 @@ def test_not_waiting_for_the_norm_changes_nothing(tmp_path, monkeypatch, optimiz
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
     assert told[0] == told[1]
     assert (told[0][-1]["step"], told[0][-2]["skipped"]) == (20, len(broken_at))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "broken_at"),
+    [
+        ({"kind": "muon", "averaging": 0.9, "eps": 1e-4}, range(5, 8)),
+        ({"kind": "adamw", "eps": 1e-4}, range(1, 2)),
+        ({"kind": "sgd", "momentum": 0.9, "averaging": 0.9}, range(19, 21)),
+    ],
+    ids=["Muon, an average", "AdamW, the first step left out", "SGD, the last steps left out"],
+)
+def test_steps_that_are_recorded_make_the_same_run(tmp_path, monkeypatch, optimizer, broken_at):
+    """All but the graphs, in whose place the functions are called; and going on after a stop."""
+    fuse_optimizers(monkeypatch)
+    monkeypatch.setattr("vitrail.train.assemble.check_graphs", lambda *_: None)
+    monkeypatch.setattr("vitrail.train.recorded.Captured", lambda function, kept: function)
+    run, ordinary = {"log_every": 3, "checkpoint_every": 7, "evaluate_every": 9}, loop.step
+
+    def stops_once(run):
+        if run.progress.step == 10 and not run.progress.skipped_in_a_row:
+            monkeypatch.setattr(loop, "step", ordinary)
+            signal.raise_signal(signal.SIGTERM)
+        ordinary(run)
+
+    for name, graphs in (("plain", False), ("recorded", True), ("stopped", True)):
+        broken(monkeypatch, broken_at)
+        given = runs.config(tmp_path / name, optimizer=optimizer, run={**run, "graphs": graphs})
+        if name == "stopped":
+            monkeypatch.setattr(loop, "step", stops_once)
+            with pytest.raises(Stopped, match="after step 11 of 20"):
+                start(given)
+        start(given)
+    plain, recorded = (runs.records(tmp_path / name) for name in ("plain", "recorded"))
+    for one, other in zip(plain, recorded, strict=True):
+        for name, value in one.items():
+            told = value if isinstance(value, str) else pytest.approx(value, rel=1e-3, nan_ok=True)
+            assert other[name] == told, (one["step"], name)
+    assert recorded[-2]["skipped"] == len(broken_at)
+    one, other, again = (runs.tensors(runs.checkpoints(tmp_path / n)[-1]) for n in ("plain", "recorded", "stopped"))
+    for name, tensor in one.items():
+        torch.testing.assert_close(other[name], tensor, rtol=1e-4, atol=1e-4, msg=name)
+        assert torch.equal(other[name], again[name]), name
 
 
 def test_too_many_in_a_row_end_the_run_and_the_last_good_checkpoint_stays(tmp_path, monkeypatch, deferred):

@@ -115,7 +115,7 @@ class ResidentImages:
             if free is not None and size > free // 2:
                 raise DataError(
                     f"{size:,} bytes of pixels are more than half of the {free:,} that are free on {self.device}: "
-                    "leave data.on_device out and give data.workers, or take smaller images"
+                    "give data.on_device=false and data.workers, or take smaller images"
                 )
             self._first = index
             self.pixels = torch.zeros(len(self.source), *image.shape, dtype=torch.uint8, device=self.device)
@@ -123,8 +123,8 @@ class ResidentImages:
             (height, width), (first_height, first_width) = image.shape[1:], self.pixels.shape[2:]
             raise DataError(
                 f"{self.source.called(index)} is {width}×{height} pixels and {self.source.called(self._first)} "
-                f"{first_width}×{first_height}: on the device all images must have one size; leave data.on_device out "
-                "and give data.workers, or make the images one size first"
+                f"{first_width}×{first_height}: on the device all images must have one size; give "
+                "data.on_device=false and data.workers, or make the images one size first"
             )
 
 

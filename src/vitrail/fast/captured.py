@@ -62,7 +62,8 @@ class Captured(Generic[Outputs]):
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)
-        with torch.cuda.graph(graph):
+        # Threads that read data ahead may go on asking for pinned memory.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._outputs = self._function(*self._inputs)
         torch.cuda.set_rng_state(drawn[0], device)
         for generator, state in zip(self._generators, drawn[1], strict=True):

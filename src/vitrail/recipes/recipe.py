@@ -43,6 +43,8 @@ class Recipe:
     """Where the model comes with the weights: the one that the cost is counted for."""
     typical_options: dict[str, Any] = field(default_factory=dict)
     """Of its architecture, where they are not the name's."""
+    typical_weights: str | None = None
+    """What it is called, where it has another name than its architecture."""
     learning_rates: tuple[float, ...] = ()
     """Those that the paper tried, for a sweep; none where it settled on one."""
     holdout: float | None = None
@@ -107,7 +109,8 @@ class Recipe:
     @property
     def cost(self) -> str:
         """A sentence: operations, the paper's own count of them, and time."""
-        whose = f" from {self.typical_model}" if self.typical_model else ""
+        weights = self.typical_weights or self.typical_model
+        whose = f" from {weights}" if weights else ""
         paper = f" (the paper: {self.paper_exaflops:,})" if self.paper_exaflops else ""
         time = f"; {self.time}" if self.time else ""
         return f"{_operations(self.exaflops)}{whose}{paper}{time}"

@@ -142,6 +142,12 @@ def open_parts(config: DataConfig) -> Parts:
     if part == "val" and share:
         evaluation: Source | None = open_data(source, "val", share, config.holdout_seed)
     elif part in splits or part == "test":
+        if part not in splits:
+            has = f"it has {', '.join(splits)}" if splits else "it has one part"
+            raise DataError(
+                f"{source} has no part 'test' to validate on: {has}; give data.validate_on=val, which is held out of "
+                "train where there is none, or none"
+            )
         evaluation = open_data(source, part)
     else:
         evaluation = None

@@ -30,13 +30,13 @@ class Average:
         self.follow(self.share(step))
 
     def share(self, step: int) -> float:
-        """Of the way to the weights as they are after a step that the average goes. Early on it goes further, or its
-        first values would rule it."""
+        """How far the average goes towards the weights after this step, 1 being all the way. Early on it goes further,
+        or its first values would rule it."""
         return 1 - min(self.decay, (1 + step) / (10 + step))
 
     @torch.no_grad()
     def follow(self, share: float | Tensor) -> None:
-        """Go such a share of the way; a tensor tells it on the device."""
+        """Go such a share of the way. Of a tensor it is not asked what it is, which a device would be waited for."""
         averages, current = [self.tensors[name] for name in self.followed], list(self.followed.values())
         if self._sharded:
             averages, current = [local(tensor) for tensor in averages], [local(tensor) for tensor in current]

@@ -67,19 +67,24 @@ def step(run: Run) -> None:
         decay=schedule.decay,
     )
     set_learning_rate(run.optimizer, rate)
-    sums: Sums = {}
-    norm: Tensor | None = None
-    for part, key, exchange in parts(run, next(run.training).to(run.ranks.device)):
-        if run.recorded is not None:  # then it is the only part
-            sums, norm = run.recorded(part, key, progress.step)
-            continue
-        with without_exchange(run.module, skip=not exchange):
-            add(sums, learn(run, part, key))
+    sums, norm = learn_all(run, next(run.training).to(run.ranks.device))
     # Here, before waiting for an accelerator: a connection that broke is noticed in talking, not in waiting.
     run.stopping = run.ranks.any(bool(run.asked))
     update(run, sums, norm)
     progress.position = run.training.position
     run.step_seconds.append(time.perf_counter() - began)
+
+
+def learn_all(run: Run, batch: Batch) -> tuple[Sums, Tensor | None]:
+    """The gradients of a batch, part by part. Where a step is recorded, which has one part, all of it, and how long its
+    gradient was."""
+    sums: Sums = {}
+    for part, key, exchange in parts(run, batch):
+        if run.recorded is not None:
+            return run.recorded(part, key, run.progress.step)
+        with without_exchange(run.module, skip=not exchange):
+            add(sums, learn(run, part, key))
+    return sums, None
 
 
 def learn(run: Run, batch: Batch, key: int) -> Sums:

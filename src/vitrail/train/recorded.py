@@ -23,7 +23,7 @@ from vitrail.train.distributed import Ranks
 
 class RecordedStep:
     """What steps of whole batches, one like the other, do on the device. What is random about a batch is decided
-    before. Without a finite gradient nothing changes but running statistics.
+    before. Without a finite gradient nothing changes but running statistics and their average.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class RecordedStep:
         self._captured = Captured(self._compute, kept=changed)
 
     def __call__(self, batch: Batch, key: int, step: int) -> tuple[Sums, Tensor]:
-        """Make the step with this number, at the groups' learning rates. Its sums and its gradient's length, which the
-        next step overwrites."""
+        """Make the step with this number, at the groups' learning rates. Its sums, and its gradient's length, which is
+        overwritten by the next."""
         groups = self._optimizer.param_groups
         rates = [group["lr"] for group in groups]
         share = 0.0 if self._average is None else self._average.share(step)
@@ -68,6 +68,7 @@ class RecordedStep:
         *rates, share = numbers.unbind()
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
+            # Torch refuses to record a step without this, and warns of it where none is recorded.
             group["capturable"] = images.is_cuda and torch.cuda.is_current_stream_capturing()
         optimizer.step()
         if self._average is not None:
@@ -85,4 +86,4 @@ def check_graphs(config: RunConfig, ranks: Ranks, precision: torch.dtype) -> Non
         (config.run.gradient_checkpointing, "run.gradient_checkpointing = false"),
     ):
         if wrong:
-            raise ConfigError(f"run.graphs needs {why}: leave it out, or change that")
+            raise ConfigError(f"run.graphs needs {why}: give run.graphs=false, or change that")

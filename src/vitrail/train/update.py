@@ -2,7 +2,8 @@
 they were finite, the average, sums and counts follow.
 
 Where a device can leave out a step by itself (`Run.deferred`), it is not waited for. It is asked when it already has
-the gradients of the next step to work out; weights have not changed in between.
+the gradients of the next step to work out; weights have not changed in between. A step that is recorded as a whole
+(`Run.recorded`) has changed them by then: its average is part of it, and sums and counts alone follow.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ def update(run: Run, sums: Sums, norm: Tensor | None = None) -> None:
     """Settle the step before, and make this one, which summed up to `sums`; unless it is made already, with a gradient
     of length `norm`."""
     settle(run)
-    run.pending = under_way(run.progress.step, make(run) if norm is None else norm, sums)
+    run.pending = under_way(run.progress.step, optimizer_step(run) if norm is None else norm, sums)
     run.progress.step += 1
     if not run.deferred:
         settle(run)
 
 
-def make(run: Run) -> Tensor:
-    """The optimiser's step. The length of its gradient."""
+def optimizer_step(run: Run) -> Tensor:
+    """Clip the gradient and follow it. Its length."""
     run.scaler.unscale_(run.optimizer)
     norm = clip(run.learning, run.config.optimizer.clip_norm)
     if run.deferred:
@@ -63,7 +64,7 @@ def settle(run: Run) -> None:
     progress.gradient_norm = last.norm.item()
     finite = math.isfinite(progress.gradient_norm)
     if finite:
-        if run.average is not None and run.recorded is None:  # what is recorded brings it along
+        if run.average is not None and run.recorded is None:
             run.average.update(last.number)
         add(run.window, last.sums)
     guard(run, finite, last.number + 1)
