@@ -134,6 +134,8 @@ def test_what_the_prose_says_was_measured():
     assert f"twice instead of once was tried and gave {runs['cifar10-stem-twice'].top1:.2f}; a wider model" in results
     assert f"and a decay of 0.1, {runs['cifar10-stem-wide'].top1:.2f}" in results
     assert f"0.2 instead of 0.05 brought {stem.top1:.2f} to {decayed.top1:.2f}" in results
+    assert f"`cifar10-stem` from scratch, {decayed.top1:.2f} by now, is above both" in results
+    assert decayed.top1 > max(runs[name].top1 for name in ("pane-to-cifar10", "stem-to-cifar10"))
     wide = runs["wide-to-cifar10"].top1
     assert f"is {wide - runs['pane-to-cifar10'].top1:.1f} points above `pane-to-cifar10`" in results
     assert f"with Muon {gains[0]:.1f} and {gains[1]:.1f}" in small
@@ -180,4 +182,4 @@ def test_what_the_prose_says_was_measured():
     assert f"and {min(first):.0f} to {max(first):.0f} of the short ones" in small
     losses = dict(runs["pane"].over_steps("loss"))
     assert f"The validation loss is lowest at step {min(losses, key=losses.__getitem__):,.0f}" in small
-    assert f"on the way to {runs['cifar10-scratch'].top1:.1f}%" in small
+    assert f"on the way to {scratch.top1:.2f}%, and with convolutions first to {decayed.top1:.2f}%" in small

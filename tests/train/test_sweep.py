@@ -10,7 +10,7 @@ import runs
 from pictures import make_folder
 
 from vitrail.data.open import open_data
-from vitrail.errors import ConfigError, Stopped, TrainingError
+from vitrail.errors import ConfigError, DataError, Stopped, TrainingError
 from vitrail.train import loop
 from vitrail.train.assemble import open_parts
 from vitrail.train.config import DataConfig
@@ -120,6 +120,12 @@ def test_a_share_of_train_is_held_out_where_the_data_has_a_part_val(data):
 def test_otherwise_a_part_val_is_what_is_validated_on(data):
     parts = open_parts(DataConfig(source=data, holdout=0.2))
     assert (len(parts.training), names(parts.evaluation)) == (30, names(open_data(data, "val")))
+
+
+def test_a_part_test_that_is_not_there_is_told_with_what_to_give(data, tmp_path):
+    for source, has in ((data, "it has train, val"), (str(tmp_path / "data/val"), "it has one part")):
+        with pytest.raises(DataError, match=rf"no part 'test' to validate on: {has}; give data\.validate_on=val"):
+            open_parts(DataConfig(source=source, validate_on="test"))
 
 
 def test_a_tenth_is_held_out_where_no_share_is_given(data, tmp_path):
