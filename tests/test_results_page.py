@@ -162,6 +162,9 @@ def test_what_the_prose_says_was_measured():
     assert f"Fine-tuned on CIFAR-10 it comes to {wide:.1f}%" in small
     early, late = (runs["stem4"].at(step) - runs["lite4"].at(step) for step in (8_000, 42_969))
     assert f"the stem was {page.tenths(early)} points ahead at step 8,000 and {late:.1f} at the end" in small
+    finer, coarser = (page.tenths(runs[name].at(12_000)) for name in ("stem2", "stem4"))
+    assert f"had {finer}% at step 12,000 of 15,625" in small
+    assert f"it was {coarser}% at that step" in small
     ahead = runs["short-muon1"].top1 - runs["short-base"].top1
     assert f"the optimiser alone differs, Muon was {ahead:.1f} points ahead" in small
     assert runs["cifar10-scratch"].at(12_000) > runs["lite4"].top1
