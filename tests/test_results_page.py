@@ -119,6 +119,17 @@ def test_a_weight_is_forgotten_as_the_page_says():
     assert round(math.exp(0.2 * rates), -1) == 80
 
 
+def test_a_recorded_step_is_as_fast_as_the_pages_say():
+    """Both nearly alone on the GPU."""
+    before = 1e3 * 256 / RAW.runs["cifar10-stem-twice"].speed
+    after = RAW.read("training_step_h200.json")["steps"][-1]["milliseconds"]
+    results, training = (" ".join((page.DOCS / name).read_text().split()) for name in ("results.md", "training.md"))
+    assert f"in steps of {before:.1f} ms" in training
+    a_second = f"{round(256e3 / before, -2):,.0f} images a second became {round(256e3 / after, -3):,.0f}"
+    assert f"one of 256 images takes {after:.1f} ms: {a_second}" in training
+    assert f"`cifar10-stem` {before / after:.1f} times as fast" in results
+
+
 def test_what_the_prose_says_was_measured():
     """Numbers outside the tables."""
     results, small = (" ".join((page.DOCS / name).read_text().split()) for name in page.PAGES)
