@@ -28,14 +28,14 @@ import torch
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.data.decode import decode
 from vitrail.data.open import open_data, tested_part
+from vitrail.data.transforms.decode import decode
 from vitrail.errors import VitrailError
-from vitrail.export.graphs import graph_of
-from vitrail.export.int8 import write_int8
-from vitrail.export.onnx import write_onnx
-from vitrail.fast.compiler import processor_key
-from vitrail.fast.cpu import CPU_PRECISIONS, cpu_embedder
+from vitrail.exporting.graphs import graph_of
+from vitrail.exporting.int8 import write_int8
+from vitrail.exporting.onnx import write_onnx
+from vitrail.fast.cpu.candidates import CPU_PRECISIONS, cpu_embedder
+from vitrail.fast.cpu.compiler import processor_key
 from vitrail.fast.measure import Stopwatch, relative_distance, take_turns
 from vitrail.inspection.images import batch as batch_of
 from vitrail.inspection.images import spread

@@ -31,10 +31,10 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from peers import timm, torchvision
-from vitrail.data.augment import Augmentation, augment, inception_box
-from vitrail.data.decode import decode, decode_crop
 from vitrail.data.loader import TrainingLoader
 from vitrail.data.open import open_data
+from vitrail.data.transforms.augment import Augmentation, augment, inception_box
+from vitrail.data.transforms.decode import decode, decode_crop
 
 v2 = importlib.import_module("torchvision.transforms.v2")  # only after `peers` has made torchvision importable
 SIZE = 224

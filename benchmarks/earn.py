@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from vitrail.workflows.bench.machine import commit
+from vitrail.benchmark.machine import commit
 
 EVERY = 20.0
 """Seconds from one look to the next."""

@@ -21,13 +21,13 @@ from pathlib import Path
 import torch
 
 import vitrail
-from vitrail.data.decode import decode
 from vitrail.data.open import open_data, splits_of, tested_part
-from vitrail.data.source import Source
-from vitrail.export.graphs import Graph, graph_of
-from vitrail.export.int8 import write_int8
-from vitrail.export.onnx import open_onnx, write_onnx
-from vitrail.export.runtimes import Run
+from vitrail.data.sources.source import Source
+from vitrail.data.transforms.decode import decode
+from vitrail.exporting.graphs import Graph, graph_of
+from vitrail.exporting.int8 import write_int8
+from vitrail.exporting.onnx import open_onnx, write_onnx
+from vitrail.exporting.runtimes import Run
 from vitrail.inspection.images import batch, spread
 from vitrail.model.base import ImageModel
 

@@ -17,23 +17,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import vitrail
-from vitrail.fast.choice import bucket
-from vitrail.fast.fused import BYTES, CUTS, NARROW, NARROW_BYTES, WIDE, FusedEmbedder
-from vitrail.fast.joined import JOINING, NORMING
-from vitrail.fast.kernels.attention import attention
-from vitrail.fast.kernels.backward import gelu_backward, norm_backward, pack
-from vitrail.fast.kernels.few_rows import few_rows
-from vitrail.fast.kernels.joined import joining_product, norming_product
-from vitrail.fast.kernels.norm import FP8, add_norm, assemble_norm
-from vitrail.fast.kernels.patches import cut
-from vitrail.fast.kernels.product import product
-from vitrail.fast.kernels.quantise import quantise
-from vitrail.fast.kernels.reading import read_backward, read_forward
-from vitrail.fast.learning import FusedLearning
-from vitrail.fast.logits import Logits
+from vitrail.benchmark.machine import commit
+from vitrail.fast.gpu.choice import bucket
+from vitrail.fast.gpu.fused import BYTES, CUTS, NARROW, NARROW_BYTES, WIDE, FusedEmbedder
+from vitrail.fast.gpu.joined import JOINING, NORMING
+from vitrail.fast.gpu.kernels.attention import attention
+from vitrail.fast.gpu.kernels.backward import gelu_backward, norm_backward, pack
+from vitrail.fast.gpu.kernels.few_rows import few_rows
+from vitrail.fast.gpu.kernels.joined import joining_product, norming_product
+from vitrail.fast.gpu.kernels.norm import FP8, add_norm, assemble_norm
+from vitrail.fast.gpu.kernels.patches import cut
+from vitrail.fast.gpu.kernels.product import product
+from vitrail.fast.gpu.kernels.quantise import quantise
+from vitrail.fast.gpu.kernels.reading import read_backward, read_forward
+from vitrail.fast.gpu.logits import Logits
+from vitrail.fast.gpu.training import FusedLearning
 from vitrail.fast.measure import relative_distance as distance
 from vitrail.fast.optimize import optimize
-from vitrail.workflows.bench.machine import commit
 
 HALF, EIGHT, STREAM = 6e-3, 4e-2, 6e-4
 """How far bf16, FP8 and z, in fp16, may be off."""

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 import vitrail
-from vitrail.fast.captured import Captured
-from vitrail.fast.choice import bucket, chosen
-from vitrail.fast.fused import FusedEmbedder
-from vitrail.fast.logits import Logits
+from vitrail.benchmark.machine import commit
+from vitrail.fast.gpu.choice import bucket, chosen
+from vitrail.fast.gpu.cuda_graph import Captured
+from vitrail.fast.gpu.fused import FusedEmbedder
+from vitrail.fast.gpu.logits import Logits
 from vitrail.fast.measure import relative_distance
 from vitrail.fast.optimize import FastModel
-from vitrail.workflows.bench.machine import commit
 
 PASSES, TURNS, REPLAYS, CALLS = ("apart", "joined"), 5, 300, 400
 

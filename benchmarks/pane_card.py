@@ -20,7 +20,7 @@ import torch
 
 import vitrail
 from vitrail.config import Origin
-from vitrail.evaluate.imagenet import names, wnids
+from vitrail.inference.class_names import names, wnids
 from vitrail.model.base import ImageModel
 from vitrail.weights.card import model_card
 from vitrail.weights.save import CARD

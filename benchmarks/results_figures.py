@@ -75,7 +75,7 @@ class Bars:
 
     def draw(self, figure: Figure) -> None:
         """Those above the base, the base and those below it in three colours."""
-        from vitrail.drawing import FAINT, INK
+        from vitrail.system.figures import FAINT, INK
 
         axes = figure.add_subplot()
         names = [name for name, _ in self.values]
@@ -135,7 +135,7 @@ def write(shown: Shown, path: Path) -> None:
 
 @contextmanager
 def canvas(shown: Shown, path: Path) -> Iterator[Figure]:
-    from vitrail.drawing import drawn, set_title
+    from vitrail.system.figures import drawn, set_title
 
     with tempfile.TemporaryDirectory() as folder:
         drawing = Path(folder) / path.name

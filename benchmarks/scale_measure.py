@@ -37,12 +37,12 @@ import vitrail
 from vitrail.data.loader import Batch
 from vitrail.model.cost import FORWARD_AND_BACKWARD, cost
 from vitrail.objectives.classification import Classification
-from vitrail.train.checkpoint import Checkpoints
-from vitrail.train.config import OptimizerConfig
-from vitrail.train.distributed import Ranks
-from vitrail.train.optim import build_optimizer, layers
-from vitrail.train.state import materialise, named_tensors
-from vitrail.train.update import clip
+from vitrail.system.ranks import Ranks
+from vitrail.training.checkpoint import Checkpoints
+from vitrail.training.config import OptimizerConfig
+from vitrail.training.optim import build_optimizer, layers
+from vitrail.training.state import materialise, named_tensors
+from vitrail.training.update import clip
 
 DEVICE = torch.device("cuda")
 BATCHES = {"H/14": (32, 64, 128), "g/14": (32, 64, 128), "L/16": (64, 128), "B/16": (128, 256)}

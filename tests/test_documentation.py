@@ -69,7 +69,7 @@ def test_the_kubernetes_example_is_yaml():
 def test_every_command_has_a_configuration(page):
     """`vitrail train …` as it stands there, with stand-ins for data and weights that are elsewhere."""
     from vitrail.recipes import RECIPES
-    from vitrail.workflows.training import configured
+    from vitrail.workflows.train import configured
 
     text = (ROOT / "docs" / page).read_text().replace("\\\n", " ")
     found = re.findall(r"(?:vitrail|-m vitrail) train ([\w.+][\w.+-]*)((?: +'?[\w.]+=\S+)*)", text)

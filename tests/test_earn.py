@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from vitrail.recipes import find
-from vitrail.train.resolve import resolve
+from vitrail.training.resolve import resolve
 
 SCRIPT = Path(__file__).parent.parent / "benchmarks/earn.py"
 spec = importlib.util.spec_from_file_location("earn", SCRIPT)

@@ -21,9 +21,10 @@ import vitrail
 from commands import runner
 from vitrail.cli.finetune import SCRATCH
 from vitrail.errors import WeightsError
+from vitrail.inspection import inspect
 from vitrail.weights import source
 from vitrail.weights.source import PANE_FOLDER
-from vitrail.workflows import inspect, quickstart
+from vitrail.workflows import quickstart
 
 MOST = 12_000_000
 """Bytes of all files together."""
@@ -172,7 +173,7 @@ def test_serve(run, monkeypatch):
         served.update(models)
         ready()
 
-    monkeypatch.setattr("vitrail.serve.server.serve", serve)
+    monkeypatch.setattr("vitrail.serving.server.serve", serve)
     with socket.socket() as asked:
         asked.bind(("127.0.0.1", 0))
         port = asked.getsockname()[1]
@@ -287,8 +288,8 @@ def test_the_card_is_made_of_the_raw_results(pane, card):
 @pytest.mark.slow
 @pytest.mark.skipif("TINY_IMAGENET" not in os.environ, reason="TINY_IMAGENET must name the data set's folder")
 def test_the_accuracy_is_the_cards(here, card):
-    from vitrail.evaluate.passes import How
-    from vitrail.workflows.evaluate import run
+    from vitrail.evaluation.evaluate import run
+    from vitrail.inference.batches import How
 
     report = run("pane", os.environ["TINY_IMAGENET"], "val", how=How(device="cpu"), folder=here / "report").report
     assert f"{report.top1.value:.2%}" == told(card, "top-1 accuracy")

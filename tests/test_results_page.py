@@ -18,7 +18,7 @@ import results_page as page  # noqa: E402
 from results_raw import RESULTS  # noqa: E402
 
 from vitrail.recipes import find  # noqa: E402
-from vitrail.train.schedule import learning_rate  # noqa: E402
+from vitrail.training.schedule import learning_rate  # noqa: E402
 
 RAW = page.Raw()
 

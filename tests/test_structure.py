@@ -16,14 +16,16 @@ SOURCE = Path(vitrail.__file__).parent
 # A module may import from layers before its own, and from its own package; not from its neighbours in a layer.
 LAYERS = [
     ["errors"],
-    ["config", "processor"],
-    ["model", "data", "metrics"],
-    ["weights", "objectives", "fast", "drawing"],
-    ["recipes", "train"],
-    ["evaluate"],
-    ["predict"],
+    ["config", "system"],
+    ["model", "data"],
+    ["weights", "tasks", "objectives", "fast"],
+    ["recipes", "inference"],
+    ["training"],
+    ["evaluation"],
+    ["transfer"],
     ["inspection"],
-    ["export", "serve", "studies"],
+    ["exporting", "serving", "studies"],
+    ["benchmark"],
     ["workflows"],
     ["cli"],
 ]

@@ -16,33 +16,33 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from vitrail import inspection as inspection
     from vitrail.config import Preprocessing
-    from vitrail.data.augment import Augmentation
-    from vitrail.data.evaluation import prepare
     from vitrail.data.loader import EvaluationLoader, TrainingLoader
     from vitrail.data.open import open_data
+    from vitrail.data.transforms.augment import Augmentation
+    from vitrail.data.transforms.evaluation import prepare
     from vitrail.errors import ConfigError, DataError, InputError, MissingExtraError, VitrailError, WeightsError
+    from vitrail.inference.predictor import Predictor
     from vitrail.model.bit import BitResNet
     from vitrail.model.create import create_model
-    from vitrail.model.peer import TimmModel
     from vitrail.model.positions import resize_position_embedding
     from vitrail.model.recording import record_attention
+    from vitrail.model.timm_model import TimmModel
     from vitrail.model.vit import VisionTransformer
-    from vitrail.predict import Predictor
     from vitrail.weights.convert import convert
     from vitrail.weights.load import load
     from vitrail.weights.save import save
 
 _HOMES = {
-    "Augmentation": "vitrail.data.augment",
+    "Augmentation": "vitrail.data.transforms.augment",
     "BitResNet": "vitrail.model.bit",
     "ConfigError": "vitrail.errors",
     "DataError": "vitrail.errors",
     "EvaluationLoader": "vitrail.data.loader",
     "InputError": "vitrail.errors",
     "MissingExtraError": "vitrail.errors",
-    "Predictor": "vitrail.predict",
+    "Predictor": "vitrail.inference.predictor",
     "Preprocessing": "vitrail.config",
-    "TimmModel": "vitrail.model.peer",
+    "TimmModel": "vitrail.model.timm_model",
     "TrainingLoader": "vitrail.data.loader",
     "VisionTransformer": "vitrail.model.vit",
     "VitrailError": "vitrail.errors",
@@ -51,7 +51,7 @@ _HOMES = {
     "create_model": "vitrail.model.create",
     "load": "vitrail.weights.load",
     "open_data": "vitrail.data.open",
-    "prepare": "vitrail.data.evaluation",
+    "prepare": "vitrail.data.transforms.evaluation",
     "record_attention": "vitrail.model.recording",
     "resize_position_embedding": "vitrail.model.positions",
     "save": "vitrail.weights.save",

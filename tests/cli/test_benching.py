@@ -11,9 +11,9 @@ from vitrail.cli.bench import COLUMNS
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
+    from vitrail.benchmark import measure as measuring
     from vitrail.fast import measure
     from vitrail.model.variants import SIZES, Size
-    from vitrail.workflows.bench import measure as measuring
 
     monkeypatch.setitem(SIZES, "Ti", Size(depth=2, width=32, mlp_dim=64, num_heads=2))
     monkeypatch.setitem(measure.SIDES, "cpu", 32)
@@ -51,7 +51,7 @@ def test_the_table_and_the_json_tell_the_same(run, tmp_path):
 
 
 def test_growing_and_its_figure_drawn_later(run, tmp_path, monkeypatch):
-    from vitrail.workflows.bench import plan
+    from vitrail.benchmark import plan
 
     monkeypatch.setattr(plan, "BATCHES", (1, 2))
     out, plot = tmp_path / "growth.json", tmp_path / "growth.png"
@@ -69,7 +69,7 @@ def test_growing_and_its_figure_drawn_later(run, tmp_path, monkeypatch):
 
 
 def test_nothing_measured_is_a_failure(run, tmp_path, monkeypatch):
-    from vitrail.workflows.bench import measure as measuring
+    from vitrail.benchmark import measure as measuring
 
     monkeypatch.setattr(measuring, "free_memory", lambda: 1)
     code, told, _ = run("bench", *SMALL, "--what", "training", "--plot", str(tmp_path / "a.png"))

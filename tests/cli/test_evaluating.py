@@ -13,9 +13,9 @@ from PIL import Image
 
 import vitrail
 from vitrail.config import TrainingCost
-from vitrail.evaluate import passes
+from vitrail.inference import batches as passes
 from vitrail.model.cost import cost as count_cost
-from vitrail.train.start import start
+from vitrail.training.start import start
 
 SMALL = {"image_size": 16, "width": 32, "depth": 1, "num_heads": 2, "mlp_dim": 32}
 
@@ -24,7 +24,7 @@ SMALL = {"image_size": 16, "width": 32, "depth": 1, "num_heads": 2, "mlp_dim": 3
 def here(tmp_path, monkeypatch):
     """Photos of two kinds, bright cats and dark dogs; a model that tells them apart, and one that does not."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(passes, "chosen_device", lambda _: torch.device("cpu"))
+    monkeypatch.setattr(passes, "choose_device", lambda _: torch.device("cpu"))
     for name, level in (("cat", 200), ("dog", 40)):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for number in range(6):
@@ -114,7 +114,7 @@ def test_ctrl_c_says_what_there_is(here, run, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vitrail.workflows.evaluate.evaluate", interrupted)
+    monkeypatch.setattr("vitrail.evaluation.evaluate.evaluate", interrupted)
     code, _, err = run("evaluate", "--model", "good", "--data", "photos")
     assert (code, err) == (130, "stopped: nothing was written\n")
 

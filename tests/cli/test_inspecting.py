@@ -8,7 +8,7 @@ from pictures import make_folder
 import vitrail
 from browser import chromium, opened
 from samples import randomise
-from vitrail.workflows import inspect
+from vitrail.inspection import inspect
 
 SMALL = {"image_size": 16, "width": 32, "depth": 3, "num_heads": 2, "mlp_dim": 32, "num_classes": 4}
 DRAWN = """all => all.map(it => ({parts: it.querySelectorAll("path, use, image").length,

@@ -18,7 +18,7 @@ from pictures import picture
 
 import vitrail
 from samples import randomise
-from vitrail.predict import Predictor
+from vitrail.inference.predictor import Predictor
 
 SMALL = {"image_size": 16, "width": 32, "depth": 1, "num_heads": 2, "mlp_dim": 32, "seed": 0}
 LABELS = ["cat", 'a "b", c', "line\nbreak\ttab", "\x1b[31mred", "Größe"]
@@ -197,7 +197,7 @@ def test_ctrl_c_says_what_there_is(here, predict, monkeypatch):
         raise KeyboardInterrupt
         yield
 
-    monkeypatch.setattr("vitrail.predict.Predictor._streamed", interrupted)
+    monkeypatch.setattr("vitrail.inference.predictor.Predictor._streamed", interrupted)
     code, _, err = predict("1.png", "--embed", "out.npz")
     assert (code, err) == (130, "stopped: the rest was not looked at, and out.npz was not written\n")
     assert not Path("out.npz").exists()

@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from vitrail.cli import main
-from vitrail.data.source import Listed, Sample
+from vitrail.data.sources.source import Listed, Sample
 
 GOOD = ""
 UNREADABLE, TRUNCATED, DUPLICATE, EXTENSION = "unreadable", "truncated", "duplicate", "extension"

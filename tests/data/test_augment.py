@@ -17,8 +17,8 @@ from scipy import stats
 
 import peers
 import vitrail
-from vitrail.data import augment as module
-from vitrail.data.augment import (
+from vitrail.data.transforms import augment as module
+from vitrail.data.transforms.augment import (
     OPERATIONS,
     Augmentation,
     augment,

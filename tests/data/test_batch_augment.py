@@ -15,9 +15,9 @@ from scipy import stats
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vitrail.data import augment, batch_operations
-from vitrail.data.augment import OPERATIONS, Augmentation, inception_box
-from vitrail.data.batch_augment import Draws, apply_draws, augment_batch, draw, draw_boxes
+from vitrail.data.transforms import augment, batch_operations
+from vitrail.data.transforms.augment import OPERATIONS, Augmentation, inception_box
+from vitrail.data.transforms.batch_augment import Draws, apply_draws, augment_batch, draw, draw_boxes
 
 RARE = 1e-3
 """With the seeds fixed, a distribution that fits passes always; a wrong one has p-values far below this."""

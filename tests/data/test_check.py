@@ -18,10 +18,10 @@ import torch
 from hostile import GOOD, Deadly, encoded, make_hostile, picture, png, run_here
 from pictures import make_folder, make_parquet, make_tar
 
-from vitrail.data.check import check
+from vitrail.data.check.check import check
+from vitrail.data.check.report import FACTS, KINDS, Part, Report
 from vitrail.data.parallel import DEADLY, in_parallel
-from vitrail.data.report import FACTS, KINDS, Part, Report
-from vitrail.data.source import Listed, shown
+from vitrail.data.sources.source import Listed, shown
 from vitrail.errors import ConfigError, DataError
 
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageCms, ImageOps
 
 import vitrail
-from vitrail.data.decode import check_size, decode, decode_crop, to_channels, to_rgb
+from vitrail.data.transforms.decode import check_size, decode, decode_crop, to_channels, to_rgb
 
 
 def photo(width: int = 320, height: int = 240) -> Image.Image:
@@ -79,7 +79,7 @@ def test_orientation_in_xmp_turns_training_images_too():
 @pytest.mark.parametrize("scale", [2, 4, 8])
 def test_a_jpeg_much_larger_than_needed_is_decoded_smaller(scale, monkeypatch):
     """And looks the same as one that was decoded whole, to a person and nearly to a machine."""
-    from vitrail.data import decode as module
+    from vitrail.data.transforms import decode as module
 
     content = encoded(photo(1280, 960), quality=92)
     sizes = []

@@ -14,7 +14,7 @@ from hostile import GOOD, IGNORED, TRUNCATED, UNREADABLE, make_hostile
 import vitrail
 from vitrail.data.loader import TrainingLoader
 from vitrail.data.open import open_data
-from vitrail.data.source import shown
+from vitrail.data.sources.source import shown
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pipes, links and such names are not on Windows")
 

@@ -20,12 +20,12 @@ from pictures import make_folder, make_tar, picture
 import vitrail
 from vitrail.config import Preprocessing
 from vitrail.data import loader as loader_module
-from vitrail.data.augment import Augmentation
-from vitrail.data.decode import decode
-from vitrail.data.evaluation import fitted
 from vitrail.data.loader import EvaluationLoader, TrainingLoader
 from vitrail.data.open import open_data
-from vitrail.data.source import Listed, Sample
+from vitrail.data.sources.source import Listed, Sample
+from vitrail.data.transforms.augment import Augmentation
+from vitrail.data.transforms.decode import decode
+from vitrail.data.transforms.evaluation import fitted
 
 EVERYTHING = Augmentation(rand_augment=(2, 10.0), color_jitter=0.4, erasing=0.25)
 STEPS, BATCH, COUNT = 60, 12, 101

@@ -14,13 +14,13 @@ from pictures import make_folder, make_tar, picture
 from PIL import Image
 
 from vitrail.config import Preprocessing
-from vitrail.data import memory
-from vitrail.data.augment import Augmentation
-from vitrail.data.decode import decode
 from vitrail.data.loader import EvaluationLoader, TrainingLoader
-from vitrail.data.memory import in_memory
 from vitrail.data.open import open_data
-from vitrail.data.source import Listed, Source
+from vitrail.data.sources import memory
+from vitrail.data.sources.memory import in_memory
+from vitrail.data.sources.source import Listed, Source
+from vitrail.data.transforms.augment import Augmentation
+from vitrail.data.transforms.decode import decode
 from vitrail.errors import DataError
 
 EVERYTHING = Augmentation(rand_augment=(2, 10.0), color_jitter=0.4, erasing=0.25)

@@ -16,8 +16,8 @@ from PIL import Image
 from scipy import stats
 
 import vitrail
-from vitrail.data.evaluation import normalise, prepare
-from vitrail.data.mixing import Mixing, cutmix, mix, mixup, one_hot
+from vitrail.data.transforms.evaluation import normalise, prepare
+from vitrail.data.transforms.mixing import Mixing, cutmix, mix, mixup, one_hot
 
 RARE = 1e-3
 CLASSES = 8

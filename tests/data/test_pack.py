@@ -22,13 +22,13 @@ import torch
 from hostile import ORIENTATION, Deadly, encoded, make_hostile, picture, run_here
 from PIL import Image, JpegImagePlugin
 
-from vitrail.data import unfinished
-from vitrail.data.decode import decode
 from vitrail.data.open import open_data, splits_of
 from vitrail.data.order import Order
-from vitrail.data.pack import pack
-from vitrail.data.parquet import Parquet
-from vitrail.data.shards import RECORD, Shards, scan
+from vitrail.data.packing import pack_journal as unfinished
+from vitrail.data.packing.pack import pack
+from vitrail.data.sources.parquet import Parquet
+from vitrail.data.sources.shards import RECORD, Shards, scan
+from vitrail.data.transforms.decode import decode
 from vitrail.errors import ConfigError, DataError
 
 KB = 0.001
@@ -517,8 +517,8 @@ def test_a_full_disk_is_told_and_can_be_mended(photos, packed, tmp_path, monkeyp
 
 
 def test_splits_with_different_classes_are_refused():
-    from vitrail.data.pack import _classes
-    from vitrail.data.source import Listed
+    from vitrail.data.packing.pack import _classes
+    from vitrail.data.sources.source import Listed
 
     sources = {"train": Listed([], ("a", "b")), "val": Listed([], ("b",))}
     with pytest.raises(DataError, match="train, val have different classes"):

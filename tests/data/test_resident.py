@@ -16,18 +16,18 @@ from pictures import make_folder, make_tar, picture
 
 from vitrail.config import Preprocessing
 from vitrail.data import resident
-from vitrail.data.augment import Augmentation
-from vitrail.data.batch_augment import augment_batch
-from vitrail.data.decode import decode, to_channels
 from vitrail.data.loader import EvaluationLoader, TrainingLoader
-from vitrail.data.memory import in_memory
 from vitrail.data.open import open_data
 from vitrail.data.order import mixed
 from vitrail.data.resident import KeptBatches, ResidentImages, ResidentLoader
-from vitrail.data.source import Listed
+from vitrail.data.sources.memory import in_memory
+from vitrail.data.sources.source import Listed
+from vitrail.data.transforms.augment import Augmentation
+from vitrail.data.transforms.batch_augment import augment_batch
+from vitrail.data.transforms.decode import decode, to_channels
 from vitrail.errors import ConfigError, DataError, Stopped
-from vitrail.train import loop
-from vitrail.train.start import start
+from vitrail.training import loop
+from vitrail.training.start import start
 
 EVERYTHING = Augmentation(three_augment=True, rand_augment=(2, 10.0), color_jitter=0.4, erasing=0.25)
 STEPS, BATCH, COUNT = 30, 12, 101
@@ -319,7 +319,7 @@ def test_a_run_stopped_and_started_again_is_the_run_never_stopped(tmp_path, monk
 
 
 def test_on_device_takes_the_place_of_in_memory():
-    from vitrail.train.assemble import _kept
+    from vitrail.training.assemble import _kept
 
     source = Listed([(picture(0), 0)], "a")
     for on_device, in_memory_too, same in ((True, True, True), (False, True, False), (True, False, True)):

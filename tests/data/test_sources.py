@@ -13,10 +13,10 @@ from pictures import make_folder, make_parquet, make_tar, picture
 from PIL import Image
 
 import vitrail
-from vitrail.data.decode import decode
-from vitrail.data.folder import Files
 from vitrail.data.open import open_data, splits_of
-from vitrail.data.source import Listed, Source, held_out, shown
+from vitrail.data.sources.folder import Files
+from vitrail.data.sources.source import Listed, Source, held_out, shown
+from vitrail.data.transforms.decode import decode
 
 LABELS = [0, 1, 2, 1, 0, 2, 2, 1, 0, 0]
 NAMES = ("ant", "bee", "cow")
@@ -369,7 +369,7 @@ def test_lists_take_what_people_have(tmp_path):
 
 def test_a_data_set_of_the_library_datasets(tmp_path):
     datasets = pytest.importorskip("datasets", reason="the extra `datasets` is not installed")
-    from vitrail.data.hub import HubData
+    from vitrail.data.sources.hub import HubData
 
     make_parquet(tmp_path / "a.parquet", LABELS, names=NAMES)
     rows = datasets.load_dataset(
@@ -399,8 +399,8 @@ def test_shown():
 
 
 def test_shards_that_were_packed_bring_their_index(tmp_path, monkeypatch):
-    from vitrail.data import shards
-    from vitrail.data.pack import pack
+    from vitrail.data.packing.pack import pack
+    from vitrail.data.sources import shards
 
     make_folder(tmp_path / "photos" / "train", {"cat": 6, "dog": 5})
     make_folder(tmp_path / "photos" / "val", {"cat": 2, "dog": 1}, first=50)
@@ -519,8 +519,8 @@ def test_images_in_no_class_folder(tmp_path):
 
 def test_parquet_groups_are_read_about_once_an_epoch(tmp_path, monkeypatch):
     """Though blocks and groups do not line up, and though few groups are kept."""
-    from vitrail.data import parquet
     from vitrail.data.order import Order
+    from vitrail.data.sources import parquet
 
     monkeypatch.setattr(parquet, "MOST_CACHED", 200_000)
     for number in range(6):
@@ -537,7 +537,7 @@ def test_parquet_groups_are_read_about_once_an_epoch(tmp_path, monkeypatch):
 
 
 def test_more_parquet_files_than_may_be_open(tmp_path, monkeypatch):
-    from vitrail.data import parquet
+    from vitrail.data.sources import parquet
 
     monkeypatch.setattr(parquet, "MOST_OPEN", 2)
     for number in range(5):

@@ -9,10 +9,10 @@ import torch
 
 import vitrail
 from vitrail.errors import ConfigError, NotApplicableError
-from vitrail.fast import cpu
-from vitrail.fast.cpu import PackedEmbedder, cpu_embedder
+from vitrail.fast.cpu import candidates as cpu
+from vitrail.fast.cpu.candidates import PackedEmbedder, cpu_embedder
 from vitrail.fast.measure import relative_distance
-from vitrail.processor import ProbeResult
+from vitrail.system.processor import ProbeResult
 
 SMALL = {"image_size": 32, "width": 64, "depth": 2, "num_heads": 2, "mlp_dim": 128, "num_classes": 10, "seed": 0}
 

@@ -17,13 +17,13 @@ pytest.importorskip("triton", reason="Triton, in whose interpreter the kernels r
 if torch.cuda.is_available():
     pytest.skip("here is a GPU: benchmarks/kernel_check.py checks the kernels there", allow_module_level=True)
 
-from vitrail.fast import fused, joined
-from vitrail.fast.fused import Attention, FusedEmbedder, Layer, check_fusible
-from vitrail.fast.joined import JOINING, NORMING, Tilings
-from vitrail.fast.kernels.norm import Normed
-from vitrail.fast.kernels.product import Tiling, named
-from vitrail.fast.learning import FusedLearning, check_learnable
-from vitrail.fast.logits import Logits
+from vitrail.fast.gpu import fused, joined
+from vitrail.fast.gpu.fused import Attention, FusedEmbedder, Layer, check_fusible
+from vitrail.fast.gpu.joined import JOINING, NORMING, Tilings
+from vitrail.fast.gpu.kernels.norm import Normed
+from vitrail.fast.gpu.kernels.product import Tiling, named
+from vitrail.fast.gpu.logits import Logits
+from vitrail.fast.gpu.training import FusedLearning, check_learnable
 
 SMALL = {"image_size": 8, "width": 32, "depth": 3, "num_heads": 2, "mlp_dim": 64, "num_classes": 5, "seed": 0}
 STEM = [[8, 3, 2], [16, 3, 2]]

@@ -12,9 +12,9 @@ from torch import nn
 
 import vitrail
 from vitrail.errors import NotApplicableError
-from vitrail.fast import compiler, int8
-from vitrail.fast.int8 import Int8Embedder, QuantisedLinear, int8_embedder
-from vitrail.fast.int8_steps import (
+from vitrail.fast.cpu import compiler, int8
+from vitrail.fast.cpu.int8 import Int8Embedder, QuantisedLinear, int8_embedder
+from vitrail.fast.cpu.int8_steps import (
     LEAST,
     Bytes,
     CompiledSteps,

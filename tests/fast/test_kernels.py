@@ -17,15 +17,15 @@ pytest.importorskip("triton", reason="Triton, in whose interpreter the kernels r
 if torch.cuda.is_available():
     pytest.skip("here is a GPU: benchmarks/kernel_check.py checks the kernels there", allow_module_level=True)
 
-from vitrail.fast.kernels.attention import MOST_TOKENS, attention, pieces
-from vitrail.fast.kernels.backward import Walk, gelu_backward, norm_backward, pack
-from vitrail.fast.kernels.few_rows import few_rows
-from vitrail.fast.kernels.joined import Stream, joining_product, norming_product
-from vitrail.fast.kernels.norm import FP8, add_norm, assemble_norm
-from vitrail.fast.kernels.patches import cut
-from vitrail.fast.kernels.product import Tiling, product
-from vitrail.fast.kernels.quantise import quantise, quantise_rows
-from vitrail.fast.kernels.reading import read_backward, read_by_library, read_forward
+from vitrail.fast.gpu.kernels.attention import MOST_TOKENS, attention, pieces
+from vitrail.fast.gpu.kernels.backward import Walk, gelu_backward, norm_backward, pack
+from vitrail.fast.gpu.kernels.few_rows import few_rows
+from vitrail.fast.gpu.kernels.joined import Stream, joining_product, norming_product
+from vitrail.fast.gpu.kernels.norm import FP8, add_norm, assemble_norm
+from vitrail.fast.gpu.kernels.patches import cut
+from vitrail.fast.gpu.kernels.product import Tiling, product
+from vitrail.fast.gpu.kernels.quantise import quantise, quantise_rows
+from vitrail.fast.gpu.kernels.reading import read_backward, read_by_library, read_forward
 
 GELUS = {
     0: lambda x: x,

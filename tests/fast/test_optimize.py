@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 import vitrail
 from vitrail.errors import ConfigError, NotApplicableError, WeightsError
-from vitrail.fast import search
-from vitrail.fast.choice import choose, chosen
+from vitrail.fast.cpu import search
+from vitrail.fast.cpu.packed import pack
+from vitrail.fast.gpu.choice import choose, chosen
 from vitrail.fast.measure import relative_distance
 from vitrail.fast.optimize import MOST_RECORDED, Recordings, _filled_up, optimize, why_no_kernels
-from vitrail.fast.packed import pack
-from vitrail.predict import Predictor
-from vitrail.serve.models import TorchBackend
+from vitrail.inference.predictor import Predictor
+from vitrail.serving.models import TorchBackend
 
 SMALL = {"image_size": 16, "width": 64, "depth": 2, "num_heads": 2, "mlp_dim": 128, "num_classes": 5, "seed": 0}
 
@@ -109,7 +109,7 @@ def test_damaged_weights_are_told():
 def test_networks_of_timm_are_left_as_they_are(monkeypatch):
     model = small()
     monkeypatch.setattr("vitrail.fast.optimize.TimmModel", type(model))
-    monkeypatch.setattr("vitrail.fast.packed.TimmModel", type(model))
+    monkeypatch.setattr("vitrail.fast.cpu.packed.TimmModel", type(model))
     with pytest.raises(NotApplicableError, match="timm"):
         optimize(model)
     assert pack(model) == 0

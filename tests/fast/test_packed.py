@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import vitrail
-from vitrail.fast import packed
-from vitrail.fast.packed import PackedLinear, pack
+from vitrail.fast.cpu import packed
+from vitrail.fast.cpu.packed import PackedLinear, pack
 
 if not torch.backends.mkldnn.is_available():
     pytest.skip("this torch has no oneDNN", allow_module_level=True)
@@ -43,7 +43,7 @@ def test_as_near_to_the_exact_result_as_the_plain_model(gelu, batch):
 
 
 def test_maps_of_attention_are_there_too():
-    from vitrail.inspection.attention import rollout_by_layer
+    from vitrail.inspection.measure.attention import rollout_by_layer
 
     model = model_with_head()
     plain = copy.deepcopy(model)

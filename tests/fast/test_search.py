@@ -10,8 +10,8 @@ from torch import nn
 
 import vitrail
 from vitrail.errors import NotApplicableError
-from vitrail.fast import search
-from vitrail.fast.search import Choice, best_on_cpu
+from vitrail.fast.cpu import search
+from vitrail.fast.cpu.search import Choice, best_on_cpu
 
 SMALL = {"image_size": 32, "width": 32, "depth": 1, "num_heads": 2, "mlp_dim": 64, "num_classes": 10}
 

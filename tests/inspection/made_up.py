@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.drawing import BLUE, INK, drawn, set_title
 from vitrail.inspection.findings import (
     Absent,
     Attention,
@@ -24,6 +23,7 @@ from vitrail.inspection.findings import (
     Shown,
     Tokens,
 )
+from vitrail.system.figures import BLUE, INK, drawn, set_title
 
 Grid = tuple[int, int]
 FACTS = (

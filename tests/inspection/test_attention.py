@@ -18,8 +18,8 @@ import vitrail
 from peers import timm
 from samples import SMALL, images, randomise, small_vit
 from vitrail.errors import InputError, NotApplicableError
-from vitrail.inspection import anatomy
-from vitrail.inspection.attention import (
+from vitrail.inspection.measure import anatomy
+from vitrail.inspection.measure.attention import (
     attention_names,
     attention_of_images,
     attention_rollout,
@@ -31,7 +31,7 @@ from vitrail.inspection.attention import (
 from vitrail.model.architecture import Backbone, TimmArchitecture, VitArchitecture
 from vitrail.model.create import build
 from vitrail.model.encoder import RowAttention, SelfAttention
-from vitrail.model.peer import TimmModel
+from vitrail.model.timm_model import TimmModel
 from vitrail.model.variants import HYBRID
 
 MODELS = {

@@ -13,8 +13,8 @@ from made_up import made_layers, nothing, resnet, vit
 from matplotlib.figure import Figure
 from PIL import Image
 
-from vitrail.inspection.canvas import cut, mosaic
-from vitrail.inspection.figures import draw_between, draw_findings, farthest
+from vitrail.inspection.draw.canvas import cut, mosaic
+from vitrail.inspection.draw.figures import draw_between, draw_findings, farthest
 from vitrail.inspection.findings import Absent, Distance, Filters, Layers, Positions, Shown, Tokens
 
 ALL = ["filters-1", "positions", "distance", "rollout", "tokens", "layers", "curves"]

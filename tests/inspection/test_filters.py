@@ -13,7 +13,7 @@ from torch import nn
 from peers import timm
 from samples import randomise, small_vit
 from vitrail.errors import ConfigError, NotApplicableError
-from vitrail.inspection.filters import embedding_filters, filters_of
+from vitrail.inspection.measure.filters import embedding_filters, filters_of
 from vitrail.model.architecture import Backbone, ResNetArchitecture, TimmArchitecture, VitArchitecture
 from vitrail.model.create import build
 from vitrail.model.variants import BIT, HYBRID

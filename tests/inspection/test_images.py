@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from pictures import make_folder, make_tar, picture
 
 import vitrail
-from vitrail.data.decode import decode
-from vitrail.data.evaluation import prepare
 from vitrail.data.open import open_data
-from vitrail.data.source import Listed
+from vitrail.data.sources.source import Listed
+from vitrail.data.transforms.decode import decode
+from vitrail.data.transforms.evaluation import prepare
 from vitrail.errors import DataError, NotApplicableError
 from vitrail.inspection import images
 from vitrail.inspection.images import batch, from_folder, from_source, photographs, seen, spread

@@ -12,7 +12,7 @@ from made_up import nothing, resnet, vit
 
 import vitrail
 from vitrail.inspection.findings import Distance, Findings, Layers, Neighbours, Positions, Shown, Tokens
-from vitrail.inspection.kept import keep, keep_layers
+from vitrail.inspection.write_data import keep, keep_layers
 from vitrail.weights.card import facts, model_card
 
 FILES = [
@@ -176,7 +176,7 @@ def test_layers_of_two_models_are_kept_under_a_name(tmp_path):
 
 
 def test_every_file_is_written_whole(found, tmp_path, monkeypatch):
-    from vitrail.inspection import kept
+    from vitrail.inspection import write_data as kept
 
     def full(path, content):
         raise OSError(28, "No space left on device")

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from peers import timm
 from samples import images, randomise, small_vit
 from vitrail.errors import ConfigError, InputError, NotApplicableError
-from vitrail.inspection import anatomy, similarity
-from vitrail.inspection.similarity import (
+from vitrail.inspection.measure import anatomy, similarity
+from vitrail.inspection.measure.similarity import (
     cosine_similarity,
     layer_similarity,
     layers_between,

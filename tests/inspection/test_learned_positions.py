@@ -6,7 +6,7 @@ import runs
 
 import vitrail
 from vitrail.inspection import neighbour_test, position_similarity
-from vitrail.train.start import start
+from vitrail.training.start import start
 
 
 def test_training_on_real_images_makes_neighbours_alike(tmp_path):

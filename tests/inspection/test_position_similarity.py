@@ -17,10 +17,10 @@ import vitrail
 from peers import timm
 from samples import small_vit
 from vitrail.errors import ConfigError, NotApplicableError
-from vitrail.inspection import anatomy, positions
 from vitrail.inspection.findings import Neighbours, Positions
-from vitrail.inspection.positions import neighbour_test, position_similarity, positions_of
-from vitrail.inspection.report import _neighbourly
+from vitrail.inspection.measure import anatomy, positions
+from vitrail.inspection.measure.positions import neighbour_test, position_similarity, positions_of
+from vitrail.inspection.page.report import _neighbourly
 from vitrail.model.architecture import TimmArchitecture
 from vitrail.model.create import build
 

@@ -21,10 +21,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitrail.drawing import drawn, set_title
 from vitrail.inspection.findings import Absent, Attention, Distance, Neighbours, Shown
-from vitrail.inspection.inline import drawing, picture, script, text
-from vitrail.inspection.report import TITLES, write_report
+from vitrail.inspection.page.inline import drawing, picture, script, text
+from vitrail.inspection.page.report import TITLES, write_report
+from vitrail.system.figures import drawn, set_title
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&amp;<!--"
 

@@ -18,7 +18,7 @@ from PIL import Image
 import browser
 from browser import chromium, opened
 from vitrail.inspection.findings import Absent, Findings, Shown
-from vitrail.inspection.report import TITLES, write_report
+from vitrail.inspection.page.report import TITLES, write_report
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page

@@ -12,8 +12,8 @@ from vitrail.errors import NotApplicableError
 from vitrail.model.architecture import TimmArchitecture
 from vitrail.model.create import build
 from vitrail.model.encoder import SelfAttention
-from vitrail.model.peer import TimmModel
 from vitrail.model.recording import observe_attention
+from vitrail.model.timm_model import TimmModel
 
 KINDS = [
     {},

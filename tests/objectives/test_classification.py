@@ -12,10 +12,10 @@ import torch
 import vitrail
 from samples import randomise, small_vit
 from vitrail.data.loader import Batch
-from vitrail.data.mixing import Mixing, mix
-from vitrail.metrics import add, means
+from vitrail.data.transforms.mixing import Mixing, mix
 from vitrail.objectives.build import build_objective
 from vitrail.objectives.classification import Classification, sigmoid_losses
+from vitrail.objectives.metrics import add, means
 
 CLASSES = 7
 OPTIONS = {

@@ -17,8 +17,7 @@ from scipy import stats
 import vitrail
 from samples import randomise, small_vit
 from vitrail.data.loader import Batch
-from vitrail.data.mixing import Mixing
-from vitrail.metrics import add, means
+from vitrail.data.transforms.mixing import Mixing
 from vitrail.model.patches import PatchEmbed
 from vitrail.objectives.build import build_objective
 from vitrail.objectives.masked_patches import (
@@ -32,6 +31,7 @@ from vitrail.objectives.masked_patches import (
     mean_colour,
     patch_pixels,
 )
+from vitrail.objectives.metrics import add, means
 
 TARGETS = ["mean-colour", "colours-4x4", "pixels"]
 OPTIONS = {

@@ -22,7 +22,7 @@ from vitrail.recipes.finetuning import FINETUNING
 from vitrail.recipes.masked_patches import MASKED_PATCHES
 from vitrail.recipes.pretraining import PRETRAINING
 from vitrail.recipes.small import DIGITS, SMALL, TEST_SHARE
-from vitrail.train.config import RunConfig
+from vitrail.training.config import RunConfig
 
 EVERY = (*SMALL, *PRETRAINING, *MASKED_PATCHES, *FINETUNING, *BETTER_PLAIN)
 DOCS = Path(__file__).parents[2] / "docs" / "recipes.md"
@@ -127,7 +127,7 @@ def test_an_unknown_name_is_told():
 def test_listing_loads_nothing_heavy():
     code = "import sys; from vitrail.recipes import RECIPES; [r.command for r in RECIPES.values()]; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"torch", "numpy", "pydantic", "vitrail.model", "vitrail.data", "vitrail.train"} & set(loaded)
+    assert not {"torch", "numpy", "pydantic", "vitrail.model", "vitrail.data", "vitrail.training"} & set(loaded)
 
 
 # ---- The paper's table 3, pre-training -------------------------------------------------------------------------------

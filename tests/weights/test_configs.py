@@ -13,7 +13,7 @@ import vitrail
 from peer_models import TIMM, huggingface_model, images_for, save_tensors, scramble, timm_folder, timm_model
 from peers import timm
 from samples import small_vit
-from vitrail.weights.native import SUMS, sums
+from vitrail.weights.formats.native import SUMS, sums
 
 
 def edited(folder: Path, file: str = "config.json", **changes) -> Path:

@@ -14,9 +14,9 @@ import vitrail
 from commands import runner
 from peer_models import huggingface_model, images_for, scramble, timm_folder, timm_model, torchvision_model
 from peers import timm, torchvision, transformers
-from vitrail.data.evaluation import prepare
+from vitrail.data.transforms.evaluation import prepare
 from vitrail.weights import convert as convert_module
-from vitrail.weights.native import sha256
+from vitrail.weights.formats.native import sha256
 
 TOLERANCE = 2e-5
 SMALL = {"width": 192, "depth": 3, "num_heads": 3, "mlp_dim": 256, "image_size": 64, "num_classes": 10, "gelu": "exact"}

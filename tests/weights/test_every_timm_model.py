@@ -12,9 +12,9 @@ from peers import timm
 from vitrail.errors import WeightsError
 from vitrail.model.create import build
 from vitrail.weights.files import TensorInfo
+from vitrail.weights.formats.naming import Beside
 from vitrail.weights.load import NAMINGS, recognise
-from vitrail.weights.naming import Beside
-from vitrail.weights.pairs import check_complete, expected_shapes, pair_up
+from vitrail.weights.tensor_rules import check_complete, expected_shapes, pair_up
 
 GELUS = {"GELU": "exact", "GELUTanh": "tanh", "QuickGELU": "quick"}
 POOLS = {"token": "class", "avg": "average", "map": "attention"}

@@ -21,11 +21,11 @@ import vitrail
 from peer_models import images_for
 from peers import timm
 from vitrail.model.architecture import TimmArchitecture
-from vitrail.model.peer import TimmModel, kept_for_backward
-from vitrail.train.assemble import build_model
-from vitrail.train.start import start
+from vitrail.model.timm_model import TimmModel, kept_for_backward
+from vitrail.training.assemble import build_model
+from vitrail.training.start import start
+from vitrail.weights.formats.native import SUMS, sums
 from vitrail.weights.load import _as_native
-from vitrail.weights.native import SUMS, sums
 from vitrail.workflows import finetune
 
 SMALL = "test_efficientnet"

@@ -8,13 +8,13 @@ from striped import stripes
 
 import vitrail
 from peers import timm
-from vitrail.evaluate.passes import How
+from vitrail.evaluation.compare_models import run as compare
+from vitrail.evaluation.fewshot import fewshot
+from vitrail.inference.batches import How
 from vitrail.model.architecture import TimmArchitecture
 from vitrail.model.cost import cost
 from vitrail.model.create import build
-from vitrail.workflows.compare import run as compare
-from vitrail.workflows.fewshot import fewshot
-from vitrail.workflows.quick import quick
+from vitrail.workflows.linear_head import quick
 
 CPU = How(batch_size=4, device="cpu")
 

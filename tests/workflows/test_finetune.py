@@ -8,7 +8,7 @@ from striped import stripes
 
 import vitrail
 from vitrail.errors import ConfigError, DataError
-from vitrail.train.start import start
+from vitrail.training.start import start
 from vitrail.workflows.finetune import finetune, folder_name, look_at, raised
 
 SMALL = [

@@ -16,8 +16,8 @@ from striped import stripes
 import vitrail
 from vitrail.data.open import open_data
 from vitrail.recipes import find
-from vitrail.train.assemble import open_parts
-from vitrail.train.resolve import resolve
+from vitrail.training.assemble import open_parts
+from vitrail.training.resolve import resolve
 from vitrail.workflows.finetune import finetune
 
 WITHOUT_NETWORK = """
@@ -66,7 +66,7 @@ def test_the_accuracy_it_prints_is_the_models(finished):
     test = open_data("digits", "val", holdout=0.2)
     loader = vitrail.EvaluationLoader(test, model.preprocessing, batch_size=len(test))
     (batch,) = loader
-    guesses = model(vitrail.data.evaluation.normalise(batch.images, model.preprocessing)).argmax(dim=1)
+    guesses = model(vitrail.data.transforms.evaluation.normalise(batch.images, model.preprocessing)).argmax(dim=1)
     assert lines[-1] == f"test accuracy: {(guesses == batch.labels).float().mean().item():.1%}"
     assert model.image_size == (24, 24)
     assert vitrail.load(folder / "runs/quickstart/pretrain").image_size == (16, 16)

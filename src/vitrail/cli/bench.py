@@ -12,7 +12,7 @@ import typer
 from vitrail.cli.printing import interruptible, print_lines, print_table
 
 if TYPE_CHECKING:
-    from vitrail.workflows.bench.report import Report, Row
+    from vitrail.benchmark.report import Report, Row
 
 COLUMNS = (
     *("model", "what", "library", "way", "precision", "size", "batch", "images/s", "ms", "p99 ms", "TFLOP/s"),
@@ -82,7 +82,7 @@ def bench(
     of the operations a second that a large matrix product reached in the same rounds; "distance" is how far the logits
     are from those of our plain model in float32.
     """
-    from vitrail.workflows.bench import run, shown_again
+    from vitrail.benchmark import run, shown_again
 
     def tell(line: str) -> None:
         print(line, file=sys.stderr, flush=True)

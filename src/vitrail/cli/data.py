@@ -11,7 +11,7 @@ import typer
 from vitrail.cli.printing import progress_bar
 
 if TYPE_CHECKING:
-    from vitrail.data.report import Report
+    from vitrail.data.check.report import Report
 
 EXAMPLES = 3
 """Of each kind of finding, at a terminal."""
@@ -42,7 +42,7 @@ def check(
     """
     import json
 
-    from vitrail.data.check import check as run
+    from vitrail.data.check.check import check as run
     from vitrail.errors import ConfigError
 
     if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
@@ -78,8 +78,8 @@ def pack(
     Beside the shards lie the names of the classes, checksums and dataset.json, which tells how they were made.
     """
     from vitrail.cli.printing import print_table
-    from vitrail.data.check import WHOLE
-    from vitrail.data.pack import pack as run
+    from vitrail.data.check.check import WHOLE
+    from vitrail.data.packing.pack import pack as run
 
     with progress_bar("packing") as progress:
         manifest = run(
@@ -121,7 +121,7 @@ def _print_report(report: Report) -> None:
     from rich.console import Console
 
     from vitrail.cli.printing import print_table
-    from vitrail.data.report import KINDS
+    from vitrail.data.check.report import KINDS
 
     if not Console().is_terminal:
         for finding in report.findings():

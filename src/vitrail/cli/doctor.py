@@ -12,7 +12,7 @@ import typer
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Check this machine: versions, devices, extras, and whether bf16 products run on its CPU."""
     from vitrail.cli.printing import print_table
-    from vitrail.workflows.doctor import examine
+    from vitrail.system.doctor import examine
 
     findings = examine()
     if as_json:

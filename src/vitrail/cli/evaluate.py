@@ -12,10 +12,10 @@ import typer
 from vitrail.cli.printing import interruptible, print_lines, print_table, progress_bar
 
 if TYPE_CHECKING:
-    from vitrail.evaluate.compare import Compared
-    from vitrail.evaluate.intervals import Measured
-    from vitrail.evaluate.passes import How
-    from vitrail.evaluate.report import Report
+    from vitrail.evaluation.compare import Compared
+    from vitrail.evaluation.intervals import Measured
+    from vitrail.evaluation.report import Report
+    from vitrail.inference.batches import How
 
 RUNS = 3
 """Of the paper."""
@@ -71,7 +71,7 @@ def evaluate(
     fine-tuned on each of the paper's data sets, as the paper does.
     """
     from vitrail.errors import ConfigError
-    from vitrail.evaluate.passes import How
+    from vitrail.inference.batches import How
 
     if data is None:
         raise ConfigError("--data is missing: vitrail evaluate --model MODEL --data DATA")
@@ -110,7 +110,7 @@ def _one(
 ) -> None:
     import json
 
-    from vitrail.workflows.evaluate import run
+    from vitrail.evaluation.evaluate import run
 
     with interruptible(), progress_bar("evaluating") as progress:
         written = run(
@@ -128,7 +128,7 @@ def _one(
 
 
 def _print_report(report: Report) -> None:
-    from vitrail.evaluate.imagenet import in_words
+    from vitrail.inference.class_names import in_words
 
     rows = [["top-1 accuracy", *_percents(report.top1)]]
     if report.top5 is not None:
@@ -174,7 +174,7 @@ def _compare(models: list[str], data: str, split: str | None, how: How, as_json:
     import json
 
     from vitrail.errors import ConfigError, VitrailError
-    from vitrail.workflows.compare import run
+    from vitrail.evaluation.compare_models import run
 
     if not models:
         raise ConfigError("--compare has no models: vitrail evaluate --data DATA --compare MODEL MODEL …")
@@ -229,11 +229,11 @@ def _suite(
         raise ConfigError(f"--rates {rates}: give numbers with commas between, such as 0.003,0.01") from None
 
     if suite == "paper":
-        from vitrail.evaluate.paper_suite import run as paper
+        from vitrail.transfer.paper_suite import run as paper
 
         print_lines(paper(model, data, out, runs, overrides, tried))
     elif suite == "vtab":
-        from vitrail.evaluate.vtab_suite import run as vtab
+        from vitrail.transfer.vtab_suite import run as vtab
 
         print_lines(vtab(model, data, out, runs, overrides, tried))
     else:

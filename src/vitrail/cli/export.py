@@ -11,7 +11,7 @@ import typer
 from vitrail.cli.printing import interruptible, print_lines, print_table, tell_of_pane
 
 if TYPE_CHECKING:
-    from vitrail.export.check import Checked
+    from vitrail.exporting.check import Checked
 
 
 def export(
@@ -43,8 +43,8 @@ def export(
     The export is executed beside the model before it is in its place: one that computes something else fails.
     """
     from vitrail.errors import ConfigError
+    from vitrail.exporting.export import kind_of, run
     from vitrail.weights.source import PANE
-    from vitrail.workflows.export import kind_of, run
 
     if len(words) > 2:
         raise ConfigError(f"{words[2]!r} is one word too many: vitrail export MODEL TARGET --to {to}")

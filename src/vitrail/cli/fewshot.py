@@ -43,10 +43,10 @@ def fewshot(
     clusters from none. Features are computed once and kept; VITRAIL_CACHE says where.
     """
     from vitrail.errors import ConfigError
-    from vitrail.evaluate.passes import How
-    from vitrail.train.assemble import PRECISIONS
+    from vitrail.evaluation import fewshot as workflow
+    from vitrail.inference.batches import How
+    from vitrail.system.precision import PRECISIONS
     from vitrail.weights.source import PANE
-    from vitrail.workflows import fewshot as workflow
 
     if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
         raise ConfigError(f"--out {out}: give the name of a file in a folder that is there")

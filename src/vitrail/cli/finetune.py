@@ -42,7 +42,7 @@ def finetune(
     the same command goes on where it was stopped.
     """
     from vitrail.errors import ConfigError, did_you_mean
-    from vitrail.train.resolve import keys_of
+    from vitrail.training.resolve import keys_of
     from vitrail.weights.load import TRAINING_ONLY
     from vitrail.weights.source import PANE
     from vitrail.workflows.finetune import finetune as run
@@ -64,7 +64,7 @@ def finetune(
 
 def _quick(data: str, model: str, sweep: bool, overrides: list[str], unnamed: bool) -> None:
     from vitrail.errors import ConfigError
-    from vitrail.workflows.quick import quick
+    from vitrail.workflows.linear_head import quick
 
     if sweep:
         raise ConfigError("--quick trains nothing that a --sweep could choose a learning rate for: give one of them")

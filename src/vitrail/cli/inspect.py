@@ -36,8 +36,8 @@ def inspect(
     vitrail inspect MODEL --images photos/ writes report.html, which needs no network, and every figure as PNG and SVG
     with its data. vitrail inspect A B lays two models side by side.
     """
+    from vitrail.inspection.inspect import newest_run, run
     from vitrail.weights.source import PANE
-    from vitrail.workflows.inspect import newest_run, run
 
     if not models:
         newest = newest_run()

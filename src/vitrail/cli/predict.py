@@ -13,7 +13,7 @@ import typer
 from vitrail.cli.printing import interruptible, progress_bar, tell_of_pane
 
 if TYPE_CHECKING:
-    from vitrail.workflows.predict import Predicted, Predictions
+    from vitrail.inference.predict import Predicted, Predictions
 
 GAP = "  "
 PERCENT = len("probability")
@@ -53,8 +53,8 @@ def predict(
     on stderr, and the exit code at the end is 1.
     """
     from vitrail.errors import ConfigError
+    from vitrail.inference.predict import Predictions
     from vitrail.weights.source import PANE
-    from vitrail.workflows.predict import Predictions
 
     if as_json and as_csv:
         raise ConfigError("--json and --csv: give one of them")
@@ -133,7 +133,7 @@ def _csv_line(*cells: str | float) -> str:
 
 
 def _tab_lines(row: Predicted) -> Iterator[str]:
-    from vitrail.data.source import shown
+    from vitrail.data.sources.source import shown
 
     guesses = [cell for label, probability in row.labels for cell in (shown(label), f"{probability:.4f}")]
     yield "\t".join([shown(row.file), *guesses])
@@ -144,8 +144,8 @@ def _table(predictions: Predictions) -> tuple[str, Lines]:
     from rich.cells import cell_len, set_cell_size
     from rich.console import Console
 
-    from vitrail.data.source import shown
-    from vitrail.workflows.predict import file_name
+    from vitrail.data.sources.source import shown
+    from vitrail.inference.predict import file_name
 
     across = Console().width
     longest = max(cell_len(shown(file_name(image))) for image in predictions.images)
@@ -170,7 +170,7 @@ def _table(predictions: Predictions) -> tuple[str, Lines]:
 
 
 def _named(file: str) -> str:
-    from vitrail.data.source import shown
+    from vitrail.data.sources.source import shown
 
     return "standard input" if file == "-" else shown(file)
 

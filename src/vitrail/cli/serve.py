@@ -11,7 +11,7 @@ import typer
 from vitrail.cli.printing import print_lines, tell_of_pane
 
 if TYPE_CHECKING:
-    from vitrail.serve.settings import Settings
+    from vitrail.serving.settings import Settings
 
 
 def serve(
@@ -49,8 +49,8 @@ def serve(
 
     if context.args:
         raise ConfigError(f"models are named by an option: vitrail serve --model {' --model '.join(context.args)}")
+    from vitrail.serving.serve import run
     from vitrail.weights.source import PANE
-    from vitrail.workflows.serve import run
 
     def loading(name: str) -> None:
         if not model:

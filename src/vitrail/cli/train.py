@@ -37,11 +37,11 @@ def train(
         raise ConfigError("name a recipe (`vitrail train --list` shows them) or a .toml file")
     if not recipe.endswith(".toml"):
         find(recipe)  # says what is near, before torch is imported
-    from vitrail.workflows.training import configured, run
+    from vitrail.workflows.train import configured, run
 
     config = configured(recipe, overrides or [])
     if show:
-        from vitrail.train.resolve import to_toml
+        from vitrail.training.resolve import to_toml
 
         print(to_toml(config), end="")
         return

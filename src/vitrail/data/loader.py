@@ -26,13 +26,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from vitrail.config import Preprocessing
-from vitrail.data.augment import Augmentation, augment, inception_box
-from vitrail.data.decode import MOST_PIXELS_TRAINING, decode, decode_crop, to_channels
-from vitrail.data.evaluation import fitted
 from vitrail.data.open import Data, open_data
 from vitrail.data.order import Order, mixed
 from vitrail.data.parallel import end_with_parent
-from vitrail.data.source import Sample, Source
+from vitrail.data.sources.source import Sample, Source
+from vitrail.data.transforms.augment import Augmentation, augment, inception_box
+from vitrail.data.transforms.decode import MOST_PIXELS_TRAINING, decode, decode_crop, to_channels
+from vitrail.data.transforms.evaluation import fitted
 from vitrail.errors import ConfigError, DataError
 
 log = logging.getLogger("vitrail")

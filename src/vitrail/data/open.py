@@ -19,8 +19,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.folder import ANNOTATED, annotated, annotation_table, class_folders, class_names, csv_splits, from_csv
-from vitrail.data.source import SPLITS, Listed, Source, held_out
+from vitrail.data.sources.folder import (
+    ANNOTATED,
+    annotated,
+    annotation_table,
+    class_folders,
+    class_names,
+    csv_splits,
+    from_csv,
+)
+from vitrail.data.sources.source import SPLITS, Listed, Source, held_out
 from vitrail.errors import ConfigError, DataError, MissingExtraError, did_you_mean
 
 DEFAULT_HOLDOUT = 0.1
@@ -185,7 +193,7 @@ def _whole(data: Any, parts: Parts) -> Source:
     if parts:
         raise DataError(f"{data} comes in parts: name one of {', '.join(parts)}")
     if str(data) == "digits":
-        from vitrail.data.builtin import Digits
+        from vitrail.data.sources.builtin import Digits
 
         return Digits()
     path = _place(str(data))
@@ -233,10 +241,10 @@ def _split_of(root: Path, path: Path) -> str | None:
 
 def _from_files(folder: Path, files: Sequence[Path]) -> Source:
     if files[0].suffix == ".parquet":
-        from vitrail.data.parquet import Parquet
+        from vitrail.data.sources.parquet import Parquet
 
         return Parquet(files, _class_names(folder))
-    from vitrail.data.shards import Shards
+    from vitrail.data.sources.shards import Shards
 
     return Shards(files, _class_names(folder))
 
@@ -253,6 +261,6 @@ def _hub_parts(source: str) -> Parts:
         import datasets  # noqa: F401
     except ImportError:
         raise MissingExtraError(f"loading {source}", "datasets") from None
-    from vitrail.data.hub import HubData, splits_on_hub
+    from vitrail.data.sources.hub import HubData, splits_on_hub
 
     return {ours: partial(HubData.load, source, theirs) for ours, theirs in _named(splits_on_hub(source))}

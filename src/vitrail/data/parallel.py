@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from vitrail.data.source import Source
+from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError
 
 log = logging.getLogger("vitrail")

@@ -17,10 +17,6 @@ import torch
 from torch import Tensor
 
 from vitrail.config import Preprocessing
-from vitrail.data.augment import Augmentation
-from vitrail.data.batch_augment import apply_draws, draw, magnitude_of
-from vitrail.data.batch_operations import luma
-from vitrail.data.decode import MOST_PIXELS_TRAINING, decode, to_channels
 from vitrail.data.loader import (
     BROKEN_LEAST,
     BROKEN_SHARE,
@@ -35,9 +31,13 @@ from vitrail.data.loader import (
 from vitrail.data.open import Data, open_data
 from vitrail.data.order import Order, mixed
 from vitrail.data.parallel import worker_count
-from vitrail.data.source import Sample, Source
-from vitrail.data.transfer import sent
+from vitrail.data.sources.source import Sample, Source
+from vitrail.data.transforms.augment import Augmentation
+from vitrail.data.transforms.batch_augment import apply_draws, draw, magnitude_of
+from vitrail.data.transforms.batch_operations import luma
+from vitrail.data.transforms.decode import MOST_PIXELS_TRAINING, decode, to_channels
 from vitrail.errors import ConfigError, DataError
+from vitrail.system.device import send_to_device
 
 AT_ONCE = 1024
 """Samples that are read and decoded before they go to the device together."""
@@ -228,7 +228,7 @@ class ResidentLoader(_EndlessLoader):
             share, self._first, ahead = self.batch_size // self.ranks, position, 0
             starts = position + self.rank * share + np.arange(AHEAD) * self.batch_size
             _, numbers = self._order((starts[:, None] + np.arange(share)).ravel())
-            self._ahead = sent(torch.from_numpy(numbers).view(AHEAD, share), self.device)
+            self._ahead = send_to_device(torch.from_numpy(numbers).view(AHEAD, share), self.device)
         return self._ahead[ahead]
 
     def _make(self, indices: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError, NotApplicableError, WeightsError, did_you_mean
-from vitrail.fast.captured import Captured
-from vitrail.fast.cpu import cpu_embedder
+from vitrail.fast.cpu.candidates import cpu_embedder
+from vitrail.fast.cpu.search import best_on_cpu
+from vitrail.fast.gpu.cuda_graph import Captured
 from vitrail.fast.measure import relative_distance
-from vitrail.fast.search import best_on_cpu
 from vitrail.model.base import ImageModel
-from vitrail.model.peer import TimmModel
+from vitrail.model.timm_model import TimmModel
 
 Both = tuple[Tensor, Tensor]
 """Representations (B, D) and logits (B, K)."""
@@ -203,8 +203,8 @@ def _on_gpu(model: ImageModel, target: Target, precision: str, images: Tensor | 
     wanted, why = "bf16" if precision == "auto" else precision, why_no_kernels(device)
     if why is None:
         try:
-            from vitrail.fast.fused import FusedEmbedder
-            from vitrail.fast.logits import Logits
+            from vitrail.fast.gpu.fused import FusedEmbedder
+            from vitrail.fast.gpu.logits import Logits
 
             embedder = FusedEmbedder(model, fp8=wanted == "fp8", joins=recorded)
             if images is not None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from vitrail.inspection.attention import (
+from vitrail.inspection.measure.attention import (
     attention_rollout,
     head_attention,
     mean_attention_distance,
     rollout_by_layer,
 )
-from vitrail.inspection.filters import embedding_filters
-from vitrail.inspection.positions import neighbour_test, position_similarity
-from vitrail.inspection.similarity import layer_similarity, token_similarity
+from vitrail.inspection.measure.filters import embedding_filters
+from vitrail.inspection.measure.positions import neighbour_test, position_similarity
+from vitrail.inspection.measure.similarity import layer_similarity, token_similarity
 
 __all__ = [
     "attention_rollout",

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitrail.data.decode import decode, to_channels
-from vitrail.data.evaluation import fitted, normalise
-from vitrail.data.folder import SUFFIXES, files_below
 from vitrail.data.open import open_data, splits_of, tested_part
-from vitrail.data.source import Source, read_file, shown
+from vitrail.data.sources.folder import SUFFIXES, files_below
+from vitrail.data.sources.source import Source, read_file, shown
+from vitrail.data.transforms.decode import decode, to_channels
+from vitrail.data.transforms.evaluation import fitted, normalise
 from vitrail.errors import DataError, NotApplicableError
-from vitrail.evaluate.imagenet import as_word
+from vitrail.inference.class_names import as_word
 from vitrail.model.base import ImageModel
 
 MOST, SHOWN = 128, 8

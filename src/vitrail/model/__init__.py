@@ -4,7 +4,7 @@ Read in the order of the paper: patches → positions → encoder → heads → 
 baselines; variants for the names and sizes; initialise for every initial value.
 """
 
-from vitrail import processor
+from vitrail.system import processor
 
 # Before the first matrix product of the process: on some machines bf16 products would kill it.
 processor.guard()

@@ -119,7 +119,9 @@ class ImageModel(nn.Module, ABC):
         """Raise an InputError that says what is wrong with a batch of images, if anything is."""
         if not isinstance(images, Tensor):
             kind = f"{type(images).__module__}.{type(images).__name__}"
-            raise InputError(f"images must be a torch tensor, not a {kind}: vitrail.data.evaluation.prepare makes one")
+            raise InputError(
+                f"images must be a torch tensor, not a {kind}: vitrail.prepare makes one"
+            )
         expected = f"(batch, {self.in_channels}, height, width)"
         if images.ndim != 4:
             hint = ": for a single image give images[None]" if images.ndim == 3 else ""

@@ -33,7 +33,7 @@ class Cost(NamedTuple):
 def cost(architecture: Architecture | TimmArchitecture, image_size: tuple[int, int] | None = None) -> Cost:
     """The cost at an image size; at the architecture's own if None. Parameters are those of a model built for it."""
     if isinstance(architecture, TimmArchitecture):
-        from vitrail.model.peer import measured
+        from vitrail.model.timm_model import measured
 
         return Cost(*measured(architecture.at(image_size or architecture.image_size)))
     height, width = image_size or architecture.image_size

@@ -10,9 +10,10 @@ from vitrail.errors import ConfigError
 from vitrail.model.architecture import Architecture, ResNetArchitecture, TimmArchitecture
 from vitrail.model.bit import BitResNet
 from vitrail.model.initialise import initialise
-from vitrail.model.peer import TimmModel
+from vitrail.model.timm_model import TimmModel
 from vitrail.model.variants import architecture
 from vitrail.model.vit import VisionTransformer
+from vitrail.system.device import parse_device
 
 
 def create_model(
@@ -36,7 +37,7 @@ def create_model(
             in_channels=3, num_classes=1000, pool="class", position="learned-1d", representation_size=None,
             conv_stem=None, registers=0, layer_scale=None, dropout=0.0, attention_dropout=0.0, stochastic_depth=0.0.
     """
-    target = checked_device(device) if device is not None else torch.get_default_device()
+    target = parse_device(device) if device is not None else torch.get_default_device()
     check_dtype(dtype)
     model = build(architecture(name, **options))
     if target.type != "meta":
@@ -59,17 +60,6 @@ def build(architecture: Architecture | TimmArchitecture) -> VisionTransformer | 
         if isinstance(architecture, ResNetArchitecture):
             return BitResNet(architecture)
         return VisionTransformer(architecture)
-
-
-def checked_device(device: torch.device | str) -> torch.device:
-    """The device that a person named, if this machine has it."""
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise ConfigError(f"device = {device!r}: give cpu, cuda, cuda:1, mps or meta") from None
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device = {device!r}: torch sees no such device here; `vitrail doctor` tells which it sees")
-    return found
 
 
 def check_dtype(dtype: torch.dtype | None) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import ConfigError, NotApplicableError
 from vitrail.model.encoder import Encoder, SelfAttention
-from vitrail.model.peer import TimmModel
+from vitrail.model.timm_model import TimmModel
 
 Hook = Callable[[nn.Module, Any, Any], None]
 Tell = Callable[[int, Tensor], None]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.data.loader import Batch
-from vitrail.metrics import Sums
 from vitrail.model.base import ImageModel
+from vitrail.objectives.metrics import Sums
 
 
 class Outcome(NamedTuple):

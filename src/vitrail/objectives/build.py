@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from vitrail.data.mixing import Mixing
+from vitrail.data.transforms.mixing import Mixing
 from vitrail.errors import ConfigError
 from vitrail.model.base import ImageModel
 from vitrail.objectives.base import Objective

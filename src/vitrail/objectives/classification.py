@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.data.loader import Batch
-from vitrail.data.mixing import Mixing, mix, one_hot
+from vitrail.data.transforms.mixing import Mixing, mix, one_hot
 from vitrail.errors import ConfigError
-from vitrail.metrics import Sums, hits, sum_and_count
 from vitrail.model.base import ImageModel
 from vitrail.objectives.base import Objective, Outcome, evaluated
+from vitrail.objectives.metrics import Sums, hits, sum_and_count
 
 Loss = Literal["softmax", "sigmoid"]
 TOP = 5

@@ -19,11 +19,11 @@ from torch.nn import functional as F
 from vitrail.data.loader import Batch
 from vitrail.data.order import mixed
 from vitrail.errors import ConfigError
-from vitrail.metrics import sum_and_count
 from vitrail.model.base import ImageModel
 from vitrail.model.initialise import lecun_normal
 from vitrail.model.vit import VisionTransformer
 from vitrail.objectives.base import Objective, Outcome, evaluated
+from vitrail.objectives.metrics import sum_and_count
 from vitrail.objectives.noise import integers, uniform
 
 Target = Literal["mean-colour", "colours-4x4", "pixels"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Settings = dict[str, dict[str, Any]]
-"""Values for `vitrail.train.config.RunConfig`, by section."""
+"""Values for `vitrail.training.config.RunConfig`, by section."""
 
 INCEPTION_CROP_AND_FLIP: dict[str, Any] = {"crop_area": (0.05, 1.0), "crop_ratio": (3 / 4, 4 / 3), "flip": 0.5}
 """The authors' augmentation, in pre-training and in fine-tuning. Written out: a recipe does not move with defaults."""

@@ -14,8 +14,8 @@ from vitrail.config import Preprocessing
 from vitrail.errors import ConfigError, WeightsError, did_you_mean
 from vitrail.model.base import ImageModel
 from vitrail.weights.card import Certificate, model_card
+from vitrail.weights.formats.native import sha256
 from vitrail.weights.load import NAMINGS, load_with_files
-from vitrail.weights.native import sha256
 from vitrail.weights.save import CARD, whole_folder, write
 from vitrail.weights.source import HUB_NAME, SUFFIXES
 

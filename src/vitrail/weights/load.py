@@ -18,19 +18,20 @@ from vitrail.errors import ConfigError, WeightsError, did_you_mean
 from vitrail.model.architecture import Architecture, ResNetArchitecture, TimmArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.model.bit import BitResNet
-from vitrail.model.create import build, check_dtype, checked_device
-from vitrail.model.peer import TimmModel, imported
+from vitrail.model.create import build, check_dtype
+from vitrail.model.timm_model import TimmModel, imported
 from vitrail.model.vit import VisionTransformer
+from vitrail.system.device import parse_device
 from vitrail.weights.files import TensorFile, TensorInfo, open_tensors
-from vitrail.weights.google import GoogleNaming
-from vitrail.weights.huggingface import HuggingFaceNaming
-from vitrail.weights.naming import IMAGENET, Beside, Naming, Reading
-from vitrail.weights.native import SET_ASIDE, NativeNaming, description
-from vitrail.weights.pairs import Pair, check_complete, expected_shapes, listed, pair_up
+from vitrail.weights.formats.google import GoogleNaming
+from vitrail.weights.formats.huggingface import HuggingFaceNaming
+from vitrail.weights.formats.naming import IMAGENET, Beside, Naming, Reading
+from vitrail.weights.formats.native import SET_ASIDE, NativeNaming, description
+from vitrail.weights.formats.timm import TimmNaming
+from vitrail.weights.formats.timm_config import TimmConfig, labels_of, preprocessing_of
+from vitrail.weights.formats.torchvision import TorchvisionNaming
 from vitrail.weights.source import PANE, PANE_FOLDER, locate
-from vitrail.weights.timm import TimmNaming
-from vitrail.weights.timm_config import TimmConfig, labels_of, preprocessing_of
-from vitrail.weights.torchvision import TorchvisionNaming
+from vitrail.weights.tensor_rules import Pair, check_complete, expected_shapes, listed, pair_up
 
 log = logging.getLogger("vitrail")
 
@@ -75,7 +76,7 @@ def load(
         The model, with `preprocessing`, `labels` and `origin`. What the file did not say and was concluded stands in
         `model.origin.notes`, and is logged as a warning.
     """
-    target = None if device is None else checked_device(device)
+    target = None if device is None else parse_device(device)
     check_dtype(dtype)
     model, _ = load_with_files(source, known)
     if source == PANE:

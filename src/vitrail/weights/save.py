@@ -18,12 +18,12 @@ from torch import Tensor
 
 from vitrail.errors import WeightsError
 from vitrail.model.base import ImageModel
-from vitrail.model.peer import TimmModel
+from vitrail.model.timm_model import TimmModel
 from vitrail.weights.card import model_card
+from vitrail.weights.formats.naming import Beside, Naming
+from vitrail.weights.formats.native import FORMAT, HASHED, SUMS
 from vitrail.weights.load import NAMINGS
-from vitrail.weights.naming import Beside, Naming
-from vitrail.weights.native import FORMAT, HASHED, SUMS
-from vitrail.weights.pairs import pair_up
+from vitrail.weights.tensor_rules import pair_up
 
 CARD = "README.md"
 

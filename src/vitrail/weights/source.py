@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vitrail.errors import ConfigError, WeightsError, did_you_mean
 from vitrail.weights.files import damage_told
-from vitrail.weights.naming import Beside
+from vitrail.weights.formats.naming import Beside
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")
 INDEX = ".index.json"

@@ -16,22 +16,22 @@ import numpy as np
 import torch
 
 from vitrail.config import show_size
-from vitrail.data.decode import decoded_image
 from vitrail.data.open import DEFAULT_HOLDOUT, open_data, splits_of
-from vitrail.data.source import Source
+from vitrail.data.sources.source import Source
+from vitrail.data.transforms.decode import decoded_image
 from vitrail.errors import ConfigError, DataError
 from vitrail.model.architecture import VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.model.cost import cost, tokens
-from vitrail.model.peer import TimmModel, kept_for_backward
-from vitrail.train.assemble import open_parts, steps_of
-from vitrail.train.config import RunConfig
-from vitrail.train.naming import short_name
-from vitrail.train.resolve import resolve
-from vitrail.train.start import start
-from vitrail.train.sweep import best, changed, trials
+from vitrail.model.timm_model import TimmModel, kept_for_backward
+from vitrail.system.files import short_name
+from vitrail.training.assemble import open_parts, steps_of
+from vitrail.training.config import RunConfig
+from vitrail.training.resolve import resolve
+from vitrail.training.start import start
+from vitrail.training.sweep import best, changed, trials
 from vitrail.weights.load import load
-from vitrail.workflows.training import told
+from vitrail.workflows.train import told
 
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03)
 """Those that the paper tries, for batches of 512."""

@@ -14,15 +14,15 @@ import torch
 
 from vitrail.data.loader import EvaluationLoader
 from vitrail.data.open import open_data
-from vitrail.metrics import Sums, add, means
+from vitrail.inspection.inspect import after
 from vitrail.model.base import ImageModel
 from vitrail.objectives.classification import Classification
+from vitrail.objectives.metrics import Sums, add, means
 from vitrail.recipes import find
 from vitrail.recipes.small import TEST_SHARE
-from vitrail.train.resolve import read_file, resolve
-from vitrail.train.start import CONFIG, start
+from vitrail.training.resolve import read_file, resolve
+from vitrail.training.start import CONFIG, start
 from vitrail.weights.load import load
-from vitrail.workflows.inspect import after
 
 TRANSFER_SIZE = 32
 """Pixels that a pre-trained model sees digits at: they have 8, and a CPU is to be done in half a minute."""

@@ -1,0 +1,1 @@
+"""Where samples come from: folders, tables, tar shards, Parquet, the hub, memory."""

@@ -1,0 +1,78 @@
+"""Data sets of the hub, through the library `datasets`: it downloads and keeps them, we read their rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.data.order import Indices
+from vitrail.data.sources.parquet import IMAGE_COLUMNS, LABEL_COLUMNS
+from vitrail.data.sources.source import Sample, Source, read_file
+from vitrail.errors import DataError
+
+
+class HubData(Source):
+    """Rows of a `datasets.Dataset`, which maps its files and can be sent to workers as it is."""
+
+    def __init__(self, rows: Any, name: str) -> None:
+        import datasets
+
+        self.source = name
+        self.image, self.label = _column(rows, IMAGE_COLUMNS, name), _column(rows, LABEL_COLUMNS, name)
+        self.rows = rows.select_columns([self.image, self.label]).cast_column(self.image, datasets.Image(decode=False))
+        self.classes = tuple(getattr(rows.features[self.label], "names", None) or ())
+
+    @classmethod
+    def load(cls, source: str, split: str) -> HubData:
+        """`hf:owner/name[@revision]`."""
+        import datasets
+
+        name, _, revision = source.removeprefix("hf:").partition("@")
+        try:
+            return cls(datasets.load_dataset(name, split=split, revision=revision or None), f"{source}/{split}")
+        except (OSError, ValueError, RuntimeError) as error:
+            raise DataError(f"{source} cannot be loaded: {(str(error).splitlines() or [''])[0]}") from None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, index: int) -> Sample:
+        """One row."""
+        row = self.rows[index]
+        image, label = row[self.image], row[self.label]
+        if not isinstance(image, dict) or not (image.get("bytes") or image.get("path")):
+            raise DataError("has no image")
+        if not isinstance(label, int):
+            raise DataError("has no label" if label is None else f"its label is {label!r}, not a number")
+        # Where `datasets` has unpacked files, it tells where.
+        return Sample(image["bytes"] or read_file(Path(image["path"])), label)
+
+    def name(self, index: int) -> str:
+        """The data set and the row."""
+        return f"{self.source}:{index}"
+
+    def labels(self, start: int, stop: int) -> Indices:
+        """From the column of labels alone."""
+        found = self.rows.select_columns([self.label])[start:stop][self.label]
+        return np.array([label if isinstance(label, int) else -1 for label in found], dtype=np.int64)
+
+
+def splits_on_hub(source: str) -> set[str]:
+    """The names of its splits."""
+    import datasets
+
+    name, _, revision = source.removeprefix("hf:").partition("@")
+    try:
+        return set(datasets.get_dataset_split_names(name, revision=revision or None))
+    except (OSError, ValueError, RuntimeError) as error:
+        why = (str(error).splitlines() or [""])[0]
+        raise DataError(f"{source} cannot be had from the hub, and is not in its cache: {why}") from None
+
+
+def _column(rows: Any, known: tuple[str, ...], name: str) -> str:
+    found = next((column for column in known if column in rows.column_names), None)
+    if found is None:
+        raise DataError(f"{name} has the columns {', '.join(rows.column_names)}: it needs one of {', '.join(known)}")
+    return found

@@ -1,0 +1,157 @@
+"""Parquet in the Hugging Face layout: a column of images as {bytes, path}, a column of labels.
+
+Parquet is read a row group at a time, so neighbours are best read together; a few groups are kept.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.data.order import Indices
+from vitrail.data.sources.source import Sample, Source, shown
+from vitrail.errors import DataError, MissingExtraError
+
+IMAGE_COLUMNS = ("image", "img", "jpg", "png", "webp")
+LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "cls", "target")
+MOST_OPEN = 16
+MOST_CACHED = 128_000_000
+"""Bytes of row groups that a process keeps."""
+
+
+class Parquet(Source):
+    """Rows of Parquet files."""
+
+    def __init__(self, paths: Sequence[Path], classes: tuple[str, ...] = ()) -> None:
+        self.paths = tuple(paths)
+        self._forget()
+        groups, largest = [], 1
+        for number, path in enumerate(self.paths):
+            metadata = _read(path, "read_metadata")
+            for group in range(metadata.num_row_groups):
+                facts = metadata.row_group(group)
+                groups.append((number, group, facts.num_rows))
+                largest = max(largest, facts.total_byte_size)
+        self.groups = np.array(groups, dtype=np.int64).reshape(-1, 3)
+        self.starts = np.r_[0, np.cumsum(self.groups[:, 2])]
+        self.image, self.label, named = _columns(_read(self.paths[0], "read_schema"), self.paths[0])
+        self.classes = classes or named
+        self.kept = max(MOST_CACHED // largest, 1)
+        self.block = max(int(self.groups[:, 2].max(initial=1)), 1)
+        # A block may reach into two groups, and those of a window should all be kept.
+        self.window = self.block * max(self.kept // 2, 1)
+        self._forget()
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+        return {**state, "_files": OrderedDict(), "_groups": OrderedDict()}
+
+    def read(self, index: int) -> Sample:
+        """One row; its whole group is read where it is not kept already."""
+        group = int(np.searchsorted(self.starts, index, side="right")) - 1
+        images, labels = self._group(group)
+        row = index - int(self.starts[group])
+        content = images[row].as_py()
+        content = content.get("bytes") if isinstance(content, dict) else content
+        if not isinstance(content, bytes):
+            raise DataError("holds no bytes: images that are only named by a path are not followed")
+        label = labels[row].as_py()
+        if not isinstance(label, int):
+            raise DataError("has no label" if label is None else f"its label is {label!r}, not a number")
+        return Sample(content, label)
+
+    def name(self, index: int) -> str:
+        """The file and the row in it."""
+        group = int(np.searchsorted(self.starts, index, side="right")) - 1
+        number = self.groups[group, 0]
+        first = self.starts[np.searchsorted(self.groups[:, 0], number)]
+        return f"{shown(self.paths[number])}:{index - first}"
+
+    def identity(self, index: int) -> str:
+        """Without the folder."""
+        return self.name(index).rpartition("/")[2]
+
+    def labels(self, start: int, stop: int) -> Indices:
+        """From the column of labels alone."""
+        first, last = np.searchsorted(self.starts, [start, max(stop - 1, start)], side="right") - 1
+        parts = [np.empty(0, np.int64), *map(self._labels, range(first, last + 1 if stop > start else first))]
+        offset = start - self.starts[first]
+        found: Indices = np.concatenate(parts)[offset : offset + stop - start].astype(np.int64)
+        return found
+
+    def _labels(self, group: int) -> Indices:
+        table = self._columns(group, [self.label])
+        labels = table.column(0).to_pylist() if table.num_columns else [None] * int(self.groups[group, 2])
+        return np.array([label if isinstance(label, int) else -1 for label in labels], dtype=np.int64)
+
+    def _file(self, number: int) -> Any:
+        if number not in self._files:
+            while len(self._files) >= MOST_OPEN:
+                self._files.popitem(last=False)[1].close()
+            self._files[number] = _read(self.paths[number], "ParquetFile")
+        self._files.move_to_end(number)
+        return self._files[number]
+
+    def _group(self, group: int) -> tuple[Any, Any]:
+        if group not in self._groups:
+            while len(self._groups) > self.kept:
+                self._groups.popitem(last=False)
+            table = self._columns(group, [self.image, self.label])
+            if set(table.column_names) != {self.image, self.label}:
+                raise DataError(f"has not the columns {self.image} and {self.label}")
+            self._groups[group] = (table.column(self.image), table.column(self.label))
+        self._groups.move_to_end(group)
+        return self._groups[group]
+
+    def _columns(self, group: int, names: list[str]) -> Any:
+        number, within, _ = self.groups[group]
+        try:
+            return self._file(number).read_row_group(int(within), columns=names)
+        except (OSError, ValueError, KeyError) as error:  # pyarrow's own errors are ValueErrors
+            raise DataError(f"cannot be read: {str(error).splitlines()[0]}") from None
+
+    def _forget(self) -> None:
+        self._files: OrderedDict[int, Any] = OrderedDict()
+        self._groups: OrderedDict[int, tuple[Any, Any]] = OrderedDict()
+
+
+def _read(path: Path, what: str) -> Any:
+    """By one of pyarrow.parquet's functions."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise MissingExtraError("reading Parquet", "parquet") from None
+    try:
+        return getattr(pq, what)(path)
+    except OSError as error:
+        if error.errno is not None and error.errno != errno.EINVAL:
+            raise DataError(f"{shown(path)} cannot be opened: {error.strerror or error}") from None
+        raise DataError(f"{shown(path)} is not a Parquet file: {str(error).splitlines()[0]}") from None
+    except pa.ArrowException as error:
+        raise DataError(f"{shown(path)} is not a Parquet file: {str(error).splitlines()[0]}") from None
+
+
+def _columns(schema: Any, path: Path) -> tuple[str, str, tuple[str, ...]]:
+    """The names of the two columns, and of the classes where the file tells them."""
+    image = next((name for name in IMAGE_COLUMNS if name in schema.names), None)
+    label = next((name for name in LABEL_COLUMNS if name in schema.names), None)
+    if image is None or label is None:
+        raise DataError(
+            f"{shown(path)} has the columns {', '.join(schema.names)}: it needs one of {', '.join(IMAGE_COLUMNS)} and "
+            f"one of {', '.join(LABEL_COLUMNS)}"
+        )
+    try:
+        features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
+        return image, label, tuple(map(str, features[label]["names"]))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return image, label, ()

@@ -1,0 +1,202 @@
+"""Tar shards in the WebDataset layout: `key.jpg` beside `key.cls`, many samples to a file.
+
+A table of where every image lies is made once; after that images are read by offset, in any order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.data.order import Indices
+from vitrail.data.sources.folder import SUFFIXES
+from vitrail.data.sources.index import Table, cached_table
+from vitrail.data.sources.source import MOST_BYTES, Sample, Source, shown
+from vitrail.errors import DataError
+
+RECORD = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("length", "<u4"), ("label", "<i4")])
+NO_LABEL = -1
+HEADER = 512
+MOST_OPEN = 64
+INDEX = "index"
+MANIFEST = "dataset.json"
+"""Beside shards that `vitrail data pack` wrote; it names a table, so that nobody has to look through them."""
+
+
+class Shards(Source):
+    """Images inside tar files, by offset."""
+
+    block, window = 64, 4096
+
+    def __init__(self, paths: Sequence[Path], classes: tuple[str, ...]) -> None:
+        self.paths, self.classes = tuple(paths), classes
+        self.table, self.column = packed_index(self.paths) or (self._looked_through(), INDEX)
+        self._open: OrderedDict[tuple[int, int], Any] = OrderedDict()
+
+    def _looked_through(self) -> Table:
+        what = "\n".join(str(path.resolve()) for path in self.paths)
+        sizes = "\n".join(f"{(stat := path.stat()).st_size} {stat.st_mtime_ns}" for path in self.paths)
+        fingerprint = json.dumps([sizes, self.classes])
+        return cached_table(f"tar {what}", fingerprint, lambda folder: _build(self.paths, self.classes, folder))
+
+    def __len__(self) -> int:
+        return len(self.table[self.column])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": OrderedDict()}
+
+    def __del__(self) -> None:
+        for file in getattr(self, "_open", {}).values():
+            file.close()
+
+    def read(self, index: int) -> Sample:
+        """One image by its offset."""
+        record = self._record(index)
+        content = self._read(int(record["shard"]), int(record["offset"]), int(record["length"]))
+        if record["label"] == NO_LABEL:
+            raise DataError("has no label: expected a .cls or .json beside it")
+        return Sample(content, int(record["label"]))
+
+    def name(self, index: int) -> str:
+        """The shard, and the name in it, which stands before the image."""
+        record = self._record(index)
+        path = self.paths[record["shard"]]
+        header = self._read(int(record["shard"]), int(record["offset"]) - HEADER, 100)
+        return f"{shown(path)}:{shown(os.fsdecode(header.split(bytes(1))[0]))}"
+
+    def identity(self, index: int) -> str:
+        """Without the folder."""
+        return self.name(index).rpartition("/")[2]
+
+    def labels(self, start: int, stop: int) -> Indices:
+        """From the table."""
+        found: Indices = self.table[self.column]["label"][start:stop].astype(np.int64)
+        return found
+
+    def _record(self, index: int) -> Any:
+        record = self.table[self.column][index]
+        if record["shard"] >= len(self.paths) or record["offset"] < HEADER:
+            raise DataError("the index beside the shards is damaged: delete it, and it is made anew")
+        return record
+
+    def _read(self, shard: int, offset: int, length: int) -> bytes:
+        if length > MOST_BYTES:
+            raise DataError(f"{length:,} bytes, more than the {MOST_BYTES:,} allowed")
+        try:
+            file = self._file(shard)
+            file.seek(offset)
+            content: bytes = file.read(length)
+        except OSError as error:
+            raise DataError(f"cannot be read: {error.strerror or error}") from None
+        if len(content) != length:
+            raise DataError(f"{shown(self.paths[shard])} has become shorter")
+        return content
+
+    def _file(self, shard: int) -> Any:
+        """Few files stay open, in each process its own: their positions are not shared across a fork."""
+        key = shard, os.getpid()
+        if key not in self._open:
+            while len(self._open) >= MOST_OPEN:
+                self._open.popitem(last=False)[1].close()
+            self._open[key] = self.paths[shard].open("rb", buffering=0)
+        self._open.move_to_end(key)
+        return self._open[key]
+
+
+def packed_index(paths: Sequence[Path]) -> tuple[Table, str] | None:
+    """The table that `vitrail data pack` wrote beside shards, and its column, if it is about just these shards."""
+    folder = paths[0].parent
+    try:
+        parts = json.loads((folder / MANIFEST).read_bytes())["splits"].values()
+        sizes = {folder / shard["name"]: shard["bytes"] for part in parts for shard in part["shards"]}
+        names = {part["index"]: [folder / shard["name"] for shard in part["shards"]] for part in parts}
+        column = next((Path(index).stem for index, shards in names.items() if index and shards == list(paths)), None)
+        if column is None or any(path.stat().st_size != sizes[path] for path in paths):
+            return None
+        table = Table(folder)
+        return (table, column) if table[column].dtype == RECORD and table[column].ndim == 1 else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, DataError):  # somebody else's
+        return None
+
+
+def _build(paths: Sequence[Path], classes: tuple[str, ...], folder: Path) -> None:
+    """Shard by shard, so that only one shard's records are in memory."""
+    numbers = {name: number for number, name in enumerate(classes)}
+    with (folder / "records").open("wb") as file:
+        for shard, path in enumerate(paths):
+            records = [(shard, offset, length, label) for offset, length, label in scan(path, numbers)]
+            np.array(records, dtype=RECORD).tofile(file)
+    size = (folder / "records").stat().st_size
+    records_on_disk = np.memmap(folder / "records", RECORD, "r") if size else np.empty(0, RECORD)
+    np.save(folder / f"{INDEX}.npy", records_on_disk)
+    del records_on_disk
+    (folder / "records").unlink()
+
+
+def scan(path: Path, numbers: dict[str, int]) -> Iterator[tuple[int, int, int]]:
+    """(offset, length, label) of every image in a tar; a DataError where the tar is not whole."""
+    try:
+        with tarfile.open(path, "r:") as tar:
+            key, image, label, end = None, None, NO_LABEL, 0
+            for member in tar:
+                end = member.offset_data + -(-member.size // HEADER) * HEADER
+                if not member.isfile():
+                    continue
+                found, suffix = _key(member.name)
+                if found != key:
+                    if image is not None:
+                        yield *image, label
+                    key, image, label = found, None, NO_LABEL
+                if f".{suffix}" in SUFFIXES and image is None:  # key.seg.png is not the image of key
+                    image = (member.offset_data, min(member.size, MOST_BYTES + 1))
+                elif suffix in ("cls", "json"):
+                    label = _label(tar, member, suffix, numbers)
+            if image is not None:
+                yield *image, label
+        _check_end(path, end)
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise DataError(f"{shown(path)} is not a whole tar file: {error}") from None
+
+
+def _check_end(path: Path, end: int) -> None:
+    """After the last member there must be zeros and nothing else. tarfile takes a damaged header for the end."""
+    with path.open("rb") as file:
+        file.seek(end)
+        rest = 0
+        while chunk := file.read(1 << 20):
+            rest += len(chunk)
+            if chunk.count(0) != len(chunk):
+                raise DataError(f"{shown(path)} is damaged, or several tars in one, at byte {end:,}")
+    if rest < HEADER:
+        raise DataError(f"{shown(path)} is cut short: it ends without an end mark")
+
+
+def _key(name: str) -> tuple[str, str]:
+    """As WebDataset does: the name up to its first dot, and what follows."""
+    folder, _, base = name.rpartition("/")
+    stem, _, suffix = base.partition(".")
+    return f"{folder}/{stem}", suffix.lower()
+
+
+def _label(tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str, numbers: dict[str, int]) -> int:
+    """A number, or the name of a class; no label where it is neither."""
+    file = tar.extractfile(member)
+    text = file.read(1 << 20).decode("utf-8", "replace").strip() if file else ""
+    if suffix == "json":
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            return NO_LABEL
+        text = (
+            str(next((found[key] for key in ("label", "cls", "class") if key in found), ""))
+            if isinstance(found, dict)
+            else ""
+        )
+    return int(text) if text.isdecimal() and len(text) < 10 else numbers.get(text, NO_LABEL)

@@ -1,0 +1,253 @@
+"""What every data set is to the rest of the library: a number of samples, each an image and a label, and class names.
+
+A source keeps no list of its samples. It is cheap to send to another process, and reads a sample when it is asked to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from stat import S_ISREG
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.data.order import Indices
+from vitrail.errors import ConfigError, DataError
+
+SPLITS = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev"),
+    "test": ("test", "testing"),
+}
+"""Our names of the parts of a data set, and what people call them."""
+
+
+MOST_BYTES = 500_000_000
+"""Of an image file."""
+MOST_LABELS = 1 << 31
+LOOKED_AT = 1000
+"""Samples that a fingerprint is made of."""
+
+
+class Sample(NamedTuple):
+    """One image, not decoded yet, and its class."""
+
+    content: bytes | Tensor
+    """The bytes of an image file; or (C, height, width) uint8 pixels."""
+    label: int
+
+
+class Source(ABC):
+    """Samples by number."""
+
+    classes: tuple[str, ...]
+    """The names of the labels 0, 1, 2, …; empty where nothing tells them."""
+    block: int = 1
+    """How many neighbours are best read together."""
+    window: int = 1
+    """Among how many samples a shuffle should mix at least, so that batches are not made of neighbours."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read(self, index: int) -> Sample:
+        """One sample; a DataError where it cannot be read."""
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """What to call a sample that may be unreadable."""
+
+    def identity(self, index: int) -> str:
+        """What stays the same wherever the data lies: decides what is held out."""
+        return self.name(index)
+
+    def sample(self, index: int) -> Sample:
+        """What `read` gives, if its label means something; a DataError otherwise."""
+        sample = self.read(index)
+        if sample.label < 0:
+            raise DataError("has no label")
+        if sample.label >= (len(self.classes) or MOST_LABELS):
+            raise DataError(f"its label is {sample.label}, and there are {len(self.classes) or MOST_LABELS} classes")
+        return sample
+
+    def called(self, index: int) -> str:
+        """Its name; its number where even the name cannot be read."""
+        try:
+            return self.name(index)
+        except DataError:
+            return f"sample {index}"
+
+    @abstractmethod
+    def labels(self, start: int, stop: int) -> Indices:
+        """The labels of neighbours, without reading their images."""
+
+    @property
+    def num_classes(self) -> int:
+        """By the names; else by the largest label."""
+        return len(self.classes) or self._largest_label() + 1
+
+    def _largest_label(self) -> int:
+        chunk = 1 << 16
+        return max(
+            (int(self.labels(i, min(i + chunk, len(self))).max()) for i in range(0, len(self), chunk)), default=-1
+        )
+
+
+class Subset(Source):
+    """Some samples of a source, by their numbers in it."""
+
+    def __init__(self, whole: Source, indices: Indices) -> None:
+        self.whole, self.indices = whole, indices
+        self.classes = whole.classes
+        self.block, self.window = whole.block, whole.window
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def read(self, index: int) -> Sample:
+        """From the whole."""
+        return self.whole.read(int(self.indices[index]))
+
+    def name(self, index: int) -> str:
+        """Its name in the whole."""
+        return self.whole.name(int(self.indices[index]))
+
+    def identity(self, index: int) -> str:
+        """Its own in the whole."""
+        return self.whole.identity(int(self.indices[index]))
+
+    def labels(self, start: int, stop: int) -> Indices:
+        """From the whole, in its order."""
+        chosen = np.asarray(self.indices[start:stop])
+        if not len(chosen):
+            return np.empty(0, np.int64)
+        low, high = int(chosen.min()), int(chosen.max()) + 1
+        return self.whole.labels(low, high)[chosen - low]
+
+
+def fingerprint(source: Source) -> str:
+    """What tells one data set from another, wherever it lies: number, classes, names and labels of some samples."""
+    count = len(source)
+    told = hashlib.blake2b(f"{count} {source.classes}".encode("utf-8", "surrogateescape"), digest_size=16)
+    for index in range(0, count, max(count // LOOKED_AT, 1)):
+        label = source.labels(index, index + 1)[0]
+        told.update(f"\0{source.identity(index)}\0{label}".encode("utf-8", "surrogateescape"))
+    return told.hexdigest()
+
+
+def held_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:
+    """The rest and a held-out part: about `share` of every class, at least one image of a class that has two.
+
+    Which ones is a function of the seed and of their names, so it is the same everywhere and every time, and an image
+    more or less in a class hardly changes it.
+    """
+    if not 0 < share < 1:
+        raise ConfigError(f"holdout = {share}: give a share between 0 and 1")
+    count = len(source)
+    labels = source.labels(0, count)
+    salt = seed.to_bytes(16, "big", signed=True)
+    keys = np.fromiter((name_key(salt, source.identity(index)) for index in range(count)), np.uint64, count)
+    order = np.lexsort((keys, labels))
+    starts = np.flatnonzero(np.r_[True, np.diff(labels[order]) != 0]) if count else np.empty(0, np.int64)
+    sizes = np.diff(np.r_[starts, count])
+    taken = np.where(sizes > 1, np.clip(np.round(sizes * share), 1, sizes - 1), 0).astype(np.int64)
+    rank = np.arange(count) - np.repeat(starts, sizes)
+    out = np.zeros(count, dtype=bool)
+    out[order] = rank < np.repeat(taken, sizes)
+    return Subset(source, np.flatnonzero(~out)), Subset(source, np.flatnonzero(out))
+
+
+def name_key(salt: bytes, identity: str) -> int:
+    """A number that decides a sample's place where some are drawn: the same wherever the data lies."""
+    digest = hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=8, salt=salt).digest()
+    return int.from_bytes(digest, "big")
+
+
+class Listed(Source):
+    """A plain list of (image, label): paths, bytes, Pillow images, arrays or tensors."""
+
+    def __init__(self, samples: Sequence[tuple[Any, int]], classes: Sequence[str] = ()) -> None:
+        self.samples, self.classes = samples, tuple(classes)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def read(self, index: int) -> Sample:
+        """A path is read, anything else taken as it is."""
+        try:
+            image, label = self.samples[index]
+            number = operator.index(label)
+        except (TypeError, ValueError):
+            raise DataError("not a pair of an image and a label that is a whole number") from None
+        return Sample(image_content(image), number)
+
+    def name(self, index: int) -> str:
+        """A path, or the number in the list."""
+        sample = self.samples[index]
+        image = sample[0] if isinstance(sample, tuple | list) and sample else None
+        return shown(image) if isinstance(image, str | os.PathLike) else f"sample {index}"
+
+    def labels(self, start: int, stop: int) -> Indices:
+        """From the list."""
+        try:
+            return np.array([operator.index(label) for _, label in self.samples[start:stop]], dtype=np.int64)
+        except (TypeError, ValueError):
+            raise DataError(
+                "a list of samples must hold pairs of an image and a label that is a whole number"
+            ) from None
+
+
+def image_content(image: Any) -> bytes | Tensor:
+    """The bytes of a file, or (C, height, width) uint8 pixels."""
+    if isinstance(image, bytes):
+        return image
+    if isinstance(image, str | os.PathLike):
+        return read_file(Path(image))
+    try:
+        pixels = image if isinstance(image, Tensor) else torch.from_numpy(np.array(_rgb(image)))
+    except TypeError:
+        raise DataError(f"a {type(image).__name__} is no image: give a path, bytes, a Pillow image or pixels") from None
+    if pixels.ndim == 2:
+        pixels = pixels[None]
+    elif pixels.ndim == 3 and not isinstance(image, Tensor):
+        pixels = pixels.permute(2, 0, 1)
+    if pixels.ndim != 3 or pixels.dtype != torch.uint8 or not pixels.numel():
+        kind = f"{pixels.dtype} {tuple(pixels.shape)}"
+        raise DataError(f"pixels must be uint8 of shape (channels, height, width), not {kind}")
+    return pixels
+
+
+def _rgb(image: Any) -> Any:
+    from vitrail.data.transforms.decode import HUSH, to_rgb, upright
+
+    if not hasattr(image, "getbands"):
+        return image
+    with HUSH:
+        return to_rgb(upright(image))
+
+
+def read_file(path: Path) -> bytes:
+    """A whole file; a DataError where it cannot be read. Pipes and devices, which may never end, are not."""
+    try:
+        stat = path.stat()
+        if not S_ISREG(stat.st_mode):
+            raise DataError("not a file")
+        if stat.st_size > MOST_BYTES:
+            raise DataError(f"{stat.st_size:,} bytes, more than the {MOST_BYTES:,} allowed")
+        return path.read_bytes()
+    except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
+        raise DataError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """A path on one line, whatever its name holds."""
+    text = os.fspath(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

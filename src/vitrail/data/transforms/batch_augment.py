@@ -1,0 +1,213 @@
+"""Training augmentations of whole batches on the device they are on, each image with chances of its own.
+
+First everything random is drawn (`draw`), then applied (`apply_draws`). Draws are made for a whole batch, of which
+each rank takes its rows; applying them is arithmetic alone, which torch.compile takes as one piece.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitrail.data.transforms import batch_operations
+from vitrail.data.transforms.augment import ATTEMPTS, OPERATIONS, Augmentation, furthest
+
+ERASED_AREA, ERASED_RATIO = (0.02, 1 / 3), (0.3, 3.3)
+"""Of the rectangle that random erasing overwrites, as for single images."""
+BLUR_RADII = (0.1, 2.0)
+THREE_JITTER = 0.3
+
+
+class Jitter(NamedTuple):
+    """Of brightness, contrast and saturation."""
+
+    factors: Tensor
+    """(B, 3) float32: for each of them."""
+    order: Tensor
+    """(B, 3) int64: which comes first, second, third."""
+
+
+class Shift(NamedTuple):
+    """Of the shift, in pixels."""
+
+    down: Tensor
+    """(B,) int64, up where negative."""
+    right: Tensor
+
+
+class ThreeAugment(NamedTuple):
+    """Of 3-Augment."""
+
+    kinds: Tensor
+    """(B,) int64: 0 grey, 1 solarized, 2 blurred."""
+    radii: Tensor
+    """(B,) float32: of the blur."""
+    jitter: Jitter
+
+
+class RandAugment(NamedTuple):
+    """Of RandAugment."""
+
+    operations: Tensor
+    """(B, rounds) int64: numbers in OPERATIONS."""
+    signs: Tensor
+    """(B, rounds) float32: 1 or −1, where geometry goes."""
+    centres: Tensor
+    """(B, rounds, 2) int64: y and x of cutouts."""
+
+
+class Erasing(NamedTuple):
+    """Of random erasing."""
+
+    boxes: Tensor
+    """(B, 4) int64: what is overwritten, as (top, left, height, width); empty where nothing is."""
+    noise: Tensor
+    """(B, 3, height, width) uint8: by what."""
+
+
+class Draws(NamedTuple):
+    """What chance decided for B images. What is off is None."""
+
+    boxes: Tensor
+    """(B, 4) int64: top, left, height and width of the crop."""
+    mirrored: Tensor | None = None
+    """(B,) bool: turned left to right."""
+    shift: Shift | None = None
+    three_augment: ThreeAugment | None = None
+    rand_augment: RandAugment | None = None
+    color_jitter: Jitter | None = None
+    erasing: Erasing | None = None
+
+    def rows(self, start: int, stop: int) -> Draws:
+        """Of some of the images."""
+        found: Draws = _rows(self, start, stop)
+        return found
+
+
+def _rows(drawn: Any, start: int, stop: int) -> Any:
+    if drawn is None or isinstance(drawn, Tensor):
+        return None if drawn is None else drawn[start:stop]
+    return type(drawn)(*(_rows(part, start, stop) for part in drawn))
+
+
+def augment_batch(
+    images: Tensor, config: Augmentation, generator: torch.Generator, image_size: tuple[int, int]
+) -> Tensor:
+    """Images (B, 3, height, width) uint8 → (B, 3, *image_size) uint8: crop, and all that `config` asks for.
+
+    `generator`: on the images' device. What each step does to an image is what `data.augment` does; with the same
+    parameters the same bytes, but for rotation, shear and translation, whose pixels may differ by 1.
+    """
+    height, width = images.shape[2:]
+    draws = draw(len(images), config, generator, (height, width), image_size)
+    return apply_draws(images, draws, magnitude_of(config), image_size)
+
+
+def magnitude_of(config: Augmentation) -> float:
+    """Of RandAugment; 0 where there is none."""
+    return 0.0 if config.rand_augment is None else config.rand_augment[1]
+
+
+def apply_draws(images: Tensor, draws: Draws, magnitude: float, image_size: tuple[int, int]) -> Tensor:
+    """Images (B, 3, height, width) uint8 → (B, 3, *image_size) uint8, in the order of Augmentation's fields."""
+    images = batch_operations.crop(images, draws.boxes, image_size, draws.mirrored)
+    if draws.shift is not None:
+        images = batch_operations.shift(images, *draws.shift)
+    if draws.three_augment is not None:
+        kinds, radii, jitter = draws.three_augment
+        images = batch_operations.jitter(batch_operations.three_augment(images, kinds, radii), *jitter)
+    if draws.rand_augment is not None:
+        images = batch_operations.rand_augment(images, *draws.rand_augment, magnitude)
+    if draws.color_jitter is not None:
+        images = batch_operations.jitter(images, *draws.color_jitter)
+    if draws.erasing is not None:
+        boxes, noise = draws.erasing
+        images = torch.where(batch_operations.rectangles(boxes, *image_size), noise, images)
+    return images
+
+
+def draw(
+    count: int,
+    config: Augmentation,
+    generator: torch.Generator,
+    old_size: tuple[int, int],
+    new_size: tuple[int, int],
+) -> Draws:
+    """All chances of `count` images of one height and width, on the generator's device. What is off takes nothing."""
+    uniform = partial(torch.rand, generator=generator, device=generator.device, dtype=torch.float32)
+    drawn, fits = draw_boxes(count, generator, *old_size, config.crop_area, config.crop_ratio)
+    draws = Draws(torch.where(fits[:, None], drawn, _centre(*old_size, config.crop_ratio, generator.device)))
+    if config.flip:
+        draws = draws._replace(mirrored=uniform(count) < config.flip)
+    if config.shift:
+        most = [furthest(side, config.shift) for side in new_size]
+        draws = draws._replace(shift=Shift(*(_whole(uniform(count), 2 * side + 1) - side for side in most)))
+    if config.three_augment:
+        low, high = BLUR_RADII
+        kinds, radii = _whole(uniform(count), 3), low + (high - low) * uniform(count)
+        draws = draws._replace(three_augment=ThreeAugment(kinds, radii, _jitter(count, generator, THREE_JITTER)))
+    if config.rand_augment is not None:
+        rounds = config.rand_augment[0]
+        operations = _whole(uniform(count, rounds), len(OPERATIONS))
+        signs = torch.where(uniform(count, rounds) < 0.5, -1.0, 1.0)
+        y, x = _whole(uniform(count, rounds), new_size[0]), _whole(uniform(count, rounds), new_size[1])
+        draws = draws._replace(rand_augment=RandAugment(operations, signs, torch.stack((y, x), dim=2)))
+    if config.color_jitter:
+        draws = draws._replace(color_jitter=_jitter(count, generator, config.color_jitter))
+    if config.erasing:
+        erases = uniform(count) < config.erasing
+        boxes, fits = draw_boxes(count, generator, *new_size, ERASED_AREA, ERASED_RATIO)
+        shape = (count, 3, *new_size)
+        noise = torch.randint(256, shape, generator=generator, device=generator.device, dtype=torch.uint8)
+        draws = draws._replace(erasing=Erasing(boxes * (erases & fits)[:, None], noise))
+    return draws
+
+
+def draw_boxes(
+    count: int,
+    generator: torch.Generator,
+    height: int,
+    width: int,
+    area: tuple[float, float],
+    ratio: tuple[float, float],
+) -> tuple[Tensor, Tensor]:
+    """(count, 4) as (top, left, height, width): share of the area uniform, width / height log-uniform, the first of ten
+    draws that fits; and (count,), whether one did: where not, the box means nothing."""
+    device = generator.device
+    uniform = torch.rand(2, count, ATTEMPTS, generator=generator, device=device, dtype=torch.float32)
+    pixels = height * width * area[0] + height * width * (area[1] - area[0]) * uniform[0]
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    aspects = (low + (high - low) * uniform[1]).exp()
+    sizes = torch.stack((pixels / aspects, pixels * aspects), dim=2).sqrt().round()
+    fits = (sizes.amin(dim=2) >= 1) & (sizes[:, :, 0] <= height) & (sizes[:, :, 1] <= width)
+    first = torch.where(fits, torch.arange(ATTEMPTS, device=device), ATTEMPTS - 1).amin(dim=1)
+    size = sizes.gather(1, first[:, None, None].expand(-1, -1, 2))[:, 0].long()
+    room = torch.stack((height - size[:, 0], width - size[:, 1]), dim=1).clamp(min=0)
+    place = _whole(torch.rand(count, 2, generator=generator, device=device, dtype=torch.float32), room + 1)
+    return torch.cat((place, size), dim=1), fits.any(dim=1)
+
+
+def _centre(height: int, width: int, ratio: tuple[float, float], device: torch.device) -> Tensor:
+    """(4,): the largest centre crop whose shape is within `ratio`."""
+    box_height = min(height, max(1, round(width / ratio[0])))
+    box_width = min(width, max(1, round(height * ratio[1])))
+    box = ((height - box_height) // 2, (width - box_width) // 2, box_height, box_width)
+    # Written number by number on the device: copied there, they would make it wait.
+    return torch.stack([torch.full((), value, device=device) for value in box])
+
+
+def _jitter(count: int, generator: torch.Generator, strength: float) -> Jitter:
+    """Factors uniform in [max(0, 1 − strength), 1 + strength], and orders of which each is as likely."""
+    uniform = torch.rand(2, count, 3, generator=generator, device=generator.device, dtype=torch.float32)
+    low = max(0.0, 1 - strength)
+    return Jitter(low + (1 + strength - low) * uniform[0], uniform[1].argsort(dim=1, stable=True))
+
+
+def _whole(uniform: Tensor, below: int | Tensor) -> Tensor:
+    """Numbers in [0, 1) → whole ones from 0 up to `below`, each as likely."""
+    # A product may be rounded up to its bound.
+    return (uniform * below).long().clamp(max=below - 1)

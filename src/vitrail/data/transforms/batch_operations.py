@@ -1,0 +1,311 @@
+"""The arithmetic of augmentation on whole batches: what `data.augment` does to one image, done to many at once.
+
+Shapes: B images, (B, 3, height, width) uint8; a parameter is (B,), one for each image. Nothing is drawn here, and
+Python looks at no value, so that an accelerator never waits and torch.compile can take all of it as one piece.
+
+Colours, tables, blur and crop are Pillow's and torch's arithmetic to the bit: integers, or floats in their order of
+operations. Rotation, shear and translation are within 1 of Pillow's, which computes them in double precision.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitrail.data.transforms.augment import GREY, OPERATIONS, REFERENCE_SIDE
+from vitrail.data.transforms.decode import LUMA
+
+NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
+"""Of the operations of RandAugment, in the order of their table."""
+FILL = GREY[0]
+NEARLY = 2**-20
+"""Rounding may put what is a whole number just below it, and cutting off its fraction would lose one."""
+
+_GEOMETRIC = ("rotate", "shear-x", "shear-y", "translate-x", "translate-y")
+
+
+def each(values: Tensor) -> Tensor:
+    """(B,) → (B, 1, 1, 1), to stand beside images."""
+    return values[:, None, None, None]
+
+
+# ---- Crop ------------------------------------------------------------------------------------------------------------
+
+
+def crop(images: Tensor, boxes: Tensor, size: tuple[int, int], mirrored: Tensor | None = None) -> Tensor:
+    """The part of each image that its box names, (B, 4) as (top, left, height, width), resized with antialias.
+
+    As `F.interpolate` does it on uint8, to the bit where a box is at most four times as large as `size`: first along
+    rows, rounded, then along columns, each a product with a matrix of weights that are whole numbers. Where `mirrored`
+    is true, the result is turned left to right.
+    """
+    count, channels, height, width = images.shape
+    top, left, box_height, box_width = boxes.double().unbind(dim=1)
+    weights, unit = _weights(left, box_width, width, size[1], mirrored)
+    rows = images.flatten(1, 2).float() @ weights.transpose(1, 2)
+    rows = _divided(rows, unit).view(count, channels, height, size[1])
+    weights, unit = _weights(top, box_height, height, size[0])
+    return _divided(weights[:, None] @ rows, unit[:, :, :, None]).to(torch.uint8)
+
+
+def _weights(
+    start: Tensor, length: Tensor, side: int, size: int, mirrored: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """How much each of `side` pixels counts in each of `size` new ones (B, size, side), and what they add up to
+    (B, 1, 1): whole numbers in float32. A sum of pixels so weighted stays below 2²⁴, where floats are exact."""
+    scale = length / size
+    places = torch.arange(0.5, size, dtype=torch.float64, device=start.device)
+    if mirrored is not None:
+        places = torch.where(mirrored[:, None], size - places, places)
+    centres = (scale[:, None] * places)[:, :, None]
+    pixels = (torch.arange(0.5, side, dtype=torch.float64, device=start.device) - start[:, None])[:, None]
+    distances = (pixels - centres) * scale.clamp(min=1).reciprocal()[:, None, None]
+    inside = (pixels > 0) & (pixels < length[:, None, None])
+    weights = torch.where(inside, 1 - distances.abs(), 0).clamp(min=0)
+    weights = weights / weights.sum(dim=2, keepdim=True)
+    # As many bits as let the largest weight, at most 1, stay below 2¹⁵ when it is rounded: 14, 15 or 16.
+    largest = weights.amax(dim=(1, 2), keepdim=True)
+    unit = (1 << 14) * (1 + (largest < 1 - 2**-16) + 2 * (largest < 0.5 - 2**-17))
+    return (weights * unit + 0.5).floor().float(), unit.float()
+
+
+def _divided(sums: Tensor, unit: Tensor) -> Tensor:
+    """Rounded, in float32: the unit is a power of two, so that nothing is lost before."""
+    return ((sums + unit / 2) / unit).floor().clamp(max=255)
+
+
+def shift(images: Tensor, down: Tensor, right: Tensor) -> Tensor:
+    """Each image moved by whole pixels (B,), grey where nothing came."""
+    for offsets, dim in ((down, 2), (right, 3)):
+        side = images.shape[dim]
+        places = torch.arange(side, device=images.device) - offsets[:, None]
+        shape = [len(images), 1, 1, 1]
+        shape[dim] = side
+        inside = ((places >= 0) & (places < side)).view(shape)
+        taken = images.gather(dim, places.clamp(0, side - 1).view(shape).expand_as(images))
+        images = torch.where(inside, taken, FILL)
+    return images
+
+
+# ---- Colours ---------------------------------------------------------------------------------------------------------
+
+
+def blend(degenerate: Tensor | float, images: Tensor, factors: Tensor | float) -> Tensor:
+    """From `degenerate` at a factor of 0 to the image at 1, and on beyond it; the fraction is cut off, as in Pillow."""
+    return ((images.float() - degenerate) * factors + degenerate).clamp(0, 255).to(torch.uint8)
+
+
+def luma(images: Tensor) -> Tensor:
+    """(B, 1, height, width) int32, as Pillow computes grey."""
+    red, green, blue = images.int().unbind(dim=1)
+    return (red * LUMA[0] + green * LUMA[1] + blue * LUMA[2] + 0x8000 >> 16)[:, None]
+
+
+def mean_luma(grey: Tensor) -> Tensor:
+    """(B, 1, 1, 1) int64: the mean of each image's grey values, rounded."""
+    pixels = grey.shape[2] * grey.shape[3]
+    return (2 * grey.sum(dim=(1, 2, 3), keepdim=True) + pixels) // (2 * pixels)
+
+
+def smoothed(images: Tensor) -> Tensor:
+    """Pillow's SMOOTH: each pixel five times and its eight neighbours, over 13; the border stays as it is."""
+    if min(images.shape[2:]) < 3:
+        return images
+    values = images.short()
+    rows = values[:, :, :-2] + values[:, :, 1:-1] + values[:, :, 2:]
+    sums = rows[:, :, :, :-2] + rows[:, :, :, 1:-1] + rows[:, :, :, 2:] + 4 * values[:, :, 1:-1, 1:-1]
+    result = images.clone()
+    result[:, :, 1:-1, 1:-1] = ((2 * sums + 13) // 26).to(torch.uint8)
+    return result
+
+
+def jitter(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:
+    """Brightness, contrast and saturation by `factors` (B, 3), one after the other as `order` (B, 3) says."""
+    for kind in order.unbind(dim=1):
+        grey = luma(images)
+        degenerate = torch.where(each(kind == 1), mean_luma(grey), torch.where(each(kind == 2), grey, 0))
+        images = blend(degenerate, images, each(factors.gather(1, kind[:, None])[:, 0]))
+    return images
+
+
+# ---- Tables ----------------------------------------------------------------------------------------------------------
+
+
+def histograms(values: Tensor) -> Tensor:
+    """(B, 3, pixels) int64 → (B, 3, 256) int32: how often each value occurs in each channel."""
+    counts = torch.zeros(*values.shape[:2], 256, dtype=torch.int32, device=values.device)
+    return counts.scatter_add(2, values, torch.ones(1, 1, 1, dtype=torch.int32, device=values.device).expand_as(values))
+
+
+def autocontrast_tables(values: Tensor) -> Tensor:
+    """(B, 3, 256) uint8 that stretch each channel from its darkest and brightest values to 0 and 255."""
+    low, high = values.amin(dim=2, keepdim=True), values.amax(dim=2, keepdim=True)
+    # In double precision and in this order, as Pillow has it: a result may fall just below a whole number.
+    spread = (high - low).double()
+    scale = torch.full_like(spread, 255) / spread  # a number over a tensor would be a product with its reciprocal
+    ramp = torch.arange(256, dtype=torch.float64, device=values.device)
+    # A channel of one value divides by 0, and stays as it is.
+    return torch.where(high > low, ramp * scale - low * scale, ramp).clamp(0, 255).to(torch.uint8)
+
+
+def equalize_tables(values: Tensor) -> Tensor:
+    """(B, 3, 256) uint8 that make each channel's values about equally frequent."""
+    counts = histograms(values)
+    sums = counts.cumsum(dim=2)
+    step = (sums[:, :, -1:] - counts.gather(2, values.amax(dim=2, keepdim=True))) // 255
+    divisor = step.clamp(min=1)
+    levels = ((divisor // 2 + sums - counts) // divisor).clamp(max=255)
+    return torch.where(step > 0, levels, torch.arange(256, device=values.device)).to(torch.uint8)
+
+
+def _fixed_tables(magnitude: float, device: torch.device) -> Tensor:
+    """(operations, 256) uint8: the tables of those operations that have the same for every image; values as they are
+    for all others."""
+    kept = min(8, max(1, int(magnitude / 10 * 4)))
+    threshold, added = int(magnitude / 10 * 256), int(magnitude / 10 * 110)
+    ramp = torch.arange(256, device=device)
+    found = {
+        "invert": 255 - ramp,
+        "posterize": ramp & (0xFF << (8 - kept) & 0xFF),
+        "solarize": torch.where(ramp < threshold, ramp, 255 - ramp),
+        "brightness": blend(0.0, ramp, _factor(magnitude)),
+        "solarize-add": torch.where(ramp < 128, (ramp + added).clamp(max=255), ramp),
+    }
+    return torch.stack([found.get(name, ramp) for name in OPERATIONS]).to(torch.uint8)
+
+
+def _tabled(images: Tensor, grey: Tensor, operation: Tensor, fixed: Tensor, magnitude: float) -> Tensor:
+    """Each value replaced by what the table of the image's operation has for it."""
+    values = images.flatten(2).long()
+    ramp = torch.arange(256, device=images.device)
+    found = {
+        "autocontrast": autocontrast_tables(values),
+        "equalize": equalize_tables(values),
+        "contrast": blend(mean_luma(grey)[:, :, 0], ramp, _factor(magnitude)),
+    }
+    tables = fixed[operation][:, None]
+    for name, table in found.items():
+        tables = torch.where((operation == NUMBERS[name])[:, None, None], table, tables)
+    return tables.gather(2, values).view_as(images)
+
+
+def _factor(magnitude: float) -> float:
+    return magnitude / 10 * 1.8 + 0.1
+
+
+# ---- Geometry --------------------------------------------------------------------------------------------------------
+
+
+def matrices(operations: Tensor, signs: Tensor, magnitude: float, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Where in the old image a place (x, y) of the new one lies, (a x + b y + c, d x + e y + f), origin in the upper
+    left corner: (…, 2, 3) float64; and (…) bool, whether that is elsewhere at all.
+
+    Operations that move something do so by `magnitude` in the direction of `signs`, 1 or −1.
+    """
+    signs = signs.double()
+    rotates, shears_x, shears_y, moves_x, moves_y = ((operations == NUMBERS[n]) * signs for n in _GEOMETRIC)
+    angle, shear = math.radians(magnitude / 10 * 30), magnitude / 10 * 0.3
+    shift = magnitude / 10 * 100 / REFERENCE_SIDE
+    cosine, sine = round(math.cos(angle), 15), round(math.sin(angle), 15)  # a quarter turn is one, as in Pillow
+    x, y = width / 2, height / 2
+    turned, turning = rotates.abs() * (cosine - 1), rotates * sine
+    shears_y = shears_y * shear
+    changes = (
+        (turned, shears_x * shear - turning, turning * y - turned * x + moves_x * (shift * width)),
+        (shears_y + turning, turned, moves_y * (shift * height) - turned * y - turning * x),
+    )
+    matrix = torch.stack([value for row in changes for value in row], dim=-1)
+    moves = (matrix != 0).any(dim=-1)
+    return matrix.unflatten(-1, (2, 3)) + torch.eye(2, 3, dtype=torch.float64, device=matrix.device), moves
+
+
+def affine(images: Tensor, matrix: Tensor) -> Tensor:
+    """Each image sampled bilinearly by its matrix, (B, 2, 3) float64; grey where that lies outside.
+
+    In double precision, as in Pillow; that is little work, even where double precision is slow.
+    """
+    height, width = images.shape[2:]
+    x = torch.arange(0.5, width, dtype=torch.float64, device=images.device)[:, None]
+    y = torch.arange(0.5, height, dtype=torch.float64, device=images.device)[:, None, None]
+    by_x, by_y, constant = matrix[:, None, None].unbind(dim=-1)
+    u, v = (by_x * x + by_y * y + constant).unbind(dim=-1)
+    outside = (u < 0) | (u >= width) | (v < 0) | (v >= height)
+    grid = torch.stack((u * (2 / width) - 1, v * (2 / height) - 1), dim=-1)
+    sampled = F.grid_sample(images.double(), grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return torch.where(outside[:, None], FILL, sampled + NEARLY).to(torch.uint8)
+
+
+def rectangles(boxes: Tensor, height: int, width: int) -> Tensor:
+    """Boxes (…, 4) as (top, left, height, width), which may reach beyond the image → (…, 1, height, width) bool, what
+    lies in them."""
+    top, left, box_height, box_width = (value[..., None] for value in boxes.unbind(dim=-1))
+    y, x = torch.arange(height, device=boxes.device), torch.arange(width, device=boxes.device)
+    rows, columns = (y >= top) & (y < top + box_height), (x >= left) & (x < left + box_width)
+    return rows[..., None, :, None] & columns[..., None, None, :]
+
+
+# ---- RandAugment and 3-Augment ---------------------------------------------------------------------------------------
+
+
+def rand_augment(images: Tensor, operations: Tensor, signs: Tensor, centres: Tensor, magnitude: float) -> Tensor:
+    """RandAugment with as many rounds as `operations` (B, rounds), numbers in OPERATIONS, has.
+
+    `signs` (B, rounds), 1 or −1, tells where geometry goes; `centres` (B, rounds, 2) is (y, x) of a cutout.
+    """
+    height, width = images.shape[2:]
+    fixed = _fixed_tables(magnitude, images.device)
+    matrix, moves = matrices(operations, signs, magnitude, height, width)
+    half = round(magnitude / 10 * 40 / REFERENCE_SIDE * min(height, width))
+    boxes = torch.cat((centres - half, torch.full_like(centres, 2 * half)), dim=2)
+    cut = rectangles(boxes, height, width) & (operations == NUMBERS["cutout"])[:, :, None, None, None]
+    sharpens, colours = operations == NUMBERS["sharpness"], operations == NUMBERS["color"]
+    blends = sharpens | colours
+    for number in range(operations.shape[1]):
+        grey = luma(images)
+        # An image has one operation in a round: what is not its own leaves it as it is, or is not taken.
+        changed = _tabled(images, grey, operations[:, number], fixed, magnitude)
+        degenerate = torch.where(each(sharpens[:, number]), smoothed(images), grey)
+        changed = torch.where(each(blends[:, number]), blend(degenerate, images, _factor(magnitude)), changed)
+        changed = torch.where(each(moves[:, number]), affine(images, matrix[:, number]), changed)
+        images = torch.where(cut[:, number], FILL, changed)
+    return images
+
+
+def three_augment(images: Tensor, kind: Tensor, radii: Tensor) -> Tensor:
+    """What 3-Augment does before its jitter: by `kind` grey (0), solarized (1), or blurred (2) by `radii`."""
+    solarized = torch.where(images < 128, images, 255 - images)
+    changed = torch.where(each(kind == 0), luma(images).to(torch.uint8), solarized)
+    return torch.where(each(kind == 2), blurred(images, radii), changed)
+
+
+def blurred(images: Tensor, radii: Tensor) -> Tensor:
+    """Pillow's Gaussian blur for radii up to 2: three box blurs along rows, then three along columns.
+
+    A box of fractional radius r has whole pixels within and shares of two at its ends, in 24 bits.
+    """
+    radius = _box_radii(radii)
+    wide = each(radius >= 1)
+    whole = ((1 << 24) / (radius * 2 + 1)).long()
+    part = each(((1 << 24) - (2 * radius.floor().long() + 1) * whole) // 2)
+    whole = each(whole)
+    values = images.long()
+    for _ in range(2):
+        ends = torch.arange(-2, values.shape[3] + 2, device=images.device).clamp(0, values.shape[3] - 1)
+        for _ in range(3):
+            padded = values[:, :, :, ends]
+            near = padded[:, :, :, 1:-3] + padded[:, :, :, 3:-1]
+            far = padded[:, :, :, :-4] + padded[:, :, :, 4:]
+            inner = torch.where(wide, values + near, values)
+            values = inner * whole + torch.where(wide, far, near) * part + (1 << 23) >> 24
+        values = values.transpose(2, 3)
+    return values.to(torch.uint8)
+
+
+def _box_radii(radii: Tensor) -> Tensor:
+    """Of a box that, applied three times, spreads as far as a Gaussian does."""
+    variance = radii * radii / 3
+    whole = (((12 * variance + 1).sqrt() - 1) / 2).floor()
+    return whole + (2 * whole + 1) * (whole * (whole + 1) - 3 * variance) / (6 * (variance - (whole + 1) * (whole + 1)))

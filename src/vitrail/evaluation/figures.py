@@ -1,0 +1,131 @@
+"""A report in pictures: what is taken for what, whether its probabilities can be believed, its surest mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitrail.data.sources.source import Source
+from vitrail.data.transforms.decode import decode, to_channels
+from vitrail.errors import DataError
+from vitrail.evaluation.report import Mistake, Report
+from vitrail.inference.class_names import as_word
+from vitrail.system.figures import BLUE, FAINT, INK, VERMILION, drawn, set_title
+
+NAMED = 100
+"""Classes up to which a confusion matrix bears their names."""
+NUMBERED = 12
+"""Classes up to which it bears its numbers."""
+COLUMNS, ROWS = 6, 4
+"""Of a contact sheet."""
+SIDE = 256
+"""Pixels of the longer side of an image on it, at most."""
+LETTERS_OF_FILES = 36
+LETTERS = 24
+"""Of a name in a figure."""
+MOST_PIXELS = 100_000_000
+
+
+def draw_report(report: Report, source: Source, folder: Path) -> list[Path]:
+    """All figures that there is something to show for, in a folder: their paths."""
+    paths = [draw_confusion(report, folder / "confusion.png"), draw_calibration(report, folder / "calibration.png")]
+    sheet = draw_mistakes(report.mistakes[: COLUMNS * ROWS], source, folder / "mistakes.png")
+    return [*paths, *([sheet] if sheet else [])]
+
+
+def draw_confusion(report: Report, path: Path) -> Path:
+    """The data's classes down, guesses across, each row as shares of its images."""
+    shown = [number for number, score in enumerate(report.classes) if score.images or report.confusion[:, number].any()]
+    names = [_short(as_word(report.classes[number].name)) for number in shown]
+    counts = report.confusion[np.ix_(shown, [*shown, *([-1] if report.strangers else [])])]
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    side = float(np.clip(3.5 + 0.32 * len(names), 6, 18))
+    with drawn(path, side + 1, side) as figure:
+        axes = figure.add_subplot()
+        drawn_shares = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
+        axes.grid(False)
+        axes.set_xlabel("guess")
+        axes.set_ylabel("label")
+        if len(names) <= NAMED:
+            across = [*names, "(another)"][: counts.shape[1]]
+            size = float(np.clip(11 - len(names) / 12, 4.5, 10))
+            axes.set_xticks(range(len(across)), across, rotation=60, ha="right", rotation_mode="anchor", fontsize=size)
+            axes.set_yticks(range(len(names)), names, fontsize=size)
+            for text in [*axes.get_xticklabels(), *axes.get_yticklabels()]:
+                text.set_parse_math(False)
+        if len(names) <= NUMBERED:
+            for (row, column), count in np.ndenumerate(counts):
+                colour = "white" if shares[row, column] > 0.5 else INK if count else "#BBBBBB"
+                axes.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=9)
+        figure.colorbar(drawn_shares, ax=axes, label="share of the class", shrink=0.8)
+        set_title(figure, f"{_percent(report.top1.value)} right on {report.images:,} images of {report.data}")
+    return path
+
+
+def draw_calibration(report: Report, path: Path) -> Path:
+    """How often a guess of some probability is right, and below how many guesses have it."""
+    with drawn(path, 6.5, 7) as figure:
+        above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+        middles = [(each.low + each.high) / 2 for each in report.bins]
+        widths = [(each.high - each.low) * 0.92 for each in report.bins]
+        above.bar(middles, [each.accuracy for each in report.bins], widths, color=BLUE, label="right")
+        above.plot([each.confidence for each in report.bins], [each.confidence for each in report.bins], "o",
+                   color=VERMILION, markersize=5, label="if it were calibrated")  # fmt: skip
+        above.plot([0, 1], [0, 1], color=FAINT, linewidth=1, linestyle=":")
+        above.set(xlim=(0, 1), ylim=(0, 1), ylabel="share that is right")
+        above.legend(loc="upper left")
+        below.bar(middles, [each.images for each in report.bins], widths, color=FAINT)
+        below.set(xlabel="probability of the first guess", ylabel="images")
+        error = report.calibration
+        set_title(figure, f"Calibration error {error.value:.3f} ({error.low:.3f} to {error.high:.3f})")
+    return path
+
+
+def draw_mistakes(mistakes: tuple[Mistake, ...], source: Source, path: Path) -> Path | None:
+    """A contact sheet of images, each with its label and the wrong guess; None where nothing can be shown."""
+    shown = [(mistake, image) for mistake in mistakes if (image := _image(source, mistake.index)) is not None]
+    if not shown:
+        return None
+    rows = -(-len(shown) // COLUMNS)
+    with drawn(path, 12, 2.55 * rows + 0.5) as figure:
+        for place, axes in enumerate(np.atleast_1d(figure.subplots(rows, COLUMNS)).flat):
+            axes.set_axis_off()
+            if place >= len(shown):
+                continue
+            mistake, image = shown[place]
+            pixels = image.permute(1, 2, 0).numpy()
+            sharp = "nearest" if max(pixels.shape) < SIDE / 2 else None
+            axes.imshow(pixels, cmap="grey", vmin=0, vmax=255, interpolation=sharp)
+            guess, label = (_short(as_word(name)) for name in (mistake.guess, mistake.label))
+            caption = f"{guess} {_percent(mistake.confidence)}\nlabel: {label}"
+            axes.set_title(caption, fontsize=8.5, loc="center", color=INK, parse_math=False)
+            axes.text(0.5, -0.02, mistake.image[-LETTERS_OF_FILES:], transform=axes.transAxes, ha="center", va="top",
+                      fontsize=6, color=FAINT, parse_math=False)  # fmt: skip
+        set_title(figure, "The surest mistakes: the guess, and the label below it")
+    return path
+
+
+def _image(source: Source, index: int) -> Tensor | None:
+    """(C, height, width) uint8 with one channel or three; None where it cannot be read."""
+    try:
+        content = source.read(index).content
+        pixels = content if isinstance(content, Tensor) else decode(content, MOST_PIXELS)
+    except DataError:
+        return None
+    pixels = to_channels(pixels, 1 if pixels.shape[0] == 1 else 3)
+    scale = SIDE / max(pixels.shape)
+    if scale < 1:
+        size = [max(round(side * scale), 1) for side in pixels.shape[1:]]
+        pixels = F.interpolate(pixels[None], size=size, mode="bilinear", antialias=True)[0]
+    return pixels
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LETTERS else f"{name[: LETTERS - 1]}…"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}" if share == share else "nothing"

@@ -1,0 +1,61 @@
+"""A graph in OpenVINO's form, by way of ONNX."""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import ExportError, MissingExtraError
+from vitrail.exporting.carried import carried
+from vitrail.exporting.graphs import Graph
+from vitrail.exporting.onnx import write_onnx
+from vitrail.exporting.runtimes import Run
+
+
+def write_openvino(graph: Graph, path: Path) -> None:
+    """An .xml file and its weights beside it as .bin, uncompressed; what the model carries is under `vitrail`."""
+    openvino = _openvino()
+    with tempfile.TemporaryDirectory() as folder:
+        between = Path(folder) / "model.onnx"
+        write_onnx(graph, between)
+        try:
+            converted = openvino.convert_model(between)
+        except Exception as error:  # OpenVINO's own
+            raise ExportError(f"OpenVINO cannot convert this model: {_last_line(error)}") from error
+        for key, text in carried(graph.model).items():
+            converted.set_rt_info(text, ["vitrail", key])
+        openvino.save_model(converted, path, compress_to_fp16=False)
+
+
+def open_openvino(path: Path) -> Run:
+    """Compiled for the CPU, in float32."""
+    openvino = _openvino()
+    try:
+        compiled = openvino.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    except Exception as error:  # OpenVINO's own
+        raise ExportError(f"OpenVINO cannot open the export: {_last_line(error)}") from error
+
+    def run(inputs: Tensor) -> Tensor:
+        try:
+            return torch.from_numpy(compiled(inputs.numpy())[0])
+        except Exception as error:
+            raise ExportError(f"OpenVINO cannot run the export: {_last_line(error)}") from error
+
+    return run
+
+
+def _openvino() -> Any:
+    try:
+        return importlib.import_module("openvino")
+    except ImportError:
+        raise MissingExtraError("exporting to OpenVINO", "openvino") from None
+
+
+def _last_line(error: Exception) -> str:
+    """What went wrong; the lines before say where in OpenVINO's source."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

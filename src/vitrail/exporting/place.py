@@ -1,0 +1,60 @@
+"""Where an export goes: whole and checked, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from vitrail.errors import ConfigError, ExportError
+from vitrail.system.files import move_into_place
+
+
+def checked_target(target: Path, suffix: str) -> Path:
+    """The file that an export is written to: of the right suffix, so that only an export is ever replaced."""
+    target = target.expanduser()
+    if target.suffix != suffix:
+        raise ConfigError(f"{target}: name a file that ends in {suffix}; one that is there already is replaced")
+    if target.is_dir():
+        raise ConfigError(f"{target} is a folder: name a file that ends in {suffix}")
+    return target
+
+
+@contextlib.contextmanager
+def placed(target: Path) -> Iterator[Path]:
+    """A path for a draft, in a folder of its own beside `target`. What is in the folder when the block ends well takes
+    its place, the draft last, because it may refer to the others; otherwise everything vanishes."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise ExportError(f"{target} cannot be written: {error.strerror or error}") from None
+    draft = folder / target.name
+    try:
+        try:
+            yield draft
+        except OSError as error:  # of the draft, or of what lies in the system's temporary folder on the way to it
+            where = error.filename or f"beside it, or in {tempfile.gettempdir()}"
+            raise ExportError(f"{target} cannot be made: {error.strerror or error} ({where})") from None
+        try:
+            for path in sorted(folder.iterdir(), key=lambda path: path == draft):
+                path.chmod(0o666 & ~_mask())
+                move_into_place(path, target.with_name(path.name))
+        except OSError as error:
+            raise ExportError(f"{target} cannot be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def size_of(draft: Path) -> int:
+    """Bytes of an export, with whatever lies beside it."""
+    return sum(path.stat().st_size for path in draft.parent.iterdir() if path.name.startswith(draft.stem))
+
+
+def _mask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

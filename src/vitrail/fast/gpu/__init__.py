@@ -1,0 +1,1 @@
+"""Faster inference and training on an NVIDIA GPU: Triton kernels and CUDA graphs."""

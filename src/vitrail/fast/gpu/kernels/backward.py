@@ -1,0 +1,237 @@
+"""What gradients need beside matrix products, each in one pass over memory, with the sums over tokens on the way.
+
+Sums are of parts: every program adds up the rows it meets and writes one row, and torch adds those up.
+
+Shapes: M = B·T tokens, D width, N features, P programs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vitrail.fast.gpu.kernels.gelu import gelu_slope
+from vitrail.fast.gpu.kernels.overlap import on_chip
+from vitrail.fast.gpu.kernels.product import multiprocessors
+
+
+class Walk(NamedTuple):
+    """How programs walk down a matrix."""
+
+    rows: int
+    """That a program takes at a time."""
+    columns: int
+    warps: int
+    programs: int
+    """On a multiprocessor."""
+
+
+NORM = Walk(1, 0, 1, 8)
+"""All columns at a time."""
+GELU = Walk(8, 256, 2, 8)
+PACK = Walk(2, 256, 2, 8)
+
+
+@triton.jit
+def norm_backward_kernel(
+    dy,
+    dz,
+    z,
+    keep,
+    weight,
+    new_dz,
+    dbranch,
+    sums,
+    count,
+    tokens,
+    width: tl.constexpr,
+    padded: tl.constexpr,
+    eps: tl.constexpr,
+    rows: tl.constexpr,
+    adds: tl.constexpr,
+    thinned: tl.constexpr,
+    centred: tl.constexpr,
+):
+    """From the gradient of y = norm(z) · weight + bias, and that of z itself: the gradient of z, and of the branch."""
+    column = tl.arange(0, padded)
+    inside = column < width
+    w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+    d_weight = tl.zeros((rows, padded), dtype=tl.float32)
+    d_bias = tl.zeros((rows, padded), dtype=tl.float32)
+    d_branch = tl.zeros((rows, padded), dtype=tl.float32)
+    for start in range(tl.program_id(0) * rows, count, tl.num_programs(0) * rows):
+        row = (start + tl.arange(0, rows)).to(tl.int64)
+        there = row < count
+        mask = there[:, None] & inside[None, :]
+        places = row[:, None] * width + column[None, :]
+        x = tl.load(z + places, mask=mask, other=0.0).to(tl.float32)
+        g = tl.load(dy + places, mask=mask, other=0.0).to(tl.float32)
+        if centred:
+            x = tl.where(inside[None, :], x - (tl.sum(x, 1) / width)[:, None], 0.0)
+        inverse = (1 / tl.sqrt(tl.sum(x * x, 1) / width + eps))[:, None]
+        x *= inverse
+        d_weight += g * x
+        d_bias += g
+        g *= w
+        d = g - x * (tl.sum(g * x, 1) / width)[:, None]
+        if centred:
+            d -= (tl.sum(g, 1) / width)[:, None]
+        d = tl.where(mask, d * inverse, 0.0)
+        if adds:
+            d += tl.load(dz + places, mask=mask, other=0.0).to(tl.float32)
+        tl.store(new_dz + places, d.to(new_dz.dtype.element_ty), mask=mask)
+        if thinned:
+            d *= tl.load(keep + row // tokens, mask=there, other=0.0).to(tl.float32)[:, None]
+            tl.store(dbranch + places, d.to(dbranch.dtype.element_ty), mask=mask)
+        d_branch += d
+    base = sums + tl.program_id(0) * 3 * width + column
+    tl.store(base, tl.sum(d_weight, 0), mask=inside)
+    tl.store(base + width, tl.sum(d_bias, 0), mask=inside)
+    tl.store(base + 2 * width, tl.sum(d_branch, 0), mask=inside)
+
+
+class NormGradients(NamedTuple):
+    """Of a sum and its norm."""
+
+    z: Tensor
+    """(M, D)"""
+    branch: Tensor
+    """(M, D); the same tensor as z where they are equal."""
+    weight: Tensor
+    """(D,), as are the others."""
+    bias: Tensor
+    branch_bias: Tensor
+
+
+def norm_backward(
+    dy: Tensor,
+    dz: Tensor | None,
+    z: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    centred: bool = True,
+    keep: Tensor | None = None,
+    tokens: int = 1,
+    walk: Walk = NORM,
+) -> NormGradients:
+    """(M, D) gradients of the norm, and of the sum z that it is of, if it is used further → those of what was added."""
+    count, width = z.shape
+    assert all(each is None or each.is_contiguous() for each in (dy, dz, z))
+    new_dz = torch.empty_like(dy)
+    dbranch = new_dz if keep is None else torch.empty_like(dy)
+    programs = min(triton.cdiv(count, walk.rows), walk.programs * multiprocessors(z.device))
+    sums = torch.empty(programs, 3, width, dtype=torch.float32, device=z.device)
+    norm_backward_kernel[(programs,)](
+        dy, dz, z, keep, weight, new_dz, dbranch, sums,
+        count, tokens, width, triton.next_power_of_2(width), eps, walk.rows,
+        dz is not None, keep is not None, centred,
+        num_warps=walk.warps,
+    )  # fmt: skip
+    d_weight, d_bias, d_branch = sums.sum(0)
+    return NormGradients(new_dz, dbranch, d_weight, d_bias, d_branch)
+
+
+@triton.jit
+def gelu_backward_kernel(
+    dh,
+    before,
+    sums,
+    count,
+    width,
+    form: tl.constexpr,
+    chip: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+):
+    """dh becomes dh · gelu'(before)."""
+    column = tl.program_id(0) * columns + tl.arange(0, columns)
+    total = tl.zeros((rows, columns), dtype=tl.float32)
+    for start in range(tl.program_id(1) * rows, count, tl.num_programs(1) * rows):
+        row = (start + tl.arange(0, rows)).to(tl.int64)
+        mask = (row < count)[:, None] & (column < width)[None, :]
+        places = row[:, None] * width + column[None, :]
+        g = tl.load(dh + places, mask=mask, other=0.0).to(tl.float32)
+        x = tl.load(before + places, mask=mask, other=0.0).to(tl.float32)
+        g *= gelu_slope(x, form, chip)
+        tl.store(dh + places, g.to(dh.dtype.element_ty), mask=mask)
+        total += g
+    tl.store(sums + tl.program_id(1) * width + column, tl.sum(total, 0), mask=column < width)
+
+
+def gelu_backward(dh: Tensor, before: Tensor, form: int, walk: Walk = GELU) -> Tensor:
+    """(M, N) the gradient behind a GELU, which becomes the one before it, in place → (N,) its sum over tokens."""
+    count, width = dh.shape
+    assert dh.is_contiguous()
+    assert before.is_contiguous()
+    grid, sums = _programs(dh, width, walk)
+    gelu_backward_kernel[grid](
+        dh, before, sums, count, width, form, on_chip(), walk.rows, walk.columns, num_warps=walk.warps
+    )
+    total: Tensor = sums.sum(0)
+    return total
+
+
+@triton.jit
+def pack_kernel(
+    dq,
+    dk,
+    dv,
+    out,
+    sums,
+    count,
+    tokens,
+    by_image,
+    by_head,
+    by_token,
+    width: tl.constexpr,
+    head_width: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+):
+    """The gradients of queries, keys and values, side by side."""
+    column = tl.program_id(0) * columns + tl.arange(0, columns)
+    within = (column // head_width * by_head + column % head_width)[None, :]
+    which = tl.program_id(2)
+    source = dq
+    if which == 1:
+        source = dk
+    if which == 2:
+        source = dv
+    total = tl.zeros((rows, columns), dtype=tl.float32)
+    for start in range(tl.program_id(1) * rows, count, tl.num_programs(1) * rows):
+        row = (start + tl.arange(0, rows)).to(tl.int64)
+        mask = (row < count)[:, None] & (column < width)[None, :]
+        place = (row // tokens * by_image + row % tokens * by_token)[:, None] + within
+        g = tl.load(source + place, mask=mask, other=0.0)
+        tl.store(out + row[:, None] * 3 * width + which * width + column[None, :], g, mask=mask)
+        total += g.to(tl.float32)
+    tl.store(sums + tl.program_id(1) * 3 * width + which * width + column, tl.sum(total, 0), mask=column < width)
+
+
+def pack(dq: Tensor, dk: Tensor, dv: Tensor, *, walk: Walk = PACK) -> tuple[Tensor, Tensor]:
+    """Three of (B, H, T, d), in memory alike → (B·T, 3·H·d) side by side, and its sum over tokens."""
+    images, heads, tokens, head_width = dq.shape
+    if not dq.stride() == dk.stride() == dv.stride() or dq.stride(3) != 1:
+        dq, dk, dv = dq.contiguous(), dk.contiguous(), dv.contiguous()
+    count, width = images * tokens, heads * head_width
+    out = torch.empty(count, 3 * width, dtype=dq.dtype, device=dq.device)
+    (across, down), sums = _programs(out, width, walk)
+    by_image, by_head, by_token, _ = dq.stride()
+    pack_kernel[(across, down, 3)](
+        dq, dk, dv, out, sums, count, tokens, by_image, by_head, by_token, width, head_width, walk.rows, walk.columns,
+        num_warps=walk.warps,
+    )  # fmt: skip
+    total: Tensor = sums.sum(0)
+    return out, total
+
+
+def _programs(x: Tensor, width: int, walk: Walk) -> tuple[tuple[int, int], Tensor]:
+    """How many walk side by side down a matrix, and below one another, and a place for the sums of each."""
+    across = triton.cdiv(width, walk.columns)
+    down = max(1, min(triton.cdiv(len(x), walk.rows), walk.programs * multiprocessors(x.device) // across))
+    return (across, down), torch.empty(down, x.shape[1], dtype=torch.float32, device=x.device)

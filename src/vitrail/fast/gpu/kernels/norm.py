@@ -1,0 +1,190 @@
+"""z + branch and the norm of it in one pass over memory; the norm in half precision, or in FP8 with its scales.
+
+Shapes: M = B·T tokens, D width.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vitrail.fast.gpu.kernels.overlap import begin, on_chip, overlapping
+
+FP8 = torch.float8_e4m3fn
+LARGEST = 448.0
+"""Of FP8's numbers."""
+ROWS, WARPS = 2, 4
+"""Tokens of a program, and its warps: what was fastest, by little, on an H200."""
+SPARSE = 1024
+"""Tokens up to which the chip is not filled: there each has a program to itself, of more warps."""
+
+
+@triton.jit
+def add_norm_kernel(
+    z,
+    branch,
+    branch_bias,
+    keep,
+    factor,
+    weight,
+    bias,
+    new_z,
+    y,
+    twin,
+    scales,
+    count,
+    tokens,
+    prefix,
+    width: tl.constexpr,
+    padded: tl.constexpr,
+    eps: tl.constexpr,
+    rows: tl.constexpr,
+    adds: tl.constexpr,
+    assembles: tl.constexpr,
+    biased: tl.constexpr,
+    thinned: tl.constexpr,
+    scaled: tl.constexpr,
+    centred: tl.constexpr,
+    quantised: tl.constexpr,
+    twinned: tl.constexpr,
+    splits: tl.constexpr,
+    chip: tl.constexpr,
+):
+    """new_z = z + keep · factor · (branch + its bias); y = norm(new_z) · weight + bias.
+
+    `assembles`: z is a table of T rows for every image, and the branch has its patches alone, without the prefix.
+    """
+    begin(chip)
+    row = (tl.program_id(0) * rows + tl.arange(0, rows)).to(tl.int64)
+    column = tl.arange(0, padded)
+    inside = column < width
+    there = row < count
+    mask = there[:, None] & inside[None, :]
+    places = row[:, None] * width + column[None, :]
+    if assembles:
+        token = row % tokens
+        x = tl.load(z + token[:, None] * width + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        patch = row // tokens * (tokens - prefix) + token - prefix
+        is_patch = mask & (token >= prefix)[:, None]
+        x += tl.load(branch + patch[:, None] * width + column[None, :], mask=is_patch, other=0.0).to(tl.float32)
+    else:
+        x = tl.load(z + places, mask=mask, other=0.0).to(tl.float32)
+    if adds:
+        more = tl.load(branch + places, mask=mask, other=0.0).to(tl.float32)
+        for split in tl.static_range(1, splits):
+            part = branch + split * tl.cast(count, tl.int64) * width + places
+            more += tl.load(part, mask=mask, other=0.0).to(tl.float32)
+        if biased:
+            more += tl.load(branch_bias + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+        if scaled:
+            more *= tl.load(factor + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+        if thinned:
+            more *= tl.load(keep + row // tokens, mask=there, other=0.0).to(tl.float32)[:, None]
+        x += more
+    if adds or assembles:
+        if new_z.dtype.element_ty == tl.float16:
+            x = tl.clamp(x, -65504.0, 65504.0)
+        kept = x.to(new_z.dtype.element_ty)
+        tl.store(new_z + places, kept, mask=mask)
+        x = kept.to(tl.float32)  # the norm is of what the next block reads
+    if centred:
+        x = tl.where(inside[None, :], x - (tl.sum(x, 1) / width)[:, None], 0.0)
+    x *= (1 / tl.sqrt(tl.sum(x * x, 1) / width + eps))[:, None]
+    x *= tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+    if centred:
+        x += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+    if not quantised or twinned:
+        tl.store(y + places, x.to(y.dtype.element_ty), mask=mask)
+    if quantised:
+        scale = tl.maximum(tl.max(tl.abs(x), 1), 1e-12) / 448.0
+        tl.store(scales + row, scale, mask=there)
+        tl.store(twin + places, (x / scale[:, None]).to(twin.dtype.element_ty), mask=mask)
+
+
+class Normed(NamedTuple):
+    """A sum and its norm."""
+
+    z: Tensor
+    y: Tensor
+    scales: Tensor | None
+    """(M, 1) of the norm in FP8."""
+    twin: Tensor | None
+    """The norm in FP8, where it was asked for beside another."""
+
+
+def add_norm(
+    z: Tensor,
+    branch: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    branch_bias: Tensor | None = None,
+    factor: Tensor | None = None,
+    keep: Tensor | None = None,
+    tokens: int = 1,
+    dtype: torch.dtype | None = None,
+    twin: bool = False,
+) -> Normed:
+    """(M, D) z and a branch of the same shape, or in parts (S, M, D), or none → z + branch and its norm.
+
+    Args:
+        bias: none for an RMSNorm, which does not centre.
+        branch_bias: (D,) that is added to the branch before anything else.
+        factor: (D,) that the branch is multiplied by first: a layer scale.
+        keep: (B,) that the branch is multiplied by, for each image: stochastic depth. `tokens` of an image.
+        dtype: of the norm; as z if not given.
+        twin: give the norm in FP8 too.
+    """
+    new_z = z if branch is None else torch.empty_like(z)
+    dtype = dtype or z.dtype
+    return _normed(z, branch, weight, bias, eps, new_z, branch_bias, factor, keep, tokens, 0, dtype, twin, False)
+
+
+def assemble_norm(
+    table: Tensor,
+    patches: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    prefix: int,
+    stream: torch.dtype,
+    dtype: torch.dtype,
+    twin: bool = False,
+) -> Normed:
+    """(T, D), positions with the prefix's tokens added; (B·N, D) embedded patches → (B·T, D) tokens and their norm.
+
+    `stream` is the type of the tokens, `dtype` that of their norm.
+    """
+    tokens = len(table)
+    images = len(patches) // (tokens - prefix)
+    z = torch.empty(images * tokens, table.shape[1], dtype=stream, device=patches.device)
+    return _normed(table, patches, weight, bias, eps, z, None, None, None, tokens, prefix, dtype, twin, True)
+
+
+def _normed(
+    z: Tensor, branch: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, new_z: Tensor,
+    branch_bias: Tensor | None, factor: Tensor | None, keep: Tensor | None, tokens: int, prefix: int,
+    dtype: torch.dtype, twin: bool, assembles: bool,
+) -> Normed:  # fmt: skip
+    count, width = new_z.shape
+    assert all(each is None or each.is_contiguous() for each in (z, branch, new_z))
+    fp8 = twin or dtype == FP8
+    y = torch.empty(new_z.shape, dtype=dtype, device=new_z.device)
+    y8 = torch.empty(new_z.shape, dtype=FP8, device=new_z.device) if twin else y if fp8 else None
+    scales = torch.empty(count, 1, dtype=torch.float32, device=new_z.device) if fp8 else None
+    rows, warps = (ROWS, WARPS) if count > SPARSE else (1, 8)
+    add_norm_kernel[(triton.cdiv(count, rows),)](
+        z, branch, branch_bias, keep, factor, weight, bias, new_z, y, y8, scales,
+        count, tokens, prefix,
+        width, triton.next_power_of_2(width), eps, rows,
+        branch is not None and not assembles, assembles, branch_bias is not None, keep is not None, factor is not None,
+        bias is not None, fp8, twin, len(branch) if branch is not None and branch.ndim == 3 else 1, on_chip(),
+        num_warps=warps, **overlapping(),
+    )  # fmt: skip
+    return Normed(new_z, y, scales, y8 if twin else None)

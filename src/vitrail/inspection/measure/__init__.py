@@ -1,0 +1,1 @@
+"""The numbers behind the paper's figures, measured inside a model."""

@@ -1,0 +1,48 @@
+"""Files that are written whole or not at all, whenever the machine stops."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that a crash leaves either the old content or all of the new one."""
+    draft = path.with_name(f"{path.name}.tmp")
+    draft.write_bytes(content)
+    move_into_place(draft, path)
+
+
+def move_into_place(draft: Path, path: Path) -> None:
+    """Rename a finished draft to its final path, once its bytes are on the disk."""
+    flush_to_disk(draft)
+    draft.replace(path)
+    flush_to_disk(path.parent)
+
+
+def flush_to_disk(path: Path) -> None:
+    """Wait until a file or a folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256(path: Path) -> str:
+    """Return the hash of a file as `sha256sum` prints it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def short_name(text: str) -> str:
+    """Return the last part of a model's or a data set's name, in characters that a folder name may have.
+
+    For the `model` folder inside a run, it is the name of the run.
+    """
+    path = Path(text.removeprefix("hf:").removeprefix("timm:"))
+    if path.name == "model" and path.parent.name:
+        path = path.parent
+    return re.sub(r"[^\w.+-]+", "-", path.name).strip("-.") or "data"

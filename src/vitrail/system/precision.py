@@ -1,0 +1,25 @@
+"""The words for precision, and the number format that each one means."""
+
+from __future__ import annotations
+
+import torch
+
+from vitrail.errors import ConfigError
+from vitrail.system import processor
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def choose_precision(name: str, device: torch.device) -> torch.dtype:
+    """Return the number format of matrix products for one of `PRECISIONS`, or for "auto" the one that suits the device.
+
+    Raises:
+        ConfigError: fp16 was asked for on a CPU.
+    """
+    if name == "auto":
+        name = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+    if name == "fp16" and device.type != "cuda":
+        raise ConfigError("run.precision = 'fp16' needs a GPU: give bf16 or fp32")
+    if name == "bf16" and device.type == "cpu":
+        processor.guard()
+    return PRECISIONS[name]

@@ -1,0 +1,281 @@
+"""From a configuration to a run that is ready to train. Whatever is wrong is said here, before anything is trained."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from vitrail.data.loader import EvaluationLoader, TrainingLoader
+from vitrail.data.open import DEFAULT_HOLDOUT, open_data, splits_of
+from vitrail.data.resident import KeptBatches, ResidentImages, ResidentLoader
+from vitrail.data.sources.memory import in_memory
+from vitrail.data.sources.source import Source, fingerprint, held_out
+from vitrail.errors import ConfigError, DataError
+from vitrail.fast.gpu.cuda_graph import Captured
+from vitrail.model.base import ImageModel
+from vitrail.model.cost import cost
+from vitrail.model.create import create_model
+from vitrail.model.initialise import initialise_head
+from vitrail.model.timm_model import TimmModel
+from vitrail.objectives.build import build_objective
+from vitrail.objectives.classification import Classification
+from vitrail.system.precision import choose_precision
+from vitrail.system.ranks import Ranks
+from vitrail.training.averaging import Average
+from vitrail.training.checkpoint import Checkpoints
+from vitrail.training.config import DataConfig, RunConfig
+from vitrail.training.display import Display
+from vitrail.training.distributed import spread
+from vitrail.training.fusing import fuse
+from vitrail.training.optim import build_optimizer
+from vitrail.training.recorded import RecordedStep, check_graphs
+from vitrail.training.records import Records
+from vitrail.training.run import Run
+from vitrail.training.state import materialise
+from vitrail.weights.digest import weights_digest
+from vitrail.weights.load import TRAINING_ONLY, load
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The data of a run."""
+
+    training: Source
+    evaluation: Source | None
+
+
+def assemble(config: RunConfig, ranks: Ranks) -> Run:
+    """Open the data, build the model, spread it over the ranks. Nothing is written."""
+    data = open_parts(config.data)
+    steps = steps_of(config, len(data.training))
+    check(config, data, ranks)
+    precision = choose_precision(config.run.precision, ranks.device)
+    model = build_model(config, data.training)
+    begun_from = weights_digest(model) if config.model.weights is not None and ranks.first else ""
+    objective = build_objective(
+        model,
+        mixing=config.data.mixing,
+        seed=config.run.seed,
+        **config.objective.model_dump(exclude={"head_bias"}),
+    )
+    model.set_gradient_checkpointing(config.run.gradient_checkpointing)
+    if isinstance(model, TimmModel):
+        cost(model.architecture)  # where timm's network cannot be counted, that is told before it is trained
+        if ranks.size > 1:
+            model.share_batch_statistics(ranks.device)
+    module = spread(objective, ranks, config.run.parallel, precision)
+    fused = fuse(model, config, ranks, precision)
+    if not fused and (config.run.compile if config.run.compile is not None else ranks.device.type == "cuda"):
+        for part in objective.parts_to_compile():
+            part.compile()
+    optimizer = build_optimizer(objective, config.optimizer, ranks.device)
+    materialise(optimizer)
+    averaging = config.optimizer.averaging
+    average = None if averaging is None else Average(objective, averaging)
+    recorded = None
+    if config.run.graphs:
+        check_graphs(config, ranks, precision)
+        assert isinstance(objective, Classification)
+        recorded = RecordedStep(objective, precision, optimizer, config.optimizer.clip_norm, average)
+    objective.train()
+    images = ResidentImages(data.training, ranks.device) if config.data.on_device else data.training
+    return Run(
+        config=config,
+        steps=steps,
+        ranks=ranks,
+        objective=objective,
+        module=module,
+        learning=[parameter for parameter in objective.parameters() if parameter.requires_grad],
+        optimizer=optimizer,
+        average=average,
+        scaler=torch.amp.GradScaler(ranks.device.type, enabled=precision == torch.float16),
+        precision=precision,
+        deferred=recorded is not None or can_defer(objective, optimizer, config, precision, ranks),
+        recorded=recorded,
+        loader=(loader := partial(training_loader, config, images, model, ranks)),
+        training=loader(0),
+        evaluation=evaluation_loader(config, data.evaluation, model, ranks),
+        checkpoints=Checkpoints(config.run.folder / "checkpoints", ranks, config.run.keep),
+        records=Records(config.run.folder / "metrics.jsonl"),
+        trackers=[],
+        display=Display(steps, 0, str(config.run.folder), quiet=not ranks.first),
+        data=fingerprint(data.training),
+        weights=begun_from,
+    )
+
+
+def can_defer(
+    objective: nn.Module, optimizer: torch.optim.Optimizer, config: RunConfig, precision: torch.dtype, ranks: Ranks
+) -> bool:
+    """Whether the optimiser itself can leave out a step, told by a number on the device: one kernel for all can.
+
+    Not where weights are sharded, nor in fp16, whose scale has to be known before the next step; nor where an average
+    follows running statistics, which the next step's forward pass changes before the average is brought up to date.
+    """
+    fused = all(group.get("fused") for group in optimizer.param_groups)
+    sharded = ranks.size > 1 and config.run.parallel != "ddp"
+    averages = config.optimizer.averaging is not None
+    moving = averages and any(isinstance(part, _NormBase) for part in objective.modules())
+    return ranks.device.type == "cuda" and fused and not sharded and not moving and precision != torch.float16
+
+
+def open_parts(config: DataConfig) -> Parts:
+    """What to train and to validate on. What is held out is not trained on, validated on or not."""
+    source, part, splits = config.source, config.validate_on, splits_of(config.source)
+    share = config.holdout
+    if part == "holdout":
+        whole = open_data(source, "train") if splits else open_data(source)
+        rest, out = held_out(whole, share or DEFAULT_HOLDOUT, config.holdout_seed)
+        return Parts(_kept(config, rest), _kept(config, out))
+    if share is None:
+        share = DEFAULT_HOLDOUT if part == "val" and not splits else 0.0
+    if "val" in splits:
+        share = 0.0  # it has been held out already
+    training = open_data(source, "train", share, config.holdout_seed) if share or splits else open_data(source)
+    if part == "val" and share:
+        evaluation: Source | None = open_data(source, "val", share, config.holdout_seed)
+    elif part in splits or part == "test":
+        if part not in splits:
+            has = f"it has {', '.join(splits)}" if splits else "it has one part"
+            raise DataError(
+                f"{source} has no part 'test' to validate on: {has}; give data.validate_on=val, which is held out of "
+                "train where there is none, or none"
+            )
+        evaluation = open_data(source, part)
+    else:
+        evaluation = None
+    return Parts(_kept(config, training), None if evaluation is None else _kept(config, evaluation))
+
+
+def _kept(config: DataConfig, source: Source) -> Source:
+    return in_memory(source) if config.in_memory and not config.on_device else source
+
+
+def steps_of(config: RunConfig, samples: int) -> int:
+    """How many, whichever way it was said."""
+    schedule = config.schedule
+    if schedule.steps is not None:
+        return schedule.steps
+    assert schedule.epochs is not None
+    steps = math.ceil(schedule.epochs * samples / config.data.batch_size)
+    if schedule.warmup_steps >= steps:
+        raise ConfigError(
+            f"schedule.warmup_steps = {schedule.warmup_steps} leaves nothing of the {steps} steps that "
+            f"{schedule.epochs:g} epochs of {samples} images in batches of {config.data.batch_size} are: "
+            f"give schedule.warmup_steps={steps // 10} too"
+        )
+    return steps
+
+
+def check(config: RunConfig, data: Parts, ranks: Ranks) -> None:
+    """What no part of the configuration can know alone."""
+    batch, samples = config.data.batch_size, len(data.training)
+    if batch > samples:
+        raise ConfigError(
+            f"data.batch_size = {batch} is more than the {samples} images to train on: give {samples} or fewer"
+        )
+    cut = ranks.size * config.optimizer.accumulate
+    if batch % cut:
+        raise ConfigError(
+            f"data.batch_size = {batch} cannot be shared by {ranks.size} ranks in {config.optimizer.accumulate} parts: "
+            f"give a multiple of {cut}"
+        )
+    if config.optimizer.kind == "muon" and ranks.size > 1 and config.run.parallel != "ddp":
+        raise ConfigError(
+            f'optimizer.kind = "muon" needs matrices whole, and run.parallel = "{config.run.parallel}" shards them: '
+            "give optimizer.kind=adamw or run.parallel=ddp"
+        )
+    if config.objective.kind != "classification":
+        return
+    classes = data.training.num_classes
+    if classes < 2:
+        told = f"one class, {data.training.classes[0]!r}" if data.training.classes else "one class"
+        raise DataError(f"{config.data.source} has {told}: a classifier needs two or more")
+    if data.evaluation is not None and (
+        data.evaluation.classes != data.training.classes or data.evaluation.num_classes > classes
+    ):
+        raise DataError(
+            f"{config.data.source}: the classes of {config.data.validate_on} are not those of train; "
+            "`vitrail data check` tells how they differ"
+        )
+
+
+def build_model(config: RunConfig, source: Source) -> ImageModel:
+    """Fresh, or from weights with a new head; at the size asked for, with the classes of the data."""
+    wanted, classify = config.model, config.objective.kind == "classification"
+    classes = source.num_classes if classify else 0
+    size: dict[str, Any] = {} if wanted.image_size is None else {"image_size": wanted.image_size}
+    if wanted.weights is not None:
+        wrong = set(wanted.options) - set(TRAINING_ONLY)
+        if wrong:
+            raise ConfigError(
+                f"model.{min(wrong)} is decided by the weights: only {', '.join(TRAINING_ONLY)} can be given with them"
+            )
+        # In fp32 whatever the file holds: small steps would vanish in the rounding of bf16.
+        model: ImageModel = load(wanted.weights, num_classes=classes, dtype=torch.float32, **size, **wanted.options)
+        if isinstance(model, TimmModel):
+            model.initialise_head(config.objective.head_bias)
+        else:
+            initialise_head(model.head, config.objective.head_bias)
+    else:
+        assert wanted.name is not None
+        if "num_classes" in wanted.options and wanted.options["num_classes"] != classes:
+            raise ConfigError(
+                f"model.num_classes = {wanted.options['num_classes']}, but the data has {classes} classes: leave it out"
+            )
+        options: dict[str, Any] = {**wanted.options, "num_classes": classes}
+        bias = config.objective.head_bias
+        model = create_model(wanted.name, seed=config.run.seed, head_bias=bias, **size, **options)
+    if classify and source.classes:
+        model.labels = source.classes
+    return model
+
+
+def training_loader(
+    config: RunConfig, source: Source | ResidentImages, model: ImageModel, ranks: Ranks, position: int
+) -> TrainingLoader | ResidentLoader:
+    """From a position on."""
+    shared: dict[str, Any] = {
+        "seed": config.run.seed,
+        "augmentation": config.data.augmentation,
+        "channels": model.in_channels,
+        "position": position,
+        "rank": ranks.rank,
+        "ranks": ranks.size,
+    }
+    if isinstance(source, ResidentImages):
+        loader = ResidentLoader(source, config.data.batch_size, model.image_size, device=ranks.device, **shared)
+        if config.run.graphs:
+            loader.make = Captured(loader.make, generators=[loader.generator])
+            loader.aside = torch.cuda.Stream(ranks.device)
+        return loader
+    pinned = ranks.device.type == "cuda"
+    workers = config.data.workers
+    return TrainingLoader(
+        source, config.data.batch_size, model.image_size, workers=workers, pin_memory=pinned, **shared
+    )
+
+
+def evaluation_loader(
+    config: RunConfig, source: Source | None, model: ImageModel, ranks: Ranks
+) -> EvaluationLoader | KeptBatches | None:
+    """Over all of a part, if there is one; prepared once where the training images stay on the device."""
+    if source is None:
+        return None
+    share = max(config.data.batch_size // config.optimizer.accumulate, ranks.size)
+    loader = EvaluationLoader(
+        source,
+        model.preprocessing,
+        share - share % ranks.size,
+        workers=config.data.workers,
+        rank=ranks.rank,
+        ranks=ranks.size,
+        pin_memory=ranks.device.type == "cuda",
+    )
+    return KeptBatches(loader, ranks.device) if config.data.on_device else loader

@@ -1,0 +1,250 @@
+"""The configuration of a training run: typed, small, and checked before anything is trained.
+
+It lives here rather than in vitrail.config because it is made of the parts of the rooms it configures.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+
+from vitrail.config import Config, ImageSize
+from vitrail.data.transforms.augment import Augmentation, Rate
+from vitrail.data.transforms.mixing import Mixing
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _listed(value: object) -> object:
+    """One name is a list of one."""
+    return (value,) if isinstance(value, str) else value
+
+
+class Section(Config):
+    """A part of the configuration. TOML and the command line have no word for nothing: there it is "none"."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {name: None if value == "none" and cls._may_be_none(name) else value for name, value in values.items()}
+
+    @classmethod
+    def _may_be_none(cls, name: str) -> bool:
+        return name in cls.model_fields and type(None) in get_args(cls.model_fields[name].annotation)
+
+
+class ModelConfig(Section):
+    """What is trained. Options of the architecture (dropout, pool, representation_size …) stand beside these keys."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str | None = None
+    """A name of the paper's, such as "B/16", for fresh weights."""
+    weights: str | None = None
+    """MODEL to start from: a folder, a file, hf:owner/name, timm:name, pane. Its head is replaced."""
+    image_size: ImageSize | None = None
+    """Height and width in pixels; a model's own if left out. Weights of another size are resized to it."""
+
+    @classmethod
+    def _may_be_none(cls, name: str) -> bool:
+        return super()._may_be_none(name) or name in ("representation_size", "conv_stem", "layer_scale")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the architecture that were given."""
+        return dict(self.__pydantic_extra__ or {})
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.name is None) == (self.weights is None):
+            raise ValueError(
+                'give either model.name, such as "S/16", for fresh weights, or model.weights to start from'
+            )
+        return self
+
+
+class DataConfig(Section):
+    """What it is trained on, and how samples become batches."""
+
+    source: str
+    """DATA: a folder, a .csv, .parquet or .tar file, a folder of shards, hf:owner/name, or digits."""
+    validate_on: Literal["val", "test", "holdout", "none"] = "val"
+    """The part that evaluations during training look at. holdout: a share of train, even where the data has a part
+    "val", which is then left for a test."""
+    holdout: Share | None = None
+    """Share of each class set aside where the data has no part "val": not trained on, and validated on unless
+    `validate_on` says otherwise. 0: nothing, train on all of it. Left out: a tenth of data that comes in one part."""
+    holdout_seed: int = 0
+    """Chooses what is set aside."""
+    batch_size: Positive = 128
+    """Images in a step, over all ranks and accumulated parts."""
+    workers: Count = 0
+    """Processes on each rank that read and augment ahead; 0 does it in between."""
+    in_memory: bool = False
+    """Decode everything once and keep the pixels: for small images that are seen many times."""
+    on_device: bool = False
+    """Keep all pixels on the training device and augment there: for small images that are seen many times; images of
+    one size only. Takes the place of in_memory; workers then serve the first evaluation alone. Draws other crops than
+    a run without it, so a run cannot change it on its way."""
+    augmentation: Augmentation = Augmentation()
+    mixing: Mixing = Mixing()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.validate_on == "holdout" and self.holdout == 0:
+            raise ValueError(
+                'validate_on = "holdout" with holdout = 0 leaves nothing to look at: give a share such as 0.1'
+            )
+        return self
+
+
+class ObjectiveConfig(Section):
+    """What it is trained for."""
+
+    kind: Literal["classification", "masked-patches"] = "classification"
+    loss: Literal["softmax", "sigmoid"] = "softmax"
+    """Of classification: one class of many, or yes and no for each class, as the paper pre-trains on ImageNet-21k."""
+    label_smoothing: Share = 0.0
+    """Of classification: this share of every target is spread evenly over the classes."""
+    head_bias: float = 0.0
+    """Of classification: the head's initial bias; the released code pre-trains a sigmoid loss from −10."""
+    target: Literal["mean-colour", "colours-4x4", "pixels"] = "mean-colour"
+    """Of masked patches: the 3-bit mean colour (512 classes), that of each cell of 4×4, or all pixels by L2."""
+    corrupted: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Of masked patches: the share of an image's patches that is corrupted and predicted; the paper also tried 0.15."""
+    masked: Rate = 0.8
+    """Of the corrupted patches, the share replaced by the learned mask embedding."""
+    swapped: Rate = 0.1
+    """Of the corrupted patches, the share replaced by another patch's embedding; the rest stays as it is."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.masked + self.swapped > 1 + 1e-9:
+            raise ValueError(f"masked = {self.masked} and swapped = {self.swapped} are shares of one whole: at most 1")
+        others = {
+            "classification": ("target", "corrupted", "masked", "swapped"),
+            "masked-patches": ("loss", "label_smoothing", "head_bias"),
+        }[self.kind]
+        for name in others:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f'{name} means nothing to objective.kind = "{self.kind}": leave it out')
+        return self
+
+
+class OptimizerConfig(Section):
+    """How weights move."""
+
+    kind: Literal["adamw", "adam", "sgd", "muon"] = "adamw"
+    """muon: the matrices of encoder blocks move by orthogonal steps of the size of AdamW's, all else by AdamW."""
+    learning_rate: PositiveFloat = 1e-3
+    """The highest, after the warm-up."""
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """As PyTorch counts it: AdamW shrinks a weight by learning_rate · weight_decay of itself in a step. Recipes in JAX
+    often write the product: their 1e-4 at a learning rate of 1e-3 is 0.1 here. Acts on the kernels of dense and
+    convolutional layers alone; biases, norms and embeddings are left alone."""
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    """Of Adam."""
+    eps: PositiveFloat = 1e-8
+    """Of Adam."""
+    momentum: Share = 0.9
+    """Of SGD; and of Muon, where 0.95 is usual."""
+    clip_norm: PositiveFloat | None = 1.0
+    """Gradients longer than this, all together, are scaled down to it. 0 is not "off": write "none"."""
+    layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Each layer learns by this factor slower than the one after it."""
+    averaging: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Polyak averaging: the average keeps this share of itself in every step. It is what is evaluated and saved."""
+    accumulate: Positive = 1
+    """Parts that a rank's share of a batch is computed in, to save memory."""
+
+
+class ScheduleConfig(Section):
+    """How long, and how the learning rate goes."""
+
+    steps: Positive | None = None
+    """Give these, or epochs."""
+    epochs: PositiveFloat | None = None
+    """How often every sample is seen, rounded up to whole steps."""
+    warmup_steps: Count = 0
+    """The learning rate climbs in a line from 0 for so many steps."""
+    decay: Literal["cosine", "linear", "none"] = "cosine"
+    """From the end of the warm-up to the end, down to 0."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("give either schedule.steps or schedule.epochs")
+        if self.steps is not None and self.warmup_steps >= self.steps:
+            raise ValueError(
+                f"warmup_steps = {self.warmup_steps} leaves nothing of {self.steps} steps: give schedule.warmup_steps="
+                f"{self.steps // 10} too"
+            )
+        return self
+
+
+class RunSection(Section):
+    """Where and how it runs. Nothing here but seed and precision changes what is learned."""
+
+    folder: Path = Path("runs/run")
+    """Everything that comes of the run is in here. A run that is there already is gone on with."""
+    seed: int = 0
+    """Of initial weights, order, augmentation, dropout and masks."""
+    device: str = "auto"
+    """cpu, cuda, or auto: a GPU where there is one."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Of products in training; weights stay in fp32. auto: bf16 on GPUs that have it, else fp32."""
+    compile: bool | None = None
+    """torch.compile; on a GPU if left out."""
+    fused: bool | None = None
+    """Our own kernels in place of compiled ones, for plain Vision Transformers in bf16 on a Hopper GPU or a newer one.
+    If left out, where that fits and the model is as wide as B/16 or wider. Which kernels are fastest is measured at the
+    start, so two runs need not agree bit for bit: not with `deterministic`."""
+    fp8: bool = False
+    """With `fused`: the products behind norms, forward, in FP8 with a scale for each token; gradients stay in bf16."""
+    graphs: bool = False
+    """Record a step's kernels once, as a CUDA graph, and replay them: for small models, whose kernels take less time
+    than starting them. Classification on one GPU, without accumulation."""
+    deterministic: bool = False
+    """Only algorithms that give the same bits every time; on a GPU they can be slower."""
+    threads: Positive | None = None
+    """Of torch on the CPU, for each rank; torch's own choice if left out. Small models are fastest on one."""
+    parallel: Literal["ddp", "fsdp", "hybrid"] = "ddp"
+    """Over several ranks: a whole model on each, one sharded over all, or sharded in a node and copied over nodes."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them."""
+    log_every: Positive = 50
+    """Steps from one record to the next."""
+    evaluate_every: Positive | None = None
+    """Steps from one evaluation to the next; there is always one at the end."""
+    checkpoint_every: Positive = 1000
+    """Steps from one checkpoint to the next."""
+    keep: Positive = 2
+    """How many of the newest checkpoints stay; the best by evaluation stays too."""
+    most_skipped: Positive = 20
+    """After so many steps in a row without a finite gradient, the run stops."""
+    trackers: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], BeforeValidator(_listed)] = (
+        "tensorboard",
+    )
+    """Where metrics go besides metrics.jsonl."""
+    report: bool = True
+    """At the end, look inside the model: report.html."""
+    timeout: PositiveFloat = 600.0
+    """Seconds that ranks wait for each other before the run ends."""
+
+
+class RunConfig(Config):
+    """All of it."""
+
+    model: ModelConfig
+    data: DataConfig
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig
+    run: RunSection = RunSection()

@@ -1,0 +1,64 @@
+"""Whether a run's steps are computed by our own kernels (`run.fused`), and that they are."""
+
+from __future__ import annotations
+
+import torch
+
+from vitrail.errors import ConfigError, NotApplicableError
+from vitrail.fast.optimize import why_no_kernels
+from vitrail.model.architecture import VitArchitecture
+from vitrail.model.base import ImageModel
+from vitrail.system.ranks import Ranks
+from vitrail.training.config import RunConfig
+
+WIDTH_FROM = 768
+"""From this width on they were measured to be faster than compiled ones (docs/speed.md)."""
+
+
+def fuse(model: ImageModel, config: RunConfig, ranks: Ranks, precision: torch.dtype) -> bool:
+    """Let a model train by fused kernels, where that is asked for, or left open and better. Whether it does."""
+    run = config.run
+    if run.fused is False:
+        if run.fp8:
+            raise ConfigError(
+                "run.fp8 is computed by the fused kernels, which run.fused=false rules out: leave out one of them"
+            )
+        return False
+    asked = run.fused or run.fp8
+    if not asked and (run.compile is not None or not _wide(model)):
+        return False
+    why = why_no_kernels(ranks.device) or _unfit(config, ranks, precision)
+    if why is None:
+        try:
+            _attach(model, run.fp8)
+        except NotApplicableError as error:
+            why = str(error)
+    if why is not None and asked:
+        name = "run.fused" if run.fused else "run.fp8"
+        raise ConfigError(f"{name}: there are no fused kernels for this run: {why}; leave it out")
+    return why is None
+
+
+def _attach(model: ImageModel, fp8: bool) -> None:
+    from vitrail.fast.gpu.training import FusedLearning
+
+    model.forward = FusedLearning(model, fp8=fp8)  # type: ignore[method-assign]
+
+
+def _unfit(config: RunConfig, ranks: Ranks, precision: torch.dtype) -> str | None:
+    """What about a run does not go together with them."""
+    for wrong, why in (
+        (ranks.size > 1 and config.run.parallel != "ddp", "they do not work on sharded weights"),
+        (precision != torch.bfloat16, "they are for run.precision=bf16"),
+        (config.objective.kind != "classification", "they are for classification"),
+        (config.run.gradient_checkpointing, "they keep activations, which run.gradient_checkpointing rules out"),
+        (config.run.compile is True, "they take the place of run.compile"),
+        (config.run.deterministic, "which of them are fastest is measured, which run.deterministic rules out"),
+    ):
+        if wrong:
+            return why
+    return None
+
+
+def _wide(model: ImageModel) -> bool:
+    return isinstance(model.architecture, VitArchitecture) and model.architecture.width >= WIDTH_FROM

@@ -1,0 +1,131 @@
+"""Optimisers, and which parameter is treated how.
+
+Weight decay acts on kernels alone: the weights of dense and convolutional layers. Biases, norms, the class token,
+registers, position tables, layer scales and the mask embedding keep their size.
+
+Decay here is PyTorch's. AdamW multiplies a weight by 1 − learning_rate · weight_decay in every step. JAX recipes of the
+"big_vision" line multiply by 1 − (learning_rate / base) · their_decay, so their 1e-4 at a base of 1e-3 is 0.1 here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.errors import ConfigError
+from vitrail.model.encoder import AxialEncoderBlock, EncoderBlock
+from vitrail.model.resnet import BitUnit, HybridUnit
+from vitrail.model.timm_model import TimmModel
+from vitrail.objectives.base import Objective
+from vitrail.training.config import OptimizerConfig
+from vitrail.training.muon import Muon
+
+_AFTER = ("model.encoder.norm.", "model.norm.", "model.pool.", "model.pool_norm.", "model.head.", "prediction.")
+"""What a signal meets after the last layer."""
+_BACKBONE = "model.backbone."
+
+
+def build_optimizer(objective: Objective, config: OptimizerConfig, device: torch.device) -> torch.optim.Optimizer:
+    """With parameters grouped by decay and by the factor on their learning rate."""
+    groups = parameter_groups(objective, config.weight_decay, config.layer_decay)
+    if config.kind == "muon":
+        matrices = encoder_matrices(objective)
+        if not matrices:
+            raise ConfigError(
+                'optimizer.kind = "muon" moves the matrices of encoder blocks, and this model has none: '
+                "give optimizer.kind=adamw"
+            )
+        groups = matrices_apart(groups, matrices, config.momentum)
+    options: dict[str, Any] = {"lr": config.learning_rate}
+    if device.type == "cuda":
+        options["fused"] = True  # one kernel for all parameters
+    if config.kind == "sgd":
+        return torch.optim.SGD(groups, momentum=config.momentum, **options)
+    kinds: dict[str, type[torch.optim.Adam]] = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "muon": Muon}
+    return kinds[config.kind](groups, betas=config.betas, eps=config.eps, **options)
+
+
+def parameter_groups(
+    objective: nn.Module, weight_decay: float, layer_decay: float | None = None
+) -> list[dict[str, Any]]:
+    """All parameters that learn, in groups of equal decay and equal `scale`, the factor on the learning rate."""
+    kernels = set(kernel_names(objective))
+    above = {} if layer_decay is None else layers_above(objective)
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in objective.named_parameters():
+        if parameter.requires_grad:
+            decay = weight_decay if name in kernels else 0.0
+            scale = 1.0 if layer_decay is None else layer_decay ** above[name]
+            groups.setdefault((decay, scale), []).append(parameter)
+    return [
+        {"params": parameters, "weight_decay": decay, "scale": scale} for (decay, scale), parameters in groups.items()
+    ]
+
+
+def encoder_matrices(objective: nn.Module) -> dict[Tensor, int]:
+    """The weights of dense layers in encoder blocks, with the number of matrices that are stacked in each."""
+    blocks = [part for part in objective.modules() if isinstance(part, EncoderBlock)]
+    stacked = {block.attention.qkv.weight: 3 for block in blocks}
+    dense = [part.weight for block in blocks for part in block.modules() if isinstance(part, nn.Linear)]
+    return {weight: stacked.get(weight, 1) for weight in dense}
+
+
+def matrices_apart(groups: list[dict[str, Any]], matrices: dict[Tensor, int], momentum: float) -> list[dict[str, Any]]:
+    """The groups, each without the matrices, then those in groups of their own, as `Muon` wants them."""
+    found = []
+    for group in groups:
+        apart = [parameter for parameter in group["params"] if parameter in matrices]
+        rest = [parameter for parameter in group["params"] if parameter not in matrices]
+        parts = [matrices[parameter] for parameter in apart]
+        found += [{**group, "params": rest}] if rest else []
+        found += [{**group, "params": apart, "parts": parts, "momentum": momentum}] if apart else []
+    return found
+
+
+def kernel_names(module: nn.Module) -> list[str]:
+    """The parameters that weight decay acts on."""
+    return [
+        f"{name}.weight".removeprefix(".")
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Linear | nn.Conv2d)
+    ]
+
+
+def layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The units that a model is stacked of, the lowest first: residual units, then encoder blocks. None of timm's."""
+    blocks = AxialEncoderBlock | EncoderBlock
+    found = {name: part for name, part in model.named_modules() if isinstance(part, HybridUnit | BitUnit | blocks)}
+    # The halves of an axial block are one layer.
+    return {name: part for name, part in found.items() if not any(name.startswith(f"{other}.") for other in found)}
+
+
+def layers_above(objective: nn.Module) -> dict[str, int]:
+    """How many layers lie between each parameter and the loss; timm says it of its own networks."""
+    stack = list(layers(objective))
+    found = {name: _layers_above(name, stack) for name, _ in objective.named_parameters()}
+    for prefix, part in objective.named_modules():
+        if isinstance(part, TimmModel):
+            found |= {f"{prefix}.{name}".removeprefix("."): count for name, count in part.layers_above().items()}
+    return found
+
+
+def _layers_above(name: str, stack: list[str]) -> int:
+    """How many layers lie between a parameter and the loss: 0 for what comes after them all.
+
+    What a signal meets before a layer counts as one more below it. Of a hybrid that is the root before the ResNet, and
+    the embedding of patches, with tokens and positions, between the ResNet and the encoder.
+    """
+    for index, layer in enumerate(stack):
+        if name.startswith(f"{layer}."):
+            return len(stack) - index
+    if name.startswith(_AFTER):
+        return 0
+    return 1 + sum(name.startswith(_BACKBONE) or not layer.startswith(_BACKBONE) for layer in stack)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """For the next step, in every group by its scale."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["scale"]

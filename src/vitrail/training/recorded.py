@@ -1,0 +1,89 @@
+"""A step as one CUDA graph (`run.graphs`): gradients, their clipping, the optimiser's step and the average. The same
+kernels, started all at once: a small model's are done sooner than Python can start them one by one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.data.loader import Batch
+from vitrail.errors import ConfigError
+from vitrail.fast.gpu.cuda_graph import Captured
+from vitrail.objectives.classification import Classification
+from vitrail.objectives.metrics import Sums
+from vitrail.system.device import send_to_device
+from vitrail.system.ranks import Ranks
+from vitrail.training.averaging import Average
+from vitrail.training.clipping import clip
+from vitrail.training.config import RunConfig
+
+
+class RecordedStep:
+    """What steps of whole batches, one like the other, do on the device. What is random about a batch is decided
+    before. Without a finite gradient nothing changes but running statistics and their average.
+    """
+
+    def __init__(
+        self,
+        objective: Classification,
+        precision: torch.dtype,
+        optimizer: torch.optim.Optimizer,
+        clip_norm: float | None = None,
+        average: Average | None = None,
+    ) -> None:
+        """`optimizer` has its state already, and leaves out steps by itself where it is told to (`found_inf`)."""
+        self._objective, self._precision, self._optimizer = objective, precision, optimizer
+        self._clip_norm, self._average = clip_norm, average
+        self._learning = [parameter for parameter in objective.parameters() if parameter.requires_grad]
+        changed = [*self._learning, *objective.buffers(), *(average.tensors.values() if average is not None else ())]
+        changed += [tensor for state in optimizer.state.values() for tensor in state.values()]
+        self._captured = Captured(self._compute, kept=changed)
+
+    def __call__(self, batch: Batch, key: int, step: int) -> tuple[Sums, Tensor]:
+        """Make the step with this number, at the groups' learning rates. Its sums, and its gradient's length, which is
+        overwritten by the next."""
+        groups = self._optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        share = 0.0 if self._average is None else self._average.share(step)
+        images, targets = self._objective.inputs(batch, key)
+        sums, norm = self._captured(images, targets, send_to_device(torch.tensor([*rates, share]), images.device))
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate  # a recording leaves its own there
+        return {name: pair.clone() for name, pair in sums.items()}, norm
+
+    def _compute(self, images: Tensor, targets: Tensor, numbers: Tensor) -> tuple[Sums, Tensor]:
+        for parameter in self._learning:
+            parameter.grad = None
+        # Casts are not kept from one product to the next: they would be kept beyond the recording.
+        reduced = self._precision != torch.float32
+        with torch.autocast(images.device.type, self._precision, reduced, cache_enabled=False):
+            outcome = self._objective.learn(images, targets)
+        outcome.loss.backward()
+        norm = clip(self._learning, self._clip_norm)
+        optimizer: Any = self._optimizer
+        optimizer.found_inf = 1 - norm.isfinite().float()
+        *rates, share = numbers.unbind()
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+            # Torch refuses to record a step without this, and warns of it where none is recorded.
+            group["capturable"] = images.is_cuda and torch.cuda.is_current_stream_capturing()
+        optimizer.step()
+        if self._average is not None:
+            self._average.follow(share * (1 - optimizer.found_inf))
+        return outcome.sums, norm
+
+
+def check_graphs(config: RunConfig, ranks: Ranks, precision: torch.dtype) -> None:
+    """Refuse what cannot be recorded."""
+    for wrong, why in (
+        (ranks.device.type != "cuda" or ranks.size > 1, "one GPU"),
+        (config.objective.kind != "classification", 'objective.kind = "classification"'),
+        (config.optimizer.accumulate > 1, "optimizer.accumulate = 1"),
+        (precision == torch.float16, "run.precision bf16 or fp32"),
+        (config.run.gradient_checkpointing, "run.gradient_checkpointing = false"),
+    ):
+        if wrong:
+            raise ConfigError(f"run.graphs needs {why}: give run.graphs=false, or change that")

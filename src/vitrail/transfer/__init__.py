@@ -1,0 +1,1 @@
+"""The suites that train: the paper's transfer tasks and VTAB."""

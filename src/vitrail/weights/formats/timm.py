@@ -1,0 +1,341 @@
+"""timm's naming, and that of its relatives: DeiT, DeiT III, DINO, DINOv2 and MAE as their authors released them.
+
+Vision Transformers, hybrids and BiT ResNets. What is written is always timm's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vitrail.config import show_size
+from vitrail.errors import WeightsError
+from vitrail.model.architecture import Architecture, Backbone, ResNetArchitecture, VitArchitecture
+from vitrail.model.base import ImageModel
+from vitrail.model.create import build
+from vitrail.weights.formats.naming import (
+    CLIP,
+    HALF,
+    IMAGENET,
+    Beside,
+    Naming,
+    Reading,
+    Tensors,
+    agree,
+    count_blocks,
+    grid_of_table,
+    residual_units,
+    shape,
+    size_of,
+    square_patch,
+)
+from vitrail.weights.formats.timm_config import (
+    TimmConfig,
+    gelu_of,
+    heads_of,
+    labels_of,
+    pool_of,
+    preprocessing_of,
+    read_config,
+    written_config,
+)
+from vitrail.weights.tensor_rules import BATCHED, Line, Rule, patch_kernel, prefixed
+
+PREFIXES = ("", "module.", "backbone.", "module.backbone.", "model.", "encoder.", "visual.trunk.", "timm_model.")
+"""What training programs put before the names."""
+
+BLOCK = [
+    Line("encoder.blocks.{i}.norm1.*", "blocks.{i}.norm1.*"),
+    Line("encoder.blocks.{i}.attention.qkv.*", "blocks.{i}.attn.qkv.*"),
+    Line("encoder.blocks.{i}.attention.out.*", "blocks.{i}.attn.proj.*"),
+    Line("encoder.blocks.{i}.norm2.*", "blocks.{i}.norm2.*"),
+    Line("encoder.blocks.{i}.mlp.fc1.*", "blocks.{i}.mlp.fc1.*"),
+    Line("encoder.blocks.{i}.mlp.fc2.*", "blocks.{i}.mlp.fc2.*"),
+]
+AROUND = [
+    Line("patch_embed.projection.bias", "patch_embed.proj.bias"),
+    Line("class_token", "cls_token", BATCHED),
+    Line("position_embedding.0.table", "pos_embed", BATCHED),
+    Line("input_norm.*", "norm_pre.*"),
+    Line("encoder.norm.*", "norm.*"),
+    Line("pool_norm.*", "fc_norm.*"),
+    Line("pool.query", "attn_pool.latent", BATCHED),
+    Line("pool.q.*", "attn_pool.q.*"),
+    Line("pool.kv.*", "attn_pool.kv.*"),
+    Line("pool.out.*", "attn_pool.proj.*"),
+    Line("pool.norm.*", "attn_pool.norm.*"),
+    Line("pool.mlp.fc1.*", "attn_pool.mlp.fc1.*"),
+    Line("pool.mlp.fc2.*", "attn_pool.mlp.fc2.*"),
+    Line("head.*", "head.*"),
+    Line("head.linear.*", "head.*"),
+    Line("head.distilled.*", "head_dist.*"),
+    Line("head.hidden.*", "pre_logits.fc.*"),
+]
+HEAD_OF_RESNET = Rule(lambda parts: parts[0].flatten(1), lambda ours: [ours[:, :, None, None]])
+REGISTERS = {"": "reg_token", "deit3": "reg_token", "dinov2": "register_tokens", "distilled": "dist_token"}
+"""How whose release calls the tokens after the class token."""
+
+
+class TimmNaming(Naming):
+    """`blocks.0.attn.qkv.weight`, `stages.0.blocks.0.conv1.weight`."""
+
+    name = "timm"
+
+    def recognises(self, tensors: Tensors) -> bool:
+        """A ViT by its first block, a ResNet by its first stage."""
+        return _prefix_of(tensors) is not None
+
+    def understand(self, tensors: Tensors, beside: Beside) -> Reading:
+        """Sizes from shapes; heads, pooling and GELU from the config, else from what such checkpoints have."""
+        prefix = _prefix_of(tensors) or ""
+        own = {name.removeprefix(prefix): info for name, info in tensors.items() if name.startswith(prefix)}
+        config = read_config(beside)
+        if "stem.conv.weight" in own:
+            reading = _resnet(own, config)
+        else:
+            reading = _vit(own, config, facebook=beside.wrapper == "model")
+        reading.dialect = f"{prefix}|{reading.dialect}"
+        reading.labels = labels_of(config, reading.architecture.num_classes)
+        reading.licence = config.pretrained.license or beside.licence()
+        reading.set_aside = [prefix + name for name in reading.set_aside]
+        reading.left_out = [prefix + name for name in reading.left_out]
+        reading.left_out += [name for name in tensors if not name.startswith(prefix)]
+        agree("config.json", {"num_classes": config.num_classes}, {"num_classes": reading.architecture.num_classes})
+        return reading
+
+    def lines(self, architecture: Architecture, dialect: str) -> list[Line]:
+        """`dialect` is a prefix, a bar, and whose release it is."""
+        prefix, _, release = dialect.partition("|")
+        if isinstance(architecture, ResNetArchitecture):
+            return prefixed(_resnet_lines(architecture), prefix)
+        return prefixed(_vit_lines(architecture, release), prefix)
+
+    def refusal(self, architecture: Architecture) -> str | None:
+        """What timm's classes cannot be told to do."""
+        if isinstance(architecture, ResNetArchitecture):
+            return None
+        if architecture.block != "plain" or architecture.conv_stem is not None:
+            return "timm has no axial blocks and names its convolutional stems otherwise"
+        if architecture.position not in ("none", "learned-1d") or architecture.position_at != "input":
+            return f'timm has no position embedding "{architecture.position}" added at "{architecture.position_at}"'
+        if architecture.representation_size is not None:
+            return "timm has dropped the tanh layer of the pre-training head"
+        if architecture.norm != "layer":
+            return "vitrail writes timm models with layer norm only"
+        if architecture.pool == "class+average":
+            return "timm has no pooling that puts the class token beside the average"
+        if architecture.patch_bias == architecture.input_norm:
+            return "timm's patch projection has a bias exactly where no norm follows it"
+        if architecture.pool == "distilled" and architecture.position_rows != 2:
+            return "timm's distilled DeiT has a position for each of its two tokens"
+        return None
+
+    def equivalent(self, model: ImageModel) -> ImageModel:
+        """In timm all tokens before the patches own a position, or none does. A class token's can be added to it."""
+        a = model.architecture
+        if isinstance(a, VitArchitecture) and a.registers and a.class_token and a.position_rows == 1:
+            return _with_class_position_added(model, a)
+        return model
+
+    def dialect_to_write(self, model: ImageModel) -> str:
+        """Its own, whatever it came from: timm must be able to read it."""
+        return "|"
+
+    def companions(self, model: ImageModel) -> dict[str, Any]:
+        """config.json."""
+        return {"config.json": written_config(model)}
+
+
+def _prefix_of(tensors: Tensors) -> str | None:
+    for prefix in PREFIXES:
+        if f"{prefix}blocks.0.attn.qkv.weight" in tensors and f"{prefix}patch_embed.proj.weight" in tensors:
+            return prefix
+        if f"{prefix}stem.conv.weight" in tensors and f"{prefix}stages.0.blocks.0.conv1.weight" in tensors:
+            return prefix
+    return None
+
+
+def _vit(own: Tensors, config: TimmConfig, facebook: bool) -> Reading:
+    notes: list[str] = []
+    release = _release(own)
+    kernel = shape(own, "patch_embed.proj.weight", 4)
+    width, channels, side = kernel[0], kernel[1], square_patch(kernel, (2, 3))
+    hybrid = any(name.startswith("patch_embed.backbone.") for name in own)
+    backbone = _backbone(own, "patch_embed.backbone.", "hybrid") if hybrid else None
+    mlp_dim, depth = shape(own, "blocks.0.mlp.fc1.weight", 2)[0], count_blocks(own, "blocks.")
+    if mlp_dim == 2 * shape(own, "blocks.0.mlp.fc2.weight", 2)[1]:
+        raise WeightsError("its MLP is a SwiGLU, which vitrail does not have")
+    agree("config.json", config.arguments.model_dump(), {"depth": depth, "embed_dim": width})
+    class_token = "cls_token" in own
+    registers = size_of(own, REGISTERS[release], 3, axis=1) or 0
+    stride = side * (backbone.stride if backbone else 1)
+    image_size, position = _positions(own, config, stride, class_token, registers, notes)
+    input_norm = "norm_pre.weight" in own
+    architecture = VitArchitecture(
+        image_size=image_size,
+        in_channels=shape(own, "patch_embed.backbone.stem.conv.weight", 4)[1] if backbone else channels,
+        patch_size=side,
+        width=width,
+        depth=depth,
+        mlp_dim=mlp_dim,
+        num_heads=heads_of(config, width, notes),
+        num_classes=size_of(own, "head.weight", 2) or 0,
+        pool=_pool(own, pool_of(config)),
+        class_token=class_token,
+        registers=registers,
+        **position,
+        representation_size=size_of(own, "pre_logits.fc.weight", 2),
+        backbone=backbone,
+        layer_scale=(config.arguments.init_values or 1.0) if _layer_scale(release, 1).format(i=0) in own else None,
+        gelu=gelu_of(config, notes),
+        norm_eps=1e-5 if input_norm else 1e-6,
+        input_norm=input_norm,
+        norm_after_pool="fc_norm.weight" in own,
+        qkv_bias="blocks.0.attn.qkv.bias" in own,
+        patch_bias="patch_embed.proj.bias" in own,
+    )
+    return Reading(
+        architecture,
+        preprocessing_of(config, architecture, _statistics(own, bool(release) or facebook), notes),
+        dialect=release,
+        set_aside=[name for name in ("mask_token",) if name in own],
+        left_out=[name for name in own if name.startswith("decoder")],
+        notes=notes,
+    )
+
+
+def _positions(
+    own: Tensors, config: TimmConfig, stride: int, class_token: bool, registers: int, notes: list[str]
+) -> tuple[tuple[int, int], dict[str, Any]]:
+    """The image size, and the options of the position embedding."""
+    told = config.arguments.img_size or (config.pretrained.input_size or (0, 0, 0))[1:]
+    size = (told, told) if isinstance(told, int) else (told[0], told[1])
+    if "pos_embed" not in own:
+        if config.arguments.pos_embed != "none" or not all(size):
+            raise WeightsError(
+                "it has no position table, and no config beside it says that it needs none: its positions may be "
+                "rotary, which vitrail does not have"
+            )
+        return size, {"position": "none"}
+    hint = (size[0] // stride, size[1] // stride) if all(size) else None
+    owners = {"all": class_token + registers, "class": int(class_token), "none": 0}
+    grid, owner = grid_of_table(shape(own, "pos_embed", 3)[1], owners, hint)
+    # With nothing but a class token "all" and "class" are the same, and the paper's word is "class".
+    position_prefix = "class" if owner == "all" and not registers else owner
+    image_size = (grid[0] * stride, grid[1] * stride)
+    if all(size) and size != image_size:
+        notes.append(f"images are taken at {show_size(image_size)} pixels, not at its config's {show_size(size)}")
+    return image_size, {"position": "learned-1d", "position_prefix": position_prefix}
+
+
+def _resnet(own: Tensors, config: TimmConfig) -> Reading:
+    notes: list[str] = []
+    if config.pretrained.input_size is None:
+        notes.append("image size 448, BiT's own: the file does not say")
+    architecture = ResNetArchitecture(
+        image_size=(config.pretrained.input_size or (3, 448, 448))[1:],
+        in_channels=shape(own, "stem.conv.weight", 4)[1],
+        num_classes=size_of(own, "head.fc.weight", 4) or 0,
+        backbone=_backbone(own, "", "bit"),
+    )
+    return Reading(architecture, preprocessing_of(config, architecture, HALF, notes), notes=notes)
+
+
+def _backbone(own: Tensors, prefix: str, form: str) -> Backbone:
+    channels = size_of(own, f"{prefix}stem.conv.weight", 4)
+    normed = f"{prefix}stem.norm.weight" in own
+    if channels is None or channels % 64 or (form == "hybrid") != normed:
+        raise WeightsError("its ResNet is neither a hybrid's of the paper nor BiT's")
+    stages = range(count_blocks(own, f"{prefix}stages."))
+    return Backbone(
+        blocks=tuple(count_blocks(own, f"{prefix}stages.{stage}.blocks.") for stage in stages),
+        width_factor=channels // 64,
+        form=form,
+        norm_eps=1e-5,
+        standardise_by="variance",
+        standardise_eps=1e-8,
+    )
+
+
+def _release(own: Tensors) -> str:
+    """Whose names they are, where they differ from timm's."""
+    if "dist_token" in own:
+        return "distilled"
+    if "blocks.0.gamma_1" in own:
+        return "deit3"
+    if "register_tokens" in own or ("mask_token" in own and "blocks.0.ls1.gamma" in own):
+        return "dinov2"
+    return ""
+
+
+def _layer_scale(release: str, which: int) -> str:
+    return f"blocks.{{i}}.gamma_{which}" if release == "deit3" else f"blocks.{{i}}.ls{which}.gamma"
+
+
+def _pool(own: Tensors, told: str | None) -> str:
+    if "head_dist.weight" in own:
+        return "distilled"
+    if "attn_pool.latent" in own:
+        return "attention"
+    return told or ("average" if "fc_norm.weight" in own or "cls_token" not in own else "class")
+
+
+def _statistics(own: Tensors, facebook: bool) -> Mapping[str, Any]:
+    """Without a config. CLIP's have a norm before the first block. Facebook's releases (DeiT, DINO, MAE) keep their
+    weights under "model", or have layer scale, or no head; Google's, as timm converted them, have only a head."""
+    if "norm_pre.weight" in own:
+        return CLIP
+    facebook = facebook or "blocks.0.ls1.gamma" in own or "head.weight" not in own
+    return IMAGENET if facebook else HALF
+
+
+def _vit_lines(a: VitArchitecture, release: str) -> list[Line]:
+    channels = a.backbone.out_channels if a.backbone else a.in_channels
+    return [
+        Line("patch_embed.projection.weight", "patch_embed.proj.weight", patch_kernel(channels, a.patch_size)),
+        Line("registers", REGISTERS["distilled" if a.pool == "distilled" else release], BATCHED),
+        Line("encoder.blocks.{i}.scale1.factor", _layer_scale(release, 1)),
+        Line("encoder.blocks.{i}.scale2.factor", _layer_scale(release, 2)),
+        *BLOCK,
+        *AROUND,
+        *(_backbone_lines(a.backbone, "patch_embed.backbone.") if a.backbone else []),
+    ]
+
+
+def _resnet_lines(a: ResNetArchitecture) -> list[Line]:
+    return [
+        *_backbone_lines(a.backbone, ""),
+        Line("norm.*", "norm.*"),
+        Line("head.weight", "head.fc.weight", HEAD_OF_RESNET),
+        Line("head.bias", "head.fc.bias"),
+    ]
+
+
+def _backbone_lines(backbone: Backbone, prefix: str) -> list[Line]:
+    lines = [
+        Line("backbone.root.weight", f"{prefix}stem.conv.weight"),
+        Line("backbone.root_norm.*", f"{prefix}stem.norm.*"),
+    ]
+    for ours, stage, block in residual_units(backbone):
+        theirs = f"{prefix}stages.{stage}.blocks.{block}"
+        for part in (1, 2, 3):
+            lines.append(Line(f"{ours}.conv{part}.weight", f"{theirs}.conv{part}.weight"))
+            lines.append(Line(f"{ours}.norm{part}.*", f"{theirs}.norm{part}.*"))
+        lines += [
+            Line(f"{ours}.shortcut.weight", f"{theirs}.downsample.conv.weight"),  # BiT's
+            Line(f"{ours}.shortcut.0.weight", f"{theirs}.downsample.conv.weight"),
+            Line(f"{ours}.shortcut.1.*", f"{theirs}.downsample.norm.*"),
+        ]
+    return lines
+
+
+def _with_class_position_added(model: ImageModel, a: VitArchitecture) -> ImageModel:
+    """The same function: the class token's position is added to it once and for all."""
+    fields = {name: getattr(a, name) for name in VitArchitecture.model_fields}
+    added = build(VitArchitecture(**{**fields, "position_prefix": "none"}))
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    table = state["position_embedding.0.table"]
+    state |= {"class_token": state["class_token"] + table[:1], "position_embedding.0.table": table[1:]}
+    added.load_state_dict(state, assign=True)
+    added.preprocessing, added.labels, added.origin = model.preprocessing, model.labels, model.origin
+    return added

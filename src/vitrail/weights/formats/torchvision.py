@@ -1,0 +1,155 @@
+"""torchvision's naming: Vision Transformers, also with a convolutional stem."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vitrail.errors import WeightsError
+from vitrail.model.architecture import Architecture, ConvLayer, ResNetArchitecture, VitArchitecture
+from vitrail.model.base import ImageModel
+from vitrail.weights.formats.naming import (
+    IMAGENET,
+    Beside,
+    Companion,
+    Naming,
+    Reading,
+    Tensors,
+    grid_of_table,
+    heads_of_width,
+    options_beyond,
+    pixels,
+    shape,
+    size_of,
+    square_patch,
+)
+from vitrail.weights.tensor_rules import BATCHED, Line, patch_kernel
+
+EARLIER = "linear"
+LAYER = "encoder.layers.encoder_layer_{i}."
+STEM = "conv_proj.conv_bn_relu_{i}."
+
+
+class TorchvisionNaming(Naming):
+    """`encoder.layers.encoder_layer_0.self_attention.in_proj_weight`."""
+
+    name = "torchvision"
+    weights_file = "model.pth"
+
+    def recognises(self, tensors: Tensors) -> bool:
+        """By its first layer."""
+        return "encoder.layers.encoder_layer_0.self_attention.in_proj_weight" in tensors and "class_token" in tensors
+
+    def understand(self, tensors: Tensors, beside: Beside) -> Reading:
+        """Everything but the heads is in the shapes; GELU is exact, statistics are ImageNet's."""
+        notes: list[str] = []
+        companion = Companion.read(beside)
+        width = shape(tensors, "class_token", 3)[2]
+        stem: tuple[ConvLayer, ...] | None = None
+        if "conv_proj.weight" in tensors:
+            kernel = shape(tensors, "conv_proj.weight", 4)
+            channels, side = kernel[1], square_patch(kernel, (2, 3))
+        else:
+            channels, side, stem = _stem(tensors, notes)
+        rows = shape(tensors, "encoder.pos_embedding", 3)[1]
+        grid, _ = grid_of_table(rows, {"class": 1}, None)
+        dialect = "" if "encoder.layers.encoder_layer_0.mlp.0.weight" in tensors else EARLIER
+        architecture = VitArchitecture(
+            image_size=(grid[0] * side, grid[1] * side),
+            in_channels=channels,
+            patch_size=side,
+            width=width,
+            depth=_layers(tensors),
+            mlp_dim=shape(tensors, f"encoder.layers.encoder_layer_0.mlp.{_mlp(dialect)[0]}.weight", 2)[0],
+            num_heads=companion.num_heads or heads_of_width(width, notes),
+            num_classes=size_of(tensors, "heads.head.weight", 2) or 0,
+            representation_size=size_of(tensors, "heads.pre_logits.weight", 2),
+            conv_stem=stem,
+            gelu="exact",
+        )
+        notes.append("images are resized, cropped and scaled as for torchvision's ViT-B/16: its files do not say")
+        preprocessing = pixels(
+            architecture.image_size, channels, IMAGENET, resize="cover", crop_fraction=0.875, interpolation="bilinear"
+        )
+        reading = Reading(architecture, preprocessing, dialect=dialect, licence=beside.licence(), notes=notes)
+        return companion.completes(reading)
+
+    def lines(self, architecture: Architecture, dialect: str) -> list[Line]:
+        """`dialect`: how the MLP was named before 2022, or as since then."""
+        assert isinstance(architecture, VitArchitecture)
+        first, second = _mlp(dialect)
+        kernel = patch_kernel(architecture.in_channels, architecture.patch_size)
+        return [
+            Line("patch_embed.projection.weight", *_projection(architecture, kernel)),
+            Line(
+                "patch_embed.projection.bias",
+                "conv_proj.conv_last.bias" if architecture.conv_stem else "conv_proj.bias",
+            ),
+            Line("patch_embed.layers.{i}.0.*", STEM + "0.*"),
+            Line("patch_embed.layers.{i}.1.*", STEM + "1.*"),
+            *(
+                Line(f"patch_embed.layers.{{i}}.1.{name}", f"{STEM}1.{name}")
+                for name in ("running_mean", "running_var", "num_batches_tracked")
+            ),
+            Line("class_token", "class_token", BATCHED),
+            Line("position_embedding.0.table", "encoder.pos_embedding", BATCHED),
+            Line("encoder.blocks.{i}.norm1.*", LAYER + "ln_1.*"),
+            Line("encoder.blocks.{i}.attention.qkv.*", LAYER + "self_attention.in_proj_*"),
+            Line("encoder.blocks.{i}.attention.out.*", LAYER + "self_attention.out_proj.*"),
+            Line("encoder.blocks.{i}.norm2.*", LAYER + "ln_2.*"),
+            Line("encoder.blocks.{i}.mlp.fc1.*", f"{LAYER}mlp.{first}.*"),
+            Line("encoder.blocks.{i}.mlp.fc2.*", f"{LAYER}mlp.{second}.*"),
+            Line("encoder.norm.*", "encoder.ln.*"),
+            Line("head.hidden.*", "heads.pre_logits.*"),
+            Line("head.linear.*", "heads.head.*"),
+            Line("head.*", "heads.head.*"),
+        ]
+
+    def refusal(self, architecture: Architecture) -> str | None:
+        """Its one class has few options."""
+        if isinstance(architecture, ResNetArchitecture) or architecture.backbone is not None:
+            return "torchvision has neither BiT ResNets nor hybrids"
+        if architecture.gelu != "exact":
+            return f"torchvision computes the exact GELU, and this model was trained with the {architecture.gelu} form"
+        if beyond := options_beyond(architecture, "conv_stem"):
+            return f"torchvision's Vision Transformer has no option for this model's {beyond}"
+        if architecture.image_size[0] != architecture.image_size[1]:
+            return "torchvision's Vision Transformer takes square images only"
+        stem = [(layer.norm, layer.activation, layer.stride) for layer in architecture.conv_stem or ()]
+        if stem != [("batch", "relu", 2)] * len(stem):
+            return "torchvision's files do not describe a stem: stride 2, batch norm and ReLU are assumed"
+        return None
+
+    def dialect_to_write(self, model: ImageModel) -> str:
+        """Its own where it came from here."""
+        return model.origin.dialect if model.origin is not None and model.origin.format == self.name else ""
+
+    def companions(self, model: ImageModel) -> dict[str, Any]:
+        """What its files do not say."""
+        return Companion.written(model)
+
+
+def _mlp(dialect: str) -> tuple[str, str]:
+    return ("linear_1", "linear_2") if dialect == EARLIER else ("0", "3")
+
+
+def _projection(a: VitArchitecture, kernel: Any) -> tuple[Any, ...]:
+    return ("conv_proj.conv_last.weight",) if a.conv_stem else ("conv_proj.weight", kernel)
+
+
+def _layers(tensors: Tensors) -> int:
+    start = "encoder.layers.encoder_layer_"
+    return len({name[len(start) :].split(".")[0] for name in tensors if name.startswith(start)})
+
+
+def _stem(tensors: Tensors, notes: list[str]) -> tuple[int, int, tuple[ConvLayer, ...]]:
+    """Kernels and channels are in the shapes; strides are not, and every published stem halves the image each time."""
+    layers = []
+    count = len({name.split(".")[1] for name in tensors if name.startswith("conv_proj.conv_bn_relu_")})
+    channels = shape(tensors, "conv_proj.conv_bn_relu_0.0.weight", 4)[1]
+    for index in range(count):
+        out, _, kernel, _ = shape(tensors, f"conv_proj.conv_bn_relu_{index}.0.weight", 4)
+        layers.append(ConvLayer(channels=out, kernel=kernel, stride=2))
+    if not layers:
+        raise WeightsError("the convolutional stem has no layers")
+    notes.append("each layer of the convolutional stem halves the image: the file does not say")
+    return channels, 2 ** len(layers), tuple(layers)

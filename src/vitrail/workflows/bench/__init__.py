@@ -1,5 +1,0 @@
-"""How fast models are on this machine, in every way there is, beside others'; and whether the data path keeps up."""
-
-from vitrail.workflows.bench.benchmark import run, shown_again
-
-__all__ = ["run", "shown_again"]

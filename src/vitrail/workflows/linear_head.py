@@ -1,0 +1,272 @@
+"""A classifier in seconds: logistic regression on what a trained model makes of the images; nothing else is trained.
+
+Every image is also judged by a classifier that was fitted without it. So all images are used and the accuracy is still
+an honest one; and where such a classifier is sure of another class than the label says, the label may be wrong.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.config import show_size
+from vitrail.data.open import open_data, splits_of
+from vitrail.data.sources.source import Source, Subset, fingerprint
+from vitrail.errors import ConfigError, DataError, WeightsError, did_you_mean
+from vitrail.evaluation.features import Features, extract
+from vitrail.evaluation.intervals import wilson
+from vitrail.evaluation.linear import Linear
+from vitrail.evaluation.linear_probe import STRENGTHS, OutOfFold, cross_validate, fit
+from vitrail.inference.batches import How, Progress, passes
+from vitrail.model.base import ImageModel
+from vitrail.model.heads import DistilledHead
+from vitrail.system.files import short_name, write_whole
+from vitrail.system.ranks import require_one_process
+from vitrail.training.config import RunConfig
+from vitrail.training.resolve import resolve
+from vitrail.weights.load import load
+from vitrail.weights.save import save
+from vitrail.workflows.finetune import look_at
+
+ALLOWED = ("folder", "run.folder", "image_size", "model.image_size")
+"""What can be given: nothing is trained, so nothing else of a training run means anything."""
+MODEL, MISLABELLED = "model", "mislabelled.csv"
+UNGUIDED = STRENGTHS[len(STRENGTHS) // 3]
+"""The strength where every class has one image, so that nothing can tell which is best."""
+BELIEVED = 0.8
+"""Accuracy from which its doubts are more often right than wrong, roughly."""
+SHOWN = 20
+"""Images that are named as perhaps mislabelled; the file has all."""
+CHECKED = 8
+"""Images on which the saved model is run again."""
+SAME, FITTED = 1e-6, 1e-3
+"""Of the largest logit: by how much a loaded model may differ from the one that was saved, and its head, in single
+precision, from what was fitted."""
+FEW = 1000
+"""Images below which starting processes to read them takes longer than reading."""
+
+
+def quick(
+    data: str,
+    model: str,
+    overrides: Sequence[str] = (),
+    how: How | None = None,
+    progress: Progress | None = None,
+) -> Iterator[str]:
+    """Lines to print, as they come. The model goes to runs/quick-DATA-from-MODEL/model."""
+    require_one_process("--quick")
+    config = settings(data, model, overrides)
+    folder = config.run.folder
+    check_folder(folder)
+    look = look_at(data)
+    network: ImageModel = load(model, image_size=config.model.image_size, dtype=torch.float32)
+    splits = splits_of(data)
+    source = open_data(data, "train") if splits else open_data(data)
+    # In full precision, for that is how the model will be used.
+    how = replace(how or How(workers=0 if look.images < FEW else 2), precision="fp32")
+    train = extract(network, source, how, progress=progress)
+    check_classes(data, source, train)
+    yield (
+        f"{len(train):,} images of {look.classes} classes at {show_size(network.image_size)} pixels: "
+        f"{train.values.shape[1]} features each, from {model}"
+    )
+    if unreadable := len(source) - len(train):
+        told = f"{unreadable:,} of {len(source):,} images"
+        yield f"left out, for they cannot be read: {told}; `vitrail data check` names them"
+    strength, accuracy = UNGUIDED, 1.0
+    suspected: list[Suspect] = []
+    if bool((torch.bincount(train.labels) > 1).any()):
+        judged = cross_validate(train.values, train.labels, look.classes)
+        strength, suspected = judged.strength, suspects(judged, train.labels, look.classes)
+        right = judged.guesses[judged.known] == train.labels[judged.known]
+        accuracy = float(right.double().mean())
+        yield f"accuracy on images that it was fitted without: {told_accuracy(right)}"
+    else:
+        yield "every class has one image: how good it is cannot be told"
+    linear = fit(train.values, train.labels, look.classes, strength)
+    for part in [name for name in ("val", "test") if name in splits]:
+        try:
+            yield scored(part, open_data(data, part), source, network, linear, how, progress)
+        except DataError as error:
+            yield f"{part} is not scored: {error}"
+    put_head(network, linear, source.classes)
+    check_head(network, linear, train, source, how)
+    keep(network, folder, train, source, how, model)
+    write_suspects(folder / MISLABELLED, suspected, source, train)
+    yield from told_suspects(suspected, source, train, folder / MISLABELLED, accuracy)
+    yield f"model: {folder / MODEL}"
+    yield (
+        f'next: in Python, model = vitrail.load("{folder}"); or train all of it, which takes longer and may be better: '
+        f"vitrail finetune --data {shlex.quote(data)} --from {shlex.quote(model)}"
+    )
+
+
+def settings(data: str, model: str, overrides: Sequence[str]) -> RunConfig:
+    """The folder and the image size, in the words of a training run."""
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if "=" in override and key not in ALLOWED:
+            hint = did_you_mean(key, ALLOWED) or ": folder=… and image_size=… can be given"
+            raise ConfigError(f"--quick trains nothing, so {key!r} means nothing to it{hint}; or leave --quick out")
+    name = f"quick-{short_name(data)}-from-{short_name(model)}"
+    tree = {"data": {"source": data}, "model": {"weights": model}, "schedule": {"steps": 1}}
+    return resolve({**tree, "run": {"folder": f"runs/{name}"}}, overrides)
+
+
+def check_folder(folder: Path) -> None:
+    """Nothing is written among other files, and no trained model is replaced by this one."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file: give another folder=…")
+    found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    others = [name for name in found if name not in (MODEL, MISLABELLED) and not name.startswith(".")]
+    if MODEL in found and MISLABELLED not in found:
+        others = [MODEL]
+    if others:
+        raise ConfigError(f"{folder} holds {others[0]}, which is not by --quick: give a new folder=…")
+
+
+def check_classes(data: str, source: Source, train: Features) -> None:
+    """A class of which nothing can be read cannot be learned."""
+    counts = torch.bincount(train.labels, minlength=source.num_classes)
+    if int(counts.min()) == 0:
+        missing = int(counts.argmin())
+        called = repr(source.classes[missing]) if source.classes else f"class {missing}"
+        raise DataError(f"{data} has no image of {called} that can be read: `vitrail data check` tells what is wrong")
+
+
+def told_accuracy(right: Tensor) -> str:
+    """Of (N,) hits, with what it could be by chance."""
+    hits, count = int(right.sum()), len(right)
+    low, high = wilson(hits, count)
+    return f"{hits / count:.1%} of {count:,} (95% interval {low:.1%} to {high:.1%})"
+
+
+def scored(
+    part: str, other: Source, source: Source, network: ImageModel, linear: Linear, how: How, progress: Progress | None
+) -> str:
+    """On a part of the data that was set aside."""
+    if other.classes != source.classes or other.num_classes > source.num_classes:
+        return f"{part}: not scored, for its classes are not those of train; `vitrail data check` tells how they differ"
+    features = extract(network, other, how, progress=progress)
+    return f"{part} accuracy: {told_accuracy(linear.predicted(features.values) == features.labels)}"
+
+
+class Suspect(NamedTuple):
+    """An image whose label may be wrong."""
+
+    row: int
+    """Its place among the features."""
+    thinks: int
+    """The class that it looks like."""
+    probability: float
+    """Of that class."""
+
+
+def suspects(judged: OutOfFold, labels: Tensor, num_classes: int) -> list[Suspect]:
+    """Images that look like another class than their label says, the surest first.
+
+    As in confident learning (arXiv 1911.00068): a class's threshold is the mean probability that its own images have of
+    it. An image is suspected whose own class falls below its threshold while another is most probable and reaches its.
+    So a class that is hard to tell is not suspected as a whole.
+    """
+    sums = judged.given.new_zeros(num_classes).scatter_add_(0, labels[judged.known], judged.given[judged.known])
+    threshold = sums / torch.bincount(labels[judged.known], minlength=num_classes).clamp(min=1)
+    unlike = judged.known & (judged.guesses != labels) & (judged.given < threshold[labels])
+    sure = unlike & (judged.confidence >= threshold[judged.guesses])
+    found = [
+        Suspect(row, int(judged.guesses[row]), float(judged.confidence[row]))
+        for row in sure.nonzero().flatten().tolist()
+    ]
+    return sorted(found, key=lambda suspect: -suspect.probability)
+
+
+def put_head(network: ImageModel, linear: Linear, classes: Sequence[str]) -> None:
+    """What was fitted becomes the model's head."""
+    network.replace_head(len(linear.bias), classes or None)
+    head = network.head
+    with torch.no_grad():
+        if isinstance(head, DistilledHead):
+            # The logits are the mean of two halves, each with its part of the features.
+            for half, weight in zip((head.linear, head.distilled), linear.weight.chunk(2, dim=1), strict=True):
+                half.weight.copy_(2 * weight)
+                half.bias.copy_(linear.bias)
+            return
+        layers = [layer for layer in head.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+        if not layers or layers[-1].weight.numel() != linear.weight.numel() or layers[-1].bias is None:
+            raise ConfigError("this model's head is no linear layer on its representation: leave --quick out")
+        layers[-1].weight.copy_(linear.weight.view_as(layers[-1].weight))
+        layers[-1].bias.copy_(linear.bias)
+
+
+def check_head(network: ImageModel, linear: Linear, train: Features, source: Source, how: How) -> None:
+    """The model must say what was fitted: a head of another library may do more than it seems to."""
+    found = logits(network, train, source, how)
+    fitted = linear.scores(train.values[: len(found)]).to(found)
+    if not _near(found, fitted, FITTED):
+        raise ConfigError("this model's head does not take its representation as it is: leave --quick out")
+
+
+def keep(network: ImageModel, folder: Path, train: Features, source: Source, how: How, model: str) -> None:
+    """Save the model, load it again, and see that it says the same."""
+    notes = f"A head fitted by logistic regression to {len(train):,} images; the rest is as it was in {model}."
+    network.learned_from = fingerprint(source)
+    before = logits(network, train, source, how)
+    saved = save(network, folder / MODEL, notes=notes)
+    if not _near(logits(load(saved), train, source, how), before, SAME):
+        raise WeightsError(f"{saved} was saved, and when loaded again says something else: please report this")
+
+
+def logits(network: ImageModel, train: Features, source: Source, how: How) -> Tensor:
+    """What a model says about the first of the images that can be read."""
+    some = Subset(source, train.indices[:CHECKED].numpy())
+    how = How(len(some), 0, how.device, "fp32")
+    return torch.cat([computed.cpu() for _, computed in passes(network, some, network, how)])
+
+
+def _near(one: Tensor, other: Tensor, share: float) -> bool:
+    return one.shape == other.shape and bool((one - other).abs().max() <= share * (1 + other.abs().max()))
+
+
+def write_suspects(path: Path, found: Sequence[Suspect], source: Source, train: Features) -> None:
+    """All of them, as a table for any program; an empty one where there are none."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(("name", "label", "thinks", "probability"))
+    for suspect in found:
+        name, label = named(suspect, source, train)
+        table.writerow((name, label, called(source, suspect.thinks), f"{suspect.probability:.4f}"))
+    write_whole(path, text.getvalue().encode("utf-8"))
+
+
+def told_suspects(
+    found: Sequence[Suspect], source: Source, train: Features, path: Path, accuracy: float
+) -> Iterator[str]:
+    """The surest of them, a line each."""
+    for suspect in found[:SHOWN]:
+        name, label = named(suspect, source, train)
+        likeness = f"looks like {called(source, suspect.thinks)} ({suspect.probability:.0%})"
+        yield f"perhaps mislabelled: {name} is labelled {label}, {likeness}"
+    if found:
+        yield f"perhaps mislabelled, in all: {len(found):,} of {len(train):,} images, see {path}"
+        if accuracy < BELIEVED:
+            yield f"with {accuracy:.0%} right, most of these will be its own mistakes: a better model doubts fewer"
+    else:
+        yield "no image seems to be mislabelled"
+
+
+def named(suspect: Suspect, source: Source, train: Features) -> tuple[str, str]:
+    """An image's name and the name of its label."""
+    return source.called(int(train.indices[suspect.row])), called(source, int(train.labels[suspect.row]))
+
+
+def called(source: Source, label: int) -> str:
+    """A class's name, or its number."""
+    return source.classes[label] if source.classes else str(label)

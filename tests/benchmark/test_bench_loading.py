@@ -1,0 +1,117 @@
+"""The data path on tiny models and a few pictures: what is timed, and what is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from benched import CPU, Clock
+from pictures import make_folder
+
+from vitrail.benchmark import loading
+from vitrail.benchmark.case import Case
+from vitrail.benchmark.loading import STOCK, Supply, bursts, measure_supply, supplied
+from vitrail.errors import ConfigError, DataError
+from vitrail.fast.measure import Stopwatch
+from vitrail.model.cost import cost
+from vitrail.model.variants import SIZES, Size, architecture
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setitem(SIZES, "Ti", Size(depth=2, width=32, mlp_dim=64, num_heads=2))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> str:
+    return str(make_folder(tmp_path_factory.mktemp("data"), {"cat": 6, "dog": 6}, kind="JPEG"))
+
+
+def supply_case(what: str, batch: int = 4) -> Case:
+    return Case(what, "Ti/16", architecture("Ti/16", image_size=32), batch, "fp32", CPU)
+
+
+class TestSupply:
+    def test_opened(self, data):
+        supply = Supply.opened(data, 0, [supply_case("loader")])
+        assert len(supply.source) == 12
+        assert supply.described() == "data: 12 images, 1 kB each on average; 0 workers"
+        assert data not in supply.described()
+        assert Supply.opened(data, None, [supply_case("loader")]).workers >= 1
+        with pytest.raises(ConfigError, match="--batch 13 is more than the 12 images of "):
+            Supply.opened(data, 0, [supply_case("loader", 13)])
+        with pytest.raises(DataError, match="there is no data set"):
+            Supply.opened("nowhere/at/all", 0, [supply_case("loader")])
+
+    def test_a_loader_is_that_of_training(self, data):
+        case = supply_case("loader")
+        supply = Supply.opened(data, 0, [case])
+        batch = next(supply.loader(case, 8))
+        assert (batch.images.shape, batch.images.dtype) == ((4, 3, 32, 32), torch.uint8)
+        run = loading.assemble(loading.run_config(case, supply, compiles=False), loading.Ranks(0, 1, CPU))
+        assert torch.equal(next(run.loader(8)).images, batch.images)
+
+
+class TestTiming:
+    def test_what_was_in_stock_is_not_counted(self, monkeypatch):
+        """Three workers: what they had ready takes no time, then each batch takes half a second."""
+        monkeypatch.setattr(loading, "SUPPLY_SECONDS", 2.0)
+        clock, done = Clock(), []
+
+        def step() -> None:
+            done.append(clock.time)
+            clock.time += 0.5 if len(done) > STOCK * 3 else 0.0
+
+        assert supplied(Stopwatch(CPU, clock), step, 3) == [0.5]
+        assert len(done) == STOCK * 3 + 1 + 6  # whole rounds of three: one and a half seconds would be too few
+
+    def test_at_least_one_burst(self, monkeypatch):
+        monkeypatch.setattr(loading, "SUPPLY_SECONDS", 0.0)
+        clock, done = Clock(), []
+
+        def step() -> None:
+            done.append(clock.time)
+            clock.time += 2.0
+
+        assert bursts(Stopwatch(CPU, clock), step, 4) == 2.0
+        assert len(done) == 4
+
+
+class TestMeasured:
+    def test_the_loader_with_a_worker(self, data):
+        case = supply_case("loader")
+        found = measure_supply(case, Supply.opened(data, 1, [case]), compiles=False, rounds=2)
+        (row,) = found.rows
+        assert (row.library, row.way, row.what, row.precision) == ("vitrail", "1 worker", "loader", "uint8")
+        assert len(row.seconds) == 2
+        assert row.images_per_second == pytest.approx(4 / row.median_seconds)
+        assert (row.flops_per_second, row.share_of_product, found.products, found.missing) == (None, None, [], [])
+
+    def test_end_to_end(self, data, monkeypatch):
+        case, trained = supply_case("end-to-end"), []
+        step = loading.step
+
+        def watched(run) -> None:
+            trained.append(type(run.training).__name__)
+            step(run)
+
+        monkeypatch.setattr(loading, "step", watched)
+        found = measure_supply(case, Supply.opened(data, 0, [case]), compiles=False, rounds=2)
+        assert not found.missing
+        assert [row.way for row in found.rows] == ["from the loader, 0 workers", "already on the device"]
+        assert trained[: loading.WARM_UPS] == ["SameBatch"] * loading.WARM_UPS
+        assert {"TrainingLoader", "SameBatch"} == set(trained)
+        shape = case.architecture.model_copy(update={"num_classes": 2})
+        for row in found.rows:
+            assert row.parameters == cost(shape).parameters
+            assert row.flops_per_second == pytest.approx(cost(shape).flops * 4 * 3 / row.median_seconds)
+            assert row.share_of_product > 0
+
+    def test_what_fails_is_named(self, data):
+        case = supply_case("end-to-end")
+        supply = replace(Supply.opened(data, 0, [case]), data="nowhere")
+        found = measure_supply(case, supply, compiles=False, rounds=1)
+        assert not found.rows
+        (missing,) = found.missing
+        assert "there is no data set 'DATA'" in missing.reason

@@ -1,0 +1,196 @@
+"""What a whole benchmark tells: rows, comparisons, JSON, figures."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from peers import timm  # noqa: F401  so that torchvision imports beside any torch
+from vitrail.benchmark import benchmark, machine, run, shown_again
+from vitrail.benchmark import measure as measuring
+from vitrail.benchmark.figures import MOST_LINES, draw, shown
+from vitrail.benchmark.plan import WHATS
+from vitrail.benchmark.report import FED, RESIDENT, Measured, Report, compared
+from vitrail.errors import ConfigError
+from vitrail.fast import measure as timing
+from vitrail.model.variants import SIZES, Size
+from vitrail.system import processor
+
+
+@pytest.fixture(scope="module")
+def report():
+    """Of a model by its name, which is made smaller."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SIZES, "Ti", Size(depth=2, width=32, mlp_dim=64, num_heads=2))
+        patch.setitem(timing.SIDES, "cpu", 32)
+        patch.setattr(measuring, "TURN_SECONDS", 0.001)
+        find = importlib.util.find_spec
+        patch.setattr("importlib.util.find_spec", lambda name, *of: None if name == "vit_pytorch" else find(name, *of))
+        return run(["Ti/16"], size=32, batch=2, rounds=2, peers="timm,vit-pytorch", threads=1, device="cpu")
+
+
+class TestReport:
+    def test_all_that_was_asked_for(self, report):
+        assert {(row.what, row.library, row.way) for row in report.rows} >= {
+            *((what, library, "eager") for what in WHATS for library in ("vitrail", "timm")),
+        }
+        told = [str(each) for each in report.missing]
+        assert told[0].startswith("every library compiled: left out, on a CPU it takes minutes")
+        assert told[1:] == ["vit-pytorch: not installed: pip install vit-pytorch"]
+        assert report.notes == ["memory is measured on a GPU alone"]
+        assert report.machine["threads"] == 1
+
+    def test_comparisons(self, report):
+        assert len(report.comparisons) == 3
+        fast, slow = (replace(report.rows[0], library=library) for library in ("vitrail", "timm"))
+        slow = replace(slow, median_seconds=1.5 * fast.median_seconds, way="compiled")
+        slower = replace(slow, median_seconds=9.0, way="eager")
+        (line,) = replace(report, rows=[fast, slower, slow]).comparisons
+        assert line.endswith("32 px, batch 2, fp32: vitrail eager is 1.50× as fast as the best peer, timm compiled")
+        assert replace(report, rows=[fast]).comparisons == []
+
+    def test_precisions_are_compared_apart(self, report):
+        row = replace(report.rows[0], precision="bf16", median_seconds=1.0)
+        peer = replace(row, library="timm", median_seconds=1.2, distance=None)
+        eighth = replace(row, way="fast, fp8", precision="fp8", median_seconds=0.5, distance=0.021)
+        begins = "Ti/16 inference, 32 px, batch 2"
+        assert compared([row, eighth, peer], "bf16") == [
+            f"{begins}, bf16: vitrail eager is 1.20× as fast as the best peer, timm eager",
+            f"{begins}, any precision: vitrail fast, fp8 (fp8, distance 2.1e-02) is 2.40× as fast as the best peer, "
+            "timm eager (bf16)",
+        ]
+        theirs = replace(eighth, library="openvino", median_seconds=0.4)
+        assert compared([row, theirs], "bf16") == [
+            f"{begins}, any precision: vitrail eager (bf16, distance 0.0e+00) is 0.40× as fast as the best peer, "
+            "openvino fast, fp8 (fp8, distance 2.1e-02)"
+        ]
+
+    @pytest.mark.parametrize(("fed", "told"), [(96.0, "keeps up: 96%"), (61.0, "does not keep up: 61%")])
+    def test_how_the_data_path_keeps_up(self, report, fed, told):
+        one = replace(report.rows[0], what="end-to-end", images_per_second=100.0, way=RESIDENT)
+        other = replace(one, way=f"{FED}, 16 workers", images_per_second=fed)
+        (line,) = compared([other, one], "fp32")
+        assert f"batch 2, fp32: the data path {told} of the images/s" in line
+        assert compared([one], "fp32") == []
+
+    def test_read_again(self, report, tmp_path):
+        report.write(tmp_path / "a.json")
+        assert Report.read(tmp_path / "a.json") == replace(report, machine=json.loads(json.dumps(report.machine)))
+        assert shown_again(tmp_path / "a.json").comparisons == report.comparisons
+        for content, told in (("{}", "give a JSON that this version"), ("[", "give a JSON that this version")):
+            (tmp_path / "b.json").write_text(content)
+            with pytest.raises(ConfigError, match=told):
+                Report.read(tmp_path / "b.json")
+        with pytest.raises(ConfigError, match="cannot be read: No such file"):
+            Report.read(tmp_path / "c.json")
+
+    def test_json(self, report, tmp_path, monkeypatch):
+        monkeypatch.setattr(benchmark, "measure", lambda case, peers, **how: Measured(report.rows, [], report.products))
+        again = run(["Ti/16"], size=32, what="inference", peers="none", device="cpu", out=tmp_path / "a.json")
+        text = (tmp_path / "a.json").read_text()
+        written = json.loads(text)
+        assert written == json.loads(json.dumps(again.as_dict()))
+        assert written["rows"][0]["seconds"] == report.rows[0].seconds
+        assert written["comparisons"] == report.comparisons
+        assert written["machine"]["versions"]["torch"] == torch.__version__
+        for place in (str(Path.home()), str(tmp_path), str(Path(benchmark.__file__).parent), sys.prefix):
+            assert place not in text
+
+    def test_threads_are_put_back(self, monkeypatch):
+        before, seen = torch.get_num_threads(), []
+        monkeypatch.setattr(
+            benchmark, "measure", lambda *case, **how: seen.append(torch.get_num_threads()) or Measured()
+        )
+        run(["Ti/16"], what="latency", peers="none", threads=before + 1, device="cpu")
+        assert seen == [before + 1]
+        assert torch.get_num_threads() == before
+
+    def test_places_are_looked_at_first(self, tmp_path):
+        with pytest.raises(ConfigError, match=r"a figure is a \.png"):
+            run(plot=tmp_path / "a.jpg")
+        with pytest.raises(ConfigError, match="there is no folder"):
+            run(out=tmp_path / "nowhere/a.json")
+        with pytest.raises(ConfigError, match="it is a folder"):
+            run(out=tmp_path)
+
+    def test_the_machine(self, monkeypatch, tmp_path):
+        (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name\t: A Fine Processor\nmodel name\t: again\n")
+        monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
+        assert machine.processor_name() == "A Fine Processor"
+        monkeypatch.setattr(processor, "CPUINFO", tmp_path / "none")
+        assert machine.processor_name()
+        monkeypatch.setattr(machine.vitrail, "__file__", str(tmp_path / "a/b/c.py"))
+        assert machine.commit() is None
+
+
+class TestFigures:
+    @pytest.fixture
+    def figure(self, monkeypatch, tmp_path):
+        """Puts a figure together without painting it."""
+        figures = []
+
+        def savefig(self, file, **options):
+            figures.append(self)
+            file.write(b"painted")
+
+        monkeypatch.setattr(Figure, "savefig", savefig)
+
+        def made(report) -> Figure:
+            assert draw(report, tmp_path / "a.png") == tmp_path / "a.png"
+            assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "a.svg"]
+            return figures[-1]
+
+        return made
+
+    def test_bars(self, report, figure):
+        axes = figure(report).axes
+        assert [each.get_title("left") for each in axes] == [
+            f"Ti/16 {what}, 32 px, batch {1 if what == 'latency' else 2}" for what in WHATS
+        ]
+        for each, what in zip(axes, WHATS, strict=True):
+            rows = [row for row in report.rows if row.what == what]
+            shown = [row.median_seconds * 1000 if what == "latency" else row.images_per_second for row in rows]
+            assert [bar.get_width() for bar in each.patches] == shown
+            assert [label.get_text() for label in each.get_yticklabels()] == [
+                f"{row.library} {row.way}" for row in rows
+            ]
+
+    @pytest.mark.parametrize("remembers", [False, True])
+    @pytest.mark.parametrize("axis", ["resolution", "batch", "model"])
+    def test_lines(self, report, figure, axis, remembers):
+        rows = [
+            replace(row, size=str(32 * scale), batch=scale, parameters=10**6 * scale, images_per_second=100 / scale,
+                    memory_bytes=scale * 2**30 if remembers else None)
+            for row in report.rows[:2]
+            for scale in (1, 2, 4)
+        ]  # fmt: skip
+        made = figure(replace(report, rows=rows, grown=axis))
+        assert len(made.axes) == 1 + remembers
+        for axes, values in zip(made.axes, ([100, 50, 25], [1, 2, 4]), strict=False):
+            assert len(axes.lines) == 2
+            for line in axes.lines:
+                assert list(line.get_xdata()) == ([32, 64, 128] if axis == "resolution" else [1, 2, 4])
+                assert list(line.get_ydata()) == values
+
+    def test_of_many_ways_the_fastest_of_each_library_is_drawn(self, report):
+        row = report.rows[0]
+        rows = [
+            replace(row, library=library, way=str(way), batch=batch, images_per_second=10.0 * way + batch)
+            for library in ("vitrail", "timm")
+            for way in range(MOST_LINES // 2)
+            for batch in (1, 2)
+        ]
+        assert shown(rows) == (rows, False)
+        fp8 = replace(row, way="fast", precision="fp8", images_per_second=1.0)
+        failed = replace(row, way="early", batch=1, images_per_second=1e9)
+        kept, chosen = shown([*rows, fp8, failed])
+        assert chosen
+        last = str(MOST_LINES // 2 - 1)
+        assert {(each.library, each.way) for each in kept} == {("vitrail", last), ("timm", last), ("vitrail", "fast")}

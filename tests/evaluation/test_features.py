@@ -1,0 +1,367 @@
+"""Features are computed once, survive being killed, and are never wrong."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pictures import picture
+
+import vitrail
+from vitrail.data.open import open_data
+from vitrail.data.sources.source import Listed, Source, Subset
+from vitrail.errors import DataError
+from vitrail.evaluation.features import Features, extract, features_folder, weights_digest
+from vitrail.inference.batches import How
+
+HOW = How(batch_size=16, device="cpu")
+IMAGES = 100
+
+
+def small_model(seed: int = 0, **options):
+    sizes = {"image_size": 16, "width": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64, "in_channels": 1}
+    return vitrail.create_model("Ti/4", num_classes=10, seed=seed, **{**sizes, **options})
+
+
+@functools.cache
+def digits() -> Source:
+    return open_data("digits")
+
+
+class Watched(Subset):
+    """The first digits, with a note of every image that is read."""
+
+    def __init__(self, count: int = IMAGES) -> None:
+        super().__init__(digits(), np.arange(count))
+        self.reads: list[int] = []
+
+    def read(self, index):
+        self.reads.append(index)
+        return super().read(index)
+
+
+def computed(source: Watched) -> int:
+    """How many images were read, without those looked into to tell the data."""
+    return len(source.reads) - 64
+
+
+@pytest.fixture(scope="module")
+def model():
+    return small_model()
+
+
+@pytest.fixture(scope="module")
+def right(model):
+    return extract(model, Watched(), HOW, cache=None)
+
+
+def same(one: Features, other: Features) -> bool:
+    return all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("values", "labels", "indices"))
+
+
+def test_they_are_what_the_model_embeds(model, right):
+    source = Watched()
+    images = torch.stack([vitrail.prepare(source.read(index).content, model.preprocessing) for index in range(IMAGES)])
+    with torch.inference_mode():
+        expected = model.embed(images)
+    torch.testing.assert_close(right.values, expected, rtol=0, atol=1e-5)
+    assert right.values.dtype == torch.float32
+    assert right.labels.tolist() == source.labels(0, IMAGES).tolist()
+    assert right.indices.tolist() == list(range(IMAGES))
+
+
+def test_the_second_time_nothing_is_computed(model, right, tmp_path):
+    told: list[tuple[int, int]] = []
+    first, second = Watched(), Watched()
+    found = extract(model, first, HOW, tmp_path, progress=lambda done, total: told.append((done, total)))
+    assert same(found, right)
+    assert computed(first) == IMAGES
+    assert told[0] == (16, IMAGES)
+    assert told[-1] == (IMAGES, IMAGES)
+    assert same(extract(model, second, HOW, tmp_path), right)
+    assert computed(second) == 0
+    assert [path.suffix for path in tmp_path.iterdir()] == [".features"]
+
+
+def test_they_lie_beside_the_tables(model, monkeypatch, tmp_path):
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
+    extract(model, Watched(), HOW)
+    assert features_folder() == tmp_path / "features"
+    assert len(list(features_folder().glob("*.features"))) == 1
+
+
+class Relabelled(Watched):
+    def labels(self, start, stop):
+        found = super().labels(start, stop).copy()
+        if start <= 77 < stop:
+            found[77 - start] = 3
+        return found
+
+
+class Repainted(Watched):
+    def read(self, index):
+        sample = super().read(index)
+        return sample._replace(content=255 - sample.content) if index == IMAGES - 1 else sample
+
+
+def test_another_model_data_or_precision_is_another_entry(model, tmp_path):
+    def entries(model, source, how=HOW):
+        extract(model, source, how, tmp_path)
+        return len(list(tmp_path.iterdir()))
+
+    assert entries(model, Watched()) == 1
+    assert entries(small_model(seed=1), Watched()) == 2
+    assert entries(small_model(image_size=20), Watched()) == 3
+    assert entries(model, Watched(), How(16, device="cpu", precision="bf16")) == 4
+    assert entries(model, Watched(99)) == 5
+    assert entries(model, Relabelled()) == 6
+    assert entries(model, Repainted()) == 7
+    assert entries(model, Watched(), How(50, device="cpu", precision="auto")) == 7, (
+        "fp32 by another name, in other batches"
+    )
+
+
+def test_the_digest_sees_every_part_of_a_model():
+    plain = weights_digest(small_model())
+    assert plain == weights_digest(small_model())
+    for name in ("class_token", "encoder.blocks.1.mlp.fc2.bias", "head.weight"):
+        changed = small_model()
+        parameter = changed.get_parameter(name).detach().view(-1)
+        parameter[-1] = parameter[-1] + 1e-6
+        assert weights_digest(changed) != plain, name
+    changed = small_model()
+    changed.preprocessing = changed.preprocessing.model_copy(update={"mean": (0.4,)})
+    assert weights_digest(changed) != plain
+    assert weights_digest(small_model(norm_eps=1e-5)) != plain
+    assert weights_digest(small_model().to(torch.bfloat16)) != plain
+
+
+def test_what_cannot_be_read_is_left_out(caplog, tmp_path):
+    samples = [(picture(number), number % 2) for number in range(12)]
+    for number in (0, 5, 6, 7, 11):  # also a whole batch
+        samples[number] = (b"no image", 0)
+    model, how = small_model(in_channels=3), How(2, device="cpu")
+    found = extract(model, Listed(samples), how, tmp_path)
+    assert found.indices.tolist() == [1, 2, 3, 4, 8, 9, 10]
+    assert found.labels.tolist() == [1, 0, 1, 0, 0, 1, 0]
+    assert same(extract(model, Listed(samples), how, tmp_path), found)
+    with pytest.raises(DataError, match="none of the images can be read"):
+        extract(model, Listed([(b"no image", 0)] * 3), how, None)
+
+
+@pytest.fixture(scope="module")
+def entry(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("entry")
+    extract(model, Watched(), HOW, folder)
+    (path,) = folder.iterdir()
+    return path.name, path.read_bytes()
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_torn_file_is_gone_on_with_from_its_last_whole_part(data, model, right, entry, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("torn")
+    name, content = entry
+    cut = data.draw(st.integers(0, len(content)))
+    rubbish = data.draw(st.binary(max_size=60))
+    (folder / name).with_suffix(".unfinished").write_bytes(content[:cut] + rubbish)
+    source = Watched()
+    assert same(extract(model, source, HOW, folder), right)
+    row, head = 2 * 8 + 32 * 4, 3 * 8 + 16
+    assert len(content) == IMAGES * row + 7 * head, "six parts of 16 images, one of 4"
+    whole = 7 if cut == len(content) else cut // (16 * row + head)
+    assert computed(source) == IMAGES - min(16 * whole, IMAGES), "nothing is computed twice"
+    assert [path.name for path in folder.iterdir()] == [name]
+    assert (folder / name).read_bytes() == content
+
+
+@given(place=st.integers(0), bit=st.integers(0, 7))
+@settings(max_examples=30, deadline=None)
+def test_a_damaged_entry_is_made_anew(place, bit, model, right, entry, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("damaged")
+    name, content = entry
+    changed = bytearray(content)
+    changed[place % len(content)] ^= 1 << bit
+    (folder / name).write_bytes(changed)
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logger = logging.getLogger("vitrail")
+    logger.addHandler(handler)
+    try:
+        assert same(extract(model, Watched(), HOW, folder), right)
+    finally:
+        logger.removeHandler(handler)
+    assert len(messages) == 1
+    assert "is damaged: the features are computed anew" in messages[0]
+    assert (folder / name).read_bytes() == content
+
+
+KILLED = """
+import json, os, random, signal, sys, time
+from pathlib import Path
+import numpy as np, torch
+torch.set_num_threads(1)
+from test_features import HOW, Watched, small_model
+from vitrail.evaluation.features import extract
+from vitrail.inference.batches import How
+
+folder, rng, model = Path(sys.argv[1]), random.Random(0), small_model()
+
+class Slow(Watched):
+    def read(self, index):
+        time.sleep(0.001)
+        return super().read(index)
+
+def begun(out=None):
+    child = os.fork()
+    if child:
+        return child
+    try:
+        found = extract(model, Slow(900), HOW, folder)
+        if out:
+            np.savez(folder.parent / out, **{name: getattr(found, name) for name in ("values", "labels", "indices")})
+        os._exit(0)
+    except BaseException as error:
+        print(repr(error), file=sys.stderr, flush=True)
+        os._exit(1)
+
+def size():
+    try:
+        return sum(path.stat().st_size for path in folder.glob("*.unfinished"))
+    except FileNotFoundError:
+        return 0
+
+Watched(1)  # so that each fork need not open it
+sizes = [0]
+for _ in range(6):
+    child = begun()
+    while size() <= sizes[-1] and not os.waitpid(child, os.WNOHANG)[0]:
+        time.sleep(0.002)
+    if size() <= sizes[-1]:
+        break  # a busy machine let it come to its end
+    time.sleep(rng.uniform(0, 0.05))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    sizes.append(size())
+both = [begun("one.npz"), begun("other.npz")]
+assert [os.waitpid(child, 0)[1] for child in both] == [0, 0]
+print(json.dumps(sizes))
+"""
+
+
+def test_killed_again_and_again_then_two_at_once(model, tmp_path):
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    here = os.path.dirname(__file__)  # noqa: PTH120
+    paths = os.pathsep.join([here, os.path.join(here, "../data")])  # noqa: PTH118
+    child = subprocess.run(
+        [sys.executable, "-c", KILLED, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    assert child.returncode == 0, child.stderr
+    sizes = json.loads(child.stdout)
+    assert len(sizes) > 2, "it was killed in the middle"
+    whole = extract(model, Watched(900), HOW, None)
+    for name in ("one.npz", "other.npz"):
+        with np.load(tmp_path / name) as found:
+            assert all(np.array_equal(found[key], getattr(whole, key)) for key in ("values", "labels", "indices"))
+    again = Watched(900)
+    assert same(extract(model, again, HOW, folder), whole)
+    assert computed(again) == 0
+    assert [path.suffix for path in folder.iterdir()] == [".features"]
+
+
+def test_who_comes_second_waits_and_computes_nothing(model, right, tmp_path):
+    class Slow(Watched):
+        def read(self, index):
+            time.sleep(0.001)
+            return super().read(index)
+
+    sources = [Slow(), Slow(), Slow()]
+    found: list[Features] = []
+    threads = [
+        threading.Thread(target=lambda source=source: found.append(extract(model, source, HOW, tmp_path)))
+        for source in sources
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3
+    assert all(same(features, right) for features in found)
+    assert sorted(map(computed, sources)) == [0, 0, IMAGES]
+    assert [path.suffix for path in tmp_path.iterdir()] == [".features"]
+
+
+def test_a_cache_that_cannot_be_written_is_no_reason_to_stop(model, right, tmp_path, caplog):
+    (tmp_path / "file").write_text("in the way")
+    assert same(extract(model, Watched(), HOW, tmp_path / "file" / "cache"), right)
+    assert "the features are not kept in" in caplog.text
+
+
+def test_a_disk_that_fills_up_is_no_reason_to_stop(model, right, tmp_path, caplog, monkeypatch):
+    written = vitrail.evaluation.features._written
+    count = iter(range(100))
+
+    def full(part):
+        if next(count) == 3:
+            raise OSError(28, "No space left on device")
+        return written(part)
+
+    monkeypatch.setattr("vitrail.evaluation.features._written", full)
+    assert same(extract(model, Watched(), HOW, tmp_path), right)
+    assert caplog.text.count("No space left on device") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_entries_that_nobody_uses_are_forgotten(model, tmp_path):
+    old = time.time() - 40 * 24 * 3600
+    extract(model, Watched(50), HOW, tmp_path)
+    (used,) = tmp_path.iterdir()
+    (tmp_path / "unused.features").write_bytes(b"")
+    (tmp_path / "left.unfinished").write_bytes(b"")
+    for path in tmp_path.iterdir():
+        os.utime(path, (old, old))
+    extract(model, Watched(50), HOW, tmp_path)
+    extract(model, Watched(60), HOW, tmp_path)
+    assert used.exists(), "it was used just now"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_workers_do_not_change_a_bit(model, right, tmp_path):
+    assert same(extract(model, Watched(), How(16, workers=2, device="cpu"), tmp_path), right)
+
+
+def test_an_empty_source(model):
+    class Nothing(Source):
+        classes = ()
+
+        def __len__(self):
+            return 0
+
+        def read(self, index):
+            raise IndexError
+
+        def name(self, index):
+            raise IndexError
+
+        def labels(self, start, stop):
+            return np.empty(0, np.int64)
+
+    with pytest.raises(DataError, match="empty"):
+        extract(model, Nothing(), HOW, None)

@@ -1,0 +1,273 @@
+"""`vitrail inspect` from end to end: whatever model, whatever images, one report."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import runs
+from pictures import make_folder, picture
+
+import peers  # noqa: F401  timm is imported through it
+import vitrail
+from samples import randomise
+from vitrail.errors import ConfigError, DataError
+from vitrail.inspection import inspect
+from vitrail.inspection.findings import Absent
+from vitrail.inspection.inspect import after, newest_run, report_path, run, run_folder
+from vitrail.model.architecture import TimmArchitecture
+from vitrail.model.create import build
+from vitrail.training.start import start
+
+SMALL = {"width": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64, "num_classes": 5, "seed": 0}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run on digits, and its configuration."""
+    config = runs.config(tmp_path_factory.mktemp("runs") / "digits")
+    return config, start(config)
+
+
+@pytest.fixture
+def looked(monkeypatch):
+    """What was found, as it goes to the page; figures are not drawn, for that takes the longest."""
+    found = []
+
+    def write(findings, figures, path, between=None, across=None):
+        found.extend([*findings, between])
+        path.write_text("")
+        return path
+
+    monkeypatch.setattr(inspect, "write_report", write)
+    monkeypatch.setattr(inspect, "draw_findings", lambda *given: {})
+    monkeypatch.setattr(inspect, "draw_between", lambda layers, path, across, down: path)
+    return found
+
+
+def saved(path, name="Ti/4", **options):
+    vitrail.save(randomise(vitrail.create_model(name, **{"image_size": 16, **SMALL, **options})), path)
+    return str(path)
+
+
+def absent(findings) -> set[str]:
+    parts = ("filters", "positions", "distance", "attention", "tokens", "layers")
+    return {part for part in parts if isinstance(getattr(findings, part), Absent)}
+
+
+def test_every_finished_run_has_its_report(finished):
+    config, result = finished
+    (line,) = after(config, result)
+    assert line == f"report: {result.folder / 'report.html'}"
+    page = (result.folder / "report.html").read_text()
+    assert "validated on" in page, "its own images"
+    assert 'id="curves"' in page
+    names = {path.name for path in (result.folder / "report_files").iterdir()}
+    for name in ("filters-1", "positions", "distance", "rollout", "tokens", "layers", "curves"):
+        assert {f"{name}.png", f"{name}.svg"} <= names
+        assert {f"{name}.npz", f"{name}.csv"} & names
+    assert str(result.folder.parent) not in page, "a report may go to strangers"
+
+
+def test_a_run_that_wants_none_has_none(finished):
+    config, result = finished
+    without = config.model_copy(update={"run": config.run.model_copy(update={"report": False})})
+    assert list(after(without, result)) == []
+
+
+def test_what_goes_wrong_in_the_report_does_not_spoil_the_run(finished, monkeypatch):
+    config, result = finished
+
+    def fail(*given):
+        raise RuntimeError("no fonts")
+
+    monkeypatch.setattr(inspect, "draw_findings", fail)
+    (line,) = after(config, result)
+    assert "RuntimeError: no fonts" in line
+    assert f"vitrail inspect {result.folder}" in line
+
+
+def test_of_several_ranks_the_first_reports(finished, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    assert list(after(*finished)) == []
+
+
+def test_without_a_model_it_is_the_newest_run(finished, tmp_path, monkeypatch, looked):
+    monkeypatch.chdir(tmp_path)
+    assert newest_run() is None
+    for number, name in enumerate(["runs/quickstart/pretrain", "runs/old"]):
+        place = tmp_path / name
+        (place / "model").mkdir(parents=True)
+        for file in ("config.toml", "metrics.jsonl", "model/config.json"):
+            (place / file).write_bytes((finished[1].folder / file).read_bytes())
+        os.utime(place / "model/config.json", (number, number))
+    assert newest_run().as_posix() == "runs/old"
+    os.utime(tmp_path / "runs/quickstart/pretrain/model/config.json", (9, 9))
+    assert newest_run().as_posix() == "runs/quickstart/pretrain"
+
+
+def test_where_the_report_goes(finished, tmp_path):
+    folder = finished[1].folder
+    assert report_path([str(folder)], None) == folder / "report.html"
+    assert report_path([str(folder / "model")], None) == folder / "report.html"
+    assert report_path(["hf:owner/name"], None).as_posix() == "runs/inspect-name/report.html"
+    assert report_path([str(folder), "b"], None).as_posix() == "runs/inspect-digits-b/report.html"
+    assert report_path(["a"], tmp_path) == tmp_path / "report.html"
+    assert report_path(["a"], tmp_path / "x.html") == tmp_path / "x.html"
+    with pytest.raises(ConfigError, match=r"give a file that ends in \.html, or a folder"):
+        report_path(["a"], tmp_path / "x.pdf")
+    assert run_folder(str(tmp_path)) is None
+
+
+def test_a_place_that_cannot_be_written(finished, tmp_path, looked):
+    (tmp_path / "report_files").write_text("in the way")
+    with pytest.raises(ConfigError, match=r"cannot be written .*--out"):
+        run([str(finished[1].folder)], out=tmp_path / "report.html")
+
+
+KINDS = {
+    "class token": ({}, set()),
+    "pooled, registers, not square": ({"pool": "average", "registers": 2, "image_size": (16, 24)}, set()),
+    "attention pooling": ({"pool": "attention"}, set()),
+    "relative": ({"position": "relative"}, {"positions"}),
+    "no positions": ({"position": "none", "pool": "average"}, {"positions"}),
+    "sin-cos": ({"position": "sin-cos"}, set()),
+    "axial": ({"block": "axial", "pool": "average"}, set()),
+    "conv stem": ({"conv_stem": [(8, 3, 2), (16, 3, 2)]}, set()),
+    "no classes, grey": ({"num_classes": 0, "in_channels": 1}, set()),
+    "tanh head": ({"representation_size": 16}, set()),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model(kind, tmp_path, looked):
+    options, missing = KINDS[kind]
+    run([saved(tmp_path / "model-1", **options)], out=tmp_path)
+    findings, between = looked
+    assert absent(findings) == missing
+    assert between is None
+    assert findings.name == "model-1"
+    assert findings.images_from == "the two photographs inside scikit-learn"
+    assert [shown.name for shown in findings.images] == ["china.jpg", "flower.jpg"]
+    assert all(bool(shown.guesses) == (options.get("num_classes") != 0) for shown in findings.images)
+
+
+def test_a_hybrid_and_a_resnet(tmp_path, looked):
+    hybrid = saved(tmp_path / "hybrid", "R26+Ti/32", image_size=64)
+    resnet = str(tmp_path / "bit")
+    vitrail.save(randomise(vitrail.create_model("BiT-R50x1", image_size=64, num_classes=5)), resnet)
+    run([hybrid, resnet], str(make_folder(tmp_path / "photos", {"few": 4})), tmp_path)
+    one, other, between = looked
+    assert len(one.filters) == 2, "the projection's, and the root's"
+    assert absent(one) == set()
+    assert absent(other) == {"positions", "distance", "attention"}
+    assert between.cka.shape == (2, 16)
+    assert np.isfinite(between.cka).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"), [("test_vit2", set()), ("test_resnet", {"positions", "distance", "attention"})]
+)
+def test_networks_of_timm(name, missing, tmp_path, looked):
+    model = build(TimmArchitecture(name=name, image_size=(32, 32), num_classes=3))
+    model.load_state_dict({key: torch_like(tensor) for key, tensor in model.state_dict().items()}, assign=True)
+    vitrail.save(randomise(model), tmp_path / "timm")
+    run([str(tmp_path / "timm")], out=tmp_path)
+    assert absent(looked[0]) == missing
+
+
+def torch_like(tensor):
+    import torch
+
+    return torch.zeros(tensor.shape, dtype=tensor.dtype if not tensor.dtype.is_floating_point else None)
+
+
+def test_five_channels_have_no_photographs_but_filters(tmp_path, looked):
+    run([saved(tmp_path / "model-1", in_channels=5)], out=tmp_path)
+    findings = looked[0]
+    assert absent(findings) == {"distance", "attention", "tokens", "layers"}
+    assert "takes 5" in findings.distance.why
+    assert not findings.images
+
+
+def test_images_that_are_given(tmp_path, looked):
+    folder = make_folder(tmp_path / "photos", {"cats": 6, "dogs": 5})
+    (folder / "dogs" / "0000.png").write_bytes(picture(3)[:40])
+    done = run([saved(tmp_path / "model-1")], str(folder), tmp_path, most=9)
+    assert looked[0].measured_on == "8 of the 11 images of photos"
+    assert [note.split(": ")[:2] for note in done.notes] == [["left out", "dogs/0000.png"]]
+    with pytest.raises(DataError, match="does not exist"):
+        run([str(tmp_path / "model-1")], str(tmp_path / "nowhere"), tmp_path)
+
+
+def test_a_run_whose_data_is_gone_falls_back_on_photographs(tmp_path, looked):
+    make_folder(tmp_path / "photos", {"cats": 6, "dogs": 6})
+    config = runs.config(
+        tmp_path / "run",
+        model={"in_channels": 3},
+        data={"source": str(tmp_path / "photos"), "batch_size": 4},
+        schedule={"steps": 2, "warmup_steps": 0},
+    )
+    start(config)
+    run([str(tmp_path / "run")])
+    (tmp_path / "photos").rename(tmp_path / "elsewhere")
+    run([str(tmp_path / "run" / "model")])
+    assert looked[0].measured_on == "2 images of photos, which the run was validated on"
+    assert "crops of the two photographs" in looked[2].measured_on
+    assert looked[2].records
+
+
+def test_two_models_side_by_side(tmp_path):
+    one, other = saved(tmp_path / "one"), saved(tmp_path / "other", depth=3, seed=1)
+    done = run([one, other], out=tmp_path / "both.html")
+    assert {"one", "other", "between.png", "between.svg", "between.npz", "between.csv"} == {
+        path.name for path in (tmp_path / "both_files").iterdir()
+    }
+    with np.load(tmp_path / "both_files/between.npz", allow_pickle=False) as kept:
+        assert kept["cka"].shape == (2, 3)
+    assert done.report == tmp_path / "both.html"
+    assert all(path.exists() for path in (*done.figures, *done.data))
+
+
+def test_the_same_model_twice_keeps_its_files_apart(tmp_path, looked):
+    model = saved(tmp_path / "one")
+    run([model, model], out=tmp_path / "both.html")
+    assert {path.name for path in (tmp_path / "both_files").iterdir() if path.is_dir()} == {"one", "one-2"}
+    assert [each.name for each in looked[:2]] == ["one", "one 2"]
+    np.testing.assert_allclose(np.diagonal(looked[2].cka), 1, atol=1e-5)
+
+
+def test_what_a_run_left_can_be_damaged(tmp_path, looked):
+    """Its configuration from a newer version, its records cut or hostile: the rest is still shown."""
+    start(runs.config(tmp_path / "run", schedule={"steps": 2, "warmup_steps": 0}))
+    (tmp_path / "run" / "config.toml").write_text("[run]\nnew_thing = 3\n")
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"kind": "train", "step": "x"}\nnonsense\n')
+    done = run([str(tmp_path / "run")])
+    assert looked[0].images_from == "the two photographs inside scikit-learn"
+    assert not looked[0].records
+    assert any("without training curves" in note for note in done.notes)
+
+
+def test_a_dot_is_a_model_too(finished, tmp_path, looked, monkeypatch):
+    monkeypatch.chdir(finished[1].folder / "model")
+    done = run(["."])
+    assert looked[0].name == "digits"
+    assert done.report.resolve() == (finished[1].folder / "report.html").resolve()
+    assert looked[0].records
+
+
+def test_control_c_in_the_report_does_not_spoil_the_run(finished, monkeypatch):
+    def interrupt(*given, **others):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(inspect, "look_inside", interrupt)
+    config, result = finished
+    assert list(after(config, result)) == [f"report: stopped; vitrail inspect {result.folder} makes it"]
+
+
+def test_progress_comes_to_its_end(tmp_path, looked):
+    told = []
+    run([saved(tmp_path / "model-1")], out=tmp_path, progress=lambda done, total: told.append((done, total)))
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1]

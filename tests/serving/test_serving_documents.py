@@ -1,0 +1,62 @@
+"""The examples on the page about serving, and the container file, are of the server that there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+from vitrail.data.transforms.decode import LARGE
+from vitrail.serving.app import OPEN, ROUTES
+from vitrail.serving.metrics import Metrics
+from vitrail.serving.settings import Settings
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE = (ROOT / "docs/serving.md").read_text()
+
+
+def test_the_kubernetes_example_is_yaml_and_fits_together():
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    deployment, service, scaler = yaml.safe_load_all(text)
+    template = deployment["spec"]["template"]
+    assert (
+        deployment["spec"]["selector"]["matchLabels"] == template["metadata"]["labels"] == service["spec"]["selector"]
+    )
+    (container,) = template["spec"]["containers"]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"]["path"] in OPEN
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in template["spec"]["volumes"]}
+    sleep = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert template["spec"]["terminationGracePeriodSeconds"] > sleep + Settings().drain_seconds
+    assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+
+
+def test_every_route_and_metric_stands_on_the_page():
+    for route in ROUTES - {"/page.css", "/page.js", "/docs.css"}:
+        assert route in PAGE
+    told = set(re.findall(r"^# TYPE (vitrail_\w+) (?!gauge\b.*created)", Metrics().text().decode(), re.MULTILINE))
+    assert set(re.findall(r"vitrail_[a-z_]+", PAGE)) == {name for name in told if not name.endswith("_created")}
+
+
+def test_the_limits_are_the_ones_told():
+    settings = Settings()
+    assert f"| bytes of a body | {settings.most_bytes // 10**6} MB |" in PAGE
+    assert f"| seconds for a body | {settings.body_seconds:g} |" in PAGE
+    assert f"| seconds for headers | {settings.header_seconds:g} |" in PAGE
+    assert f"| images inside | `--queue` {settings.limits.queue} |" in PAGE
+    assert f"| seconds to the answer | `--deadline` {settings.limits.deadline:g} |" in PAGE
+    assert f"| images in one request | {settings.most_images}," in PAGE
+    assert f"({settings.drain_seconds:g} s at most, or `--deadline`" in PAGE
+    assert f"above {LARGE // 10**6} million pixels" in PAGE
+
+
+def test_the_container_file():
+    lines = (ROOT / "Containerfile").read_text().splitlines()
+    words = [line.split()[0] for line in lines if line and not line.startswith(("#", " "))]
+    assert words[0] == "FROM"
+    assert {"USER", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT"} <= set(words)
+    assert lines[-1] == 'ENTRYPOINT ["vitrail", "serve", "--host", "0.0.0.0"]'
+    copied = [name for line in lines if line.startswith("COPY") for name in line.split()[1:-1]]
+    assert all((ROOT / name).exists() for name in copied)

@@ -1,0 +1,75 @@
+"""Small training runs for the tests, and what came of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from vitrail.training.config import RunConfig
+from vitrail.training.resolve import resolve
+
+HERE = Path(__file__).parent
+MODEL = {"name": "Ti/4", "image_size": 16, "in_channels": 1, "width": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64}
+MASKED = {"kind": "masked-patches"}
+TREE: dict[str, dict[str, Any]] = {
+    "model": {**MODEL, "dropout": 0.1, "stochastic_depth": 0.1},
+    "data": {"source": "digits", "batch_size": 32, "augmentation": {"crop_area": (0.6, 1.0), "flip": 0.0}},
+    "optimizer": {"learning_rate": 3e-3, "averaging": 0.9, "weight_decay": 0.05},
+    "schedule": {"steps": 20, "warmup_steps": 4},
+    "run": {"deterministic": True, "log_every": 1, "evaluate_every": 8, "checkpoint_every": 3, "trackers": ()},
+}
+"""With all that is random in it: order, augmentation, dropout, stochastic depth."""
+
+
+def tree(folder: Path | str, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """TREE in a folder, with some values changed: model={"depth": 1}."""
+    changed = {**sections, "run": {"folder": str(folder), **sections.get("run", {})}}
+    return {name: {**values, **changed.get(name, {})} for name, values in {**{n: {} for n in changed}, **TREE}.items()}
+
+
+def config(folder: Path | str, **sections: dict[str, Any]) -> RunConfig:
+    return resolve(tree(folder, **sections))
+
+
+def records(folder: Path, clock: bool = False) -> list[dict[str, Any]]:
+    """The metric log; without what the clock decides, unless asked."""
+    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in entry.items() if clock or key != "clock"} for entry in entries]
+
+
+def losses(folder: Path) -> list[float]:
+    return [entry["loss"] for entry in records(folder) if entry["kind"] == "train"]
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    return sorted((folder / "checkpoints").glob("step-*"))
+
+
+def tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Of a checkpoint that one process wrote."""
+    (file,) = checkpoint.glob("*.safetensors")
+    return load_file(file)
+
+
+def state(checkpoint: Path) -> dict[str, Any]:
+    """What is not tensors, without the clock."""
+    found = json.loads((checkpoint / "state.json").read_text())
+    del found["seconds"]
+    return found
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Weights, optimiser and average bit for bit, and the log in every field but the clock's."""
+    first, second = checkpoints(one)[-1], checkpoints(other)[-1]
+    assert first.name == second.name
+    assert state(first) == state(second)
+    ours, theirs = tensors(first), tensors(second)
+    assert ours.keys() == theirs.keys()
+    assert {name.split("/")[0] for name in ours} == {"objective", "optimizer", "average"}
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+    assert records(one) == records(other)

@@ -1,0 +1,104 @@
+"""The learning rate against closed forms."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vitrail.training.schedule import learning_rate
+
+DECAYS = ("cosine", "linear", "none")
+decays = st.sampled_from(DECAYS)
+
+
+@st.composite
+def schedules(draw, most: int = 1_000_000_000) -> dict:
+    """A schedule with at least one step after its warm-up."""
+    steps = draw(st.integers(1, most))
+    return {
+        "base": draw(st.floats(1e-8, 10.0)),
+        "steps": steps,
+        "warmup_steps": draw(st.one_of(st.just(0), st.integers(0, steps - 1))),
+    }
+
+
+@settings(deadline=None)
+@given(schedules(), decays, st.data())
+def test_the_warm_up_is_a_line(schedule, decay, data):
+    warmup = schedule["warmup_steps"]
+    if not warmup:
+        return
+    step = data.draw(st.integers(0, warmup - 1))
+    expected = Fraction(schedule["base"]) * (step + 1) / warmup
+    assert learning_rate(step, **schedule, decay=decay) == pytest.approx(float(expected), rel=1e-14)
+    assert learning_rate(0, **schedule, decay=decay) > 0
+
+
+@settings(deadline=None)
+@given(schedules(), decays)
+def test_the_first_step_after_the_warm_up_has_the_base_rate(schedule, decay):
+    assert learning_rate(schedule["warmup_steps"], **schedule, decay=decay) == schedule["base"]
+
+
+@settings(deadline=None)
+@given(schedules(), st.data())
+def test_linear_decay_is_a_line_to_zero(schedule, data):
+    steps, warmup = schedule["steps"], schedule["warmup_steps"]
+    step = data.draw(st.integers(warmup, steps - 1))
+    expected = Fraction(schedule["base"]) * (steps - step) / (steps - warmup)
+    assert learning_rate(step, **schedule, decay="linear") == pytest.approx(float(expected), rel=1e-14)
+
+
+@settings(deadline=None)
+@given(schedules(), st.data())
+def test_cosine_decay_is_half_a_cosine(schedule, data):
+    base, steps, warmup = schedule["base"], schedule["steps"], schedule["warmup_steps"]
+    step = data.draw(st.integers(warmup, steps - 1))
+    expected = base * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))) / 2
+    assert learning_rate(step, **schedule, decay="cosine") == pytest.approx(expected, abs=base * 1e-15, rel=1e-12)
+
+
+@settings(deadline=None)
+@given(schedules())
+def test_without_decay_the_rate_stays(schedule):
+    last = learning_rate(schedule["steps"] - 1, **schedule, decay="none")
+    assert last == schedule["base"]
+
+
+@settings(deadline=None)
+@given(schedules())
+def test_the_end_is_just_above_zero(schedule):
+    base, steps = schedule["base"], schedule["steps"]
+    length = steps - schedule["warmup_steps"]
+    last = {decay: learning_rate(steps - 1, **schedule, decay=decay) for decay in ("linear", "cosine")}
+    assert last["linear"] == pytest.approx(base / length, rel=1e-14)
+    # 1 − cos x = 2 sin² x/2: the difference itself has no digits left for small x.
+    assert last["cosine"] == pytest.approx(base * math.sin(math.pi / (2 * length)) ** 2, rel=1e-12)
+    assert min(last.values()) > 0
+    for decay in last:
+        assert learning_rate(steps, **schedule, decay=decay) == 0  # the step that is not taken
+
+
+@settings(deadline=None)
+@given(schedules(most=300), decays)
+def test_up_then_down_and_never_negative(schedule, decay):
+    rates = [learning_rate(step, **schedule, decay=decay) for step in range(schedule["steps"])]
+    top = schedule["warmup_steps"]
+    assert all(0 < rate <= schedule["base"] * (1 + 1e-15) for rate in rates)
+    assert rates[:top] == sorted(rates[:top])
+    assert rates[top:] == sorted(rates[top:], reverse=True)
+    if decay != "none":
+        assert len(set(rates[top:])) == len(rates[top:])
+
+
+def test_worked_by_hand():
+    def rates(decay: str) -> list[float]:
+        return [learning_rate(step, base=8.0, steps=8, warmup_steps=4, decay=decay) for step in range(8)]
+
+    assert rates("linear") == [2, 4, 6, 8, 8, 6, 4, 2]
+    assert rates("none") == [2, 4, 6, 8, 8, 8, 8, 8]
+    assert rates("cosine") == pytest.approx([2, 4, 6, 8, 8, 4 + 2 * math.sqrt(2), 4, 4 - 2 * math.sqrt(2)])
