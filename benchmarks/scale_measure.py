@@ -35,14 +35,14 @@ from torch import nn
 
 import vitrail
 from vitrail.data.loader import Batch
-from vitrail.model.cost import FORWARD_AND_BACKWARD, cost
+from vitrail.model.cost import FORWARD_AND_BACKWARD, compute_cost
 from vitrail.objectives.classification import Classification
 from vitrail.system.ranks import Ranks
-from vitrail.training.checkpoint import Checkpoints
+from vitrail.training.checkpoint import CheckpointFolder
 from vitrail.training.config import OptimizerConfig
-from vitrail.training.optim import build_optimizer, layers
-from vitrail.training.state import materialise, named_tensors
-from vitrail.training.update import clip
+from vitrail.training.optim import build_optimizer, find_layers
+from vitrail.training.state import initialise_state, name_tensors
+from vitrail.training.update import clip_gradients
 
 DEVICE = torch.device("cuda")
 BATCHES = {"H/14": (32, 64, 128), "g/14": (32, 64, 128), "L/16": (64, 128), "B/16": (128, 256)}
@@ -71,7 +71,7 @@ def gradients(objective: Classification, batch: Batch) -> None:
 def training_step(objective: Classification, optimizer: torch.optim.Optimizer, batch: Batch) -> Callable[[], None]:
     def step() -> None:
         gradients(objective, batch)
-        clip(objective.parameters(), OPTIMIZER.clip_norm)
+        clip_gradients(objective.parameters(), OPTIMIZER.clip_norm)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -106,7 +106,7 @@ def build(name: str) -> tuple[Classification, torch.optim.Optimizer, dict[str, A
     states = {"model": name, "parameters": sum(parameter.numel() for parameter in objective.parameters())}
     states["weights_bytes"] = held()
     optimizer = build_optimizer(objective, OPTIMIZER, DEVICE)
-    materialise(optimizer)
+    initialise_state(optimizer)
     states["with_adamw_bytes"] = held()
     gradients(objective, noise(1, objective.model.image_size, objective.model.num_classes))
     states["with_gradients_bytes"] = held()
@@ -132,7 +132,7 @@ def measured_steps(objective: Classification, optimizer: torch.optim.Optimizer, 
     except torch.OutOfMemoryError:
         optimizer.zero_grad()
         return row
-    flops = FORWARD_AND_BACKWARD * cost(objective.model.architecture).flops
+    flops = FORWARD_AND_BACKWARD * compute_cost(objective.model.architecture).flops
     speed = images / statistics.median(times) * 1000
     row |= {
         "ms": statistics.median(times),
@@ -149,9 +149,9 @@ def measured_checkpoint(
     """One save as the training loop does it, while steps go on."""
     step = training_step(objective, optimizer, noise(images, objective.model.image_size, objective.model.num_classes))
     before = [milliseconds(step) for _ in range(WARM_UP + TIMED)][WARM_UP:]
-    tensors = named_tensors(objective, optimizer, None)
+    tensors = name_tensors(objective, optimizer, None)
     with tempfile.TemporaryDirectory() as folder:
-        checkpoints = Checkpoints(Path(folder), Ranks(0, 1, DEVICE), keep=1)
+        checkpoints = CheckpointFolder(Path(folder), Ranks(0, 1, DEVICE), keep=1)
         checkpoints.start()
         torch.cuda.synchronize()
         begin = time.perf_counter()
@@ -176,7 +176,7 @@ def measured_checkpoint(
 
 
 def compile_blocks(model: nn.Module) -> None:
-    for block in layers(model).values():
+    for block in find_layers(model).values():
         block.compile()
 
 

@@ -246,7 +246,7 @@ def test_the_quickstart_beside_it(run, monkeypatch):
 
     def trained(folder):
         given = [f"run.folder={folder}/pretrain", "data.batch_size=2", *short]
-        quickstart.start(quickstart.resolve(quickstart.find("quickstart").config, given))
+        quickstart.run_training(quickstart.resolve(quickstart.find_recipe("quickstart").config, given))
         shutil.copytree(f"{folder}/pretrain", f"{folder}/finetune")
         yield "test accuracy: 10.0%"
 
@@ -288,8 +288,8 @@ def test_the_card_is_made_of_the_raw_results(pane, card):
 @pytest.mark.slow
 @pytest.mark.skipif("TINY_IMAGENET" not in os.environ, reason="TINY_IMAGENET must name the data set's folder")
 def test_the_accuracy_is_the_cards(here, card):
-    from vitrail.evaluation.evaluate import run
-    from vitrail.inference.batches import How
+    from vitrail.evaluation.evaluate import evaluate
+    from vitrail.inference.batches import InferenceOptions
 
-    report = run("pane", os.environ["TINY_IMAGENET"], "val", how=How(device="cpu"), folder=here / "report").report
+    report = evaluate("pane", os.environ["TINY_IMAGENET"], "val", options=InferenceOptions(device="cpu"), folder=here / "report").report
     assert f"{report.top1.value:.2%}" == told(card, "top-1 accuracy")

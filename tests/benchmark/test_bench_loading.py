@@ -13,8 +13,8 @@ from vitrail.benchmark import loading
 from vitrail.benchmark.case import Case
 from vitrail.benchmark.loading import STOCK, Supply, bursts, measure_supply, supplied
 from vitrail.errors import ConfigError, DataError
-from vitrail.fast.measure import Stopwatch
-from vitrail.model.cost import cost
+from vitrail.fast.timing import Stopwatch
+from vitrail.model.cost import compute_cost
 from vitrail.model.variants import SIZES, Size, architecture
 
 
@@ -49,7 +49,7 @@ class TestSupply:
         supply = Supply.opened(data, 0, [case])
         batch = next(supply.loader(case, 8))
         assert (batch.images.shape, batch.images.dtype) == ((4, 3, 32, 32), torch.uint8)
-        run = loading.assemble(loading.run_config(case, supply, compiles=False), loading.Ranks(0, 1, CPU))
+        run = loading.build_run(loading.run_config(case, supply, compiles=False), loading.Ranks(0, 1, CPU))
         assert torch.equal(next(run.loader(8)).images, batch.images)
 
 
@@ -104,8 +104,8 @@ class TestMeasured:
         assert {"TrainingLoader", "SameBatch"} == set(trained)
         shape = case.architecture.model_copy(update={"num_classes": 2})
         for row in found.rows:
-            assert row.parameters == cost(shape).parameters
-            assert row.flops_per_second == pytest.approx(cost(shape).flops * 4 * 3 / row.median_seconds)
+            assert row.parameters == compute_cost(shape).parameters
+            assert row.flops_per_second == pytest.approx(compute_cost(shape).flops * 4 * 3 / row.median_seconds)
             assert row.share_of_product > 0
 
     def test_what_fails_is_named(self, data):

@@ -14,8 +14,8 @@ from PIL import Image
 import vitrail
 from vitrail.config import TrainingCost
 from vitrail.inference import batches as passes
-from vitrail.model.cost import cost as count_cost
-from vitrail.training.start import start
+from vitrail.model.cost import compute_cost as count_cost
+from vitrail.training.run_training import run_training
 
 SMALL = {"image_size": 16, "width": 32, "depth": 1, "num_heads": 2, "mlp_dim": 32}
 
@@ -114,7 +114,7 @@ def test_ctrl_c_says_what_there_is(here, run, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vitrail.evaluation.evaluate.evaluate", interrupted)
+    monkeypatch.setattr("vitrail.evaluation.evaluate.score_model", interrupted)
     code, _, err = run("evaluate", "--model", "good", "--data", "photos")
     assert (code, err) == (130, "stopped: nothing was written\n")
 
@@ -131,17 +131,17 @@ def test_ids_are_shown_with_words(here, run):
 
 
 def test_what_training_cost_travels_with_the_weights_and_adds_up(tmp_path):
-    first = start(runs.config(tmp_path / "first", schedule={"steps": 4, "warmup_steps": 1}))
-    cost = vitrail.load(first.folder).training_cost
+    first = run_training(runs.config(tmp_path / "first", schedule={"steps": 4, "warmup_steps": 1}))
+    compute_cost = vitrail.load(first.folder).training_cost
     flops = count_cost(vitrail.load(first.folder).architecture).flops
-    assert cost.complete
-    assert cost.flops == 3 * flops * 4 * 32
+    assert compute_cost.complete
+    assert compute_cost.flops == 3 * flops * 4 * 32
     tree = runs.tree(tmp_path / "second", schedule={"steps": 2, "warmup_steps": 0})
     tree["model"] = {"weights": str(first.model), "dropout": 0.0}
-    second = vitrail.load(start(runs.resolve(tree)).folder).training_cost
+    second = vitrail.load(run_training(runs.resolve(tree)).folder).training_cost
     assert second.complete
-    assert second.flops == cost.flops + 3 * flops * 2 * 32
-    assert second.device_seconds > cost.device_seconds
+    assert second.flops == compute_cost.flops + 3 * flops * 2 * 32
+    assert second.device_seconds > compute_cost.device_seconds
     assert second.devices == ("CPU",)
     assert "training cost" in (tmp_path / "second" / "model" / "README.md").read_text()
 

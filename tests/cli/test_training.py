@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.training import start as starting
+from vitrail.training import run_training as starting
 
 
 @pytest.fixture

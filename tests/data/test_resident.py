@@ -18,16 +18,16 @@ from vitrail.config import Preprocessing
 from vitrail.data import resident
 from vitrail.data.loader import EvaluationLoader, TrainingLoader
 from vitrail.data.open import open_data
-from vitrail.data.order import mixed
-from vitrail.data.resident import KeptBatches, ResidentImages, ResidentLoader
+from vitrail.data.order import derive_seed
+from vitrail.data.resident import CachedBatches, ResidentImages, ResidentLoader
 from vitrail.data.sources.memory import in_memory
-from vitrail.data.sources.source import Listed
+from vitrail.data.sources.source import ListSource
 from vitrail.data.transforms.augment import Augmentation
 from vitrail.data.transforms.batch_augment import augment_batch
-from vitrail.data.transforms.decode import decode, to_channels
+from vitrail.data.transforms.decode import decode_image, to_channels
 from vitrail.errors import ConfigError, DataError, Stopped
 from vitrail.training import loop
-from vitrail.training.start import start
+from vitrail.training.run_training import run_training
 
 EVERYTHING = Augmentation(three_augment=True, rand_augment=(2, 10.0), color_jitter=0.4, erasing=0.25)
 STEPS, BATCH, COUNT = 30, 12, 101
@@ -82,8 +82,8 @@ def test_batches_are_what_they_are_said_to_be(source, images):
     assert batch.mask.all()
     assert (loader.position, loader.epoch, loader.broken) == (BATCH, BATCH / COUNT, {})
     # Pixels and chance by hand: those of the samples, from a generator seeded by the seed and the position.
-    pixels = torch.stack([decode(source.read(index).content) for index in batch.indices.tolist()])
-    generator = torch.Generator().manual_seed(mixed(5, 0))
+    pixels = torch.stack([decode_image(source.read(index).content) for index in batch.indices.tolist()])
+    generator = torch.Generator().manual_seed(derive_seed(5, 0))
     assert torch.equal(batch.images, augment_batch(pixels, EVERYTHING, generator, (16, 18)))
 
 
@@ -154,7 +154,7 @@ def test_nothing_depends_on_global_chance(images, uninterrupted):
 
 def test_chance_is_another_in_every_row_every_step_and_with_every_seed():
     """Of one image over and over, so that order plays no part."""
-    kept = ResidentImages(Listed([(picture(0), 0)] * 8, "a"), "cpu")
+    kept = ResidentImages(ListSource([(picture(0), 0)] * 8, "a"), "cpu")
     loaders = [ResidentLoader(kept, 8, 16, device="cpu", seed=seed) for seed in (0, 1)]
     seen = [image for one in loaders for batch in itertools.islice(one, 3) for image in batch.images]
     assert len({image.numpy().tobytes() for image in seen}) == len(seen)
@@ -177,7 +177,7 @@ def test_broken_samples_are_named_once_and_replaced_by_seed_and_number_alone(cap
     monkeypatch.setattr(resident, "AT_ONCE", 7)  # several groups, one of which holds nothing that can be used
     broken = [*range(14, 21), 33]
     samples = [(b"nonsense" if n in broken else picture(n), n % 5) for n in range(40)]
-    kept = ResidentImages(Listed(samples, "abcde"), "cpu")
+    kept = ResidentImages(ListSource(samples, "abcde"), "cpu")
     assert [record.message for record in caplog.records] == [
         f"sample {n}: not an image of a known kind; another image takes its place" for n in broken
     ]
@@ -201,24 +201,24 @@ def test_broken_samples_are_named_once_and_replaced_by_seed_and_number_alone(cap
 def test_too_many_broken_samples_are_an_error_that_lists_them():
     samples = [(picture(n) if n > 11 else b"", 0) for n in range(40)]
     with pytest.raises(DataError, match=r"12 of 40 images cannot be used, more than the 10 allowed; (?s:.*)sample 0: "):
-        ResidentLoader(Listed(samples, "a"), 4, 8, device="cpu")
+        ResidentLoader(ListSource(samples, "a"), 4, 8, device="cpu")
     with pytest.raises(DataError, match="more than the 3 allowed"):
-        ResidentLoader(Listed(samples[8:], "a"), 4, 8, device="cpu", most_broken=3)
-    assert ResidentLoader(Listed(samples, "a"), 4, 8, device="cpu", most_broken=12).most_broken == 12
+        ResidentLoader(ListSource(samples[8:], "a"), 4, 8, device="cpu", most_broken=3)
+    assert ResidentLoader(ListSource(samples, "a"), 4, 8, device="cpu", most_broken=12).most_broken == 12
 
 
 def test_where_all_are_broken_there_is_nothing_to_take():
     with pytest.raises(DataError, match="sample 0: empty; and every other image is broken too"):
-        ResidentLoader(Listed([(b"", 0)] * 4, "a"), 4, 8, device="cpu")
+        ResidentLoader(ListSource([(b"", 0)] * 4, "a"), 4, 8, device="cpu")
     with pytest.raises(DataError, match="the data set is empty"):
-        ResidentImages(Listed([]), "cpu")
+        ResidentImages(ListSource([]), "cpu")
 
 
 def test_labels_without_meaning_and_huge_images_are_broken():
-    kept = ResidentImages(Listed([(picture(0), 0), (picture(1), 7)], "ab"), "cpu", most_pixels=480)
+    kept = ResidentImages(ListSource([(picture(0), 0), (picture(1), 7)], "ab"), "cpu", most_pixels=480)
     assert [broken.reason for broken in kept.account.broken.values()] == ["its label is 7, and there are 2 classes"]
     with pytest.raises(DataError, match="24×20 pixels, more than the 479 allowed"):
-        ResidentImages(Listed([(picture(0), 0)], "ab"), "cpu", most_pixels=479)
+        ResidentImages(ListSource([(picture(0), 0)], "ab"), "cpu", most_pixels=479)
 
 
 # ---- What a person is told -------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def test_evaluation_batches_are_prepared_once(source, monkeypatch):
     loader = EvaluationLoader(source, Preprocessing(image_size=16), 8)
     expected = [digest(batch) for batch in loader]
     reads.clear()
-    kept = KeptBatches(loader, "cpu")
+    kept = CachedBatches(loader, "cpu")
     assert (len(kept), kept.source, kept.broken) == (13, source, {})
     next(iter(kept))  # a pass that is left early keeps nothing
     reads.clear()
@@ -279,7 +279,7 @@ def test_evaluation_batches_without_room_are_prepared_every_time(source, monkeyp
     size = 13 * 8 * 3 * 16 * 16
     for free, kept in ((2 * size, True), (2 * size - 2, False)):
         monkeypatch.setattr(resident, "_free", lambda device, free=free: free)
-        batches = KeptBatches(loader, "cpu")
+        batches = CachedBatches(loader, "cpu")
         assert len(list(batches)) == 13
         assert (next(iter(batches)) is next(iter(batches))) == kept
 
@@ -293,14 +293,14 @@ def test_a_run_stopped_and_started_again_is_the_run_never_stopped(tmp_path, monk
     augmentation = {"crop_area": (0.6, 1.0), "flip": 0.5, "rand_augment": (2, 9.0)}
     sections = {"data": {"on_device": True, "augmentation": augmentation}, "schedule": {"steps": 12, "warmup_steps": 4}}
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    start(runs.config(whole, **sections))
+    run_training(runs.config(whole, **sections))
     ordinary = loop.step
     decoded = []
     monkeypatch.setattr(ResidentImages, "_add", lambda *a, add=ResidentImages._add: decoded.append(1) or add(*a))
 
     def step(run):
         assert isinstance(run.training, ResidentLoader)
-        assert isinstance(run.evaluation, KeptBatches)
+        assert isinstance(run.evaluation, CachedBatches)
         if run.progress.step in (3, 8):
             signal.raise_signal(signal.SIGTERM)
         ordinary(run)
@@ -308,20 +308,20 @@ def test_a_run_stopped_and_started_again_is_the_run_never_stopped(tmp_path, monk
     monkeypatch.setattr(loop, "step", step)
     for at in (4, 9):
         with pytest.raises(Stopped, match=f"stopped after step {at} of 12"):
-            start(runs.config(stopped, **sections))
-    start(runs.config(stopped, **sections))
+            run_training(runs.config(stopped, **sections))
+    run_training(runs.config(stopped, **sections))
     torch.set_num_threads(before)
     runs.assert_same_run(whole, stopped)
     assert len(decoded) == 3 * 2  # more than 1,024 images and fewer than twice as many, once in each start
     sections["data"]["on_device"] = False
     with pytest.raises(ConfigError, match="on_device"):
-        start(runs.config(whole, **sections))
+        run_training(runs.config(whole, **sections))
 
 
 def test_on_device_takes_the_place_of_in_memory():
-    from vitrail.training.assemble import _kept
+    from vitrail.training.build import _kept
 
-    source = Listed([(picture(0), 0)], "a")
+    source = ListSource([(picture(0), 0)], "a")
     for on_device, in_memory_too, same in ((True, True, True), (False, True, False), (True, False, True)):
         config = SimpleNamespace(on_device=on_device, in_memory=in_memory_too)
         assert (_kept(config, source) is source) == same

@@ -29,7 +29,7 @@ from vitrail.inspection.measure.attention import (
     what_is_read,
 )
 from vitrail.model.architecture import Backbone, TimmArchitecture, VitArchitecture
-from vitrail.model.create import build
+from vitrail.model.create import build_empty_model
 from vitrail.model.encoder import RowAttention, SelfAttention
 from vitrail.model.timm_model import TimmModel
 from vitrail.model.variants import HYBRID
@@ -54,7 +54,7 @@ MODELS = {
 def small_hybrid() -> vitrail.VisionTransformer:
     """A ResNet of two units, then patches of 2 pixels of its feature map, which has an eighth of the image's side."""
     fields = {**SMALL, "image_size": (32, 48), "patch_size": 2, "backbone": Backbone(blocks=(1, 1), **HYBRID)}
-    return randomise(build(VitArchitecture(**fields)).to_empty(device="cpu").double())
+    return randomise(build_empty_model(VitArchitecture(**fields)).to_empty(device="cpu").double())
 
 
 @functools.cache
@@ -506,7 +506,7 @@ def test_heads_that_never_attend_to_patches_have_no_distance():
 
 def of_timm(name: str, image_size: tuple[int, int], dtype: torch.dtype = torch.float64) -> TimmModel:
     """With random weights that make attention uneven."""
-    model = build(TimmArchitecture(name=name, image_size=image_size, num_classes=3))
+    model = build_empty_model(TimmArchitecture(name=name, image_size=image_size, num_classes=3))
     generator = torch.Generator().manual_seed(0)
     state = {}
     for key, tensor in model.state_dict().items():
@@ -584,7 +584,7 @@ def test_timms_mean_may_include_the_prefix():
 def empty(name: str) -> TimmModel:
     """Without memory: what is refused need not be computed."""
     own = timm.models.get_pretrained_cfg(name)
-    return build(TimmArchitecture(name=name, image_size=own.input_size[1:], num_classes=3)).eval()
+    return build_empty_model(TimmArchitecture(name=name, image_size=own.input_size[1:], num_classes=3)).eval()
 
 
 REFUSED = {

@@ -15,7 +15,7 @@ from samples import randomise, small_vit
 from vitrail.errors import ConfigError, NotApplicableError
 from vitrail.inspection.measure.filters import embedding_filters, filters_of
 from vitrail.model.architecture import Backbone, ResNetArchitecture, TimmArchitecture, VitArchitecture
-from vitrail.model.create import build
+from vitrail.model.create import build_empty_model
 from vitrail.model.variants import BIT, HYBRID
 
 STEM = [(8, 3, 2, "batch", "relu"), (16, 3, 2), (32, 3, 2)]
@@ -25,12 +25,12 @@ def hybrid(**options):
     """A ResNet of two units, then patches of 2 pixels of its feature map: 512 channels at an eighth of the image."""
     fields = {"image_size": 32, "patch_size": 2, "width": 32, "depth": 1, "mlp_dim": 32, "num_heads": 2, **options}
     backbone = Backbone(blocks=(1, 1), **HYBRID)
-    return randomise(build(VitArchitecture(backbone=backbone, num_classes=3, **fields)).to_empty(device="cpu"))
+    return randomise(build_empty_model(VitArchitecture(backbone=backbone, num_classes=3, **fields)).to_empty(device="cpu"))
 
 
 def bit(**options):
     backbone = Backbone(blocks=(1, 1), **BIT)
-    model = build(ResNetArchitecture(image_size=32, num_classes=3, backbone=backbone, **options))
+    model = build_empty_model(ResNetArchitecture(image_size=32, num_classes=3, backbone=backbone, **options))
     return randomise(model.to_empty(device="cpu"))
 
 
@@ -38,7 +38,7 @@ def bit(**options):
 def network(name, *layers):
     """Of timm's, without values but for the layers named."""
     own = timm.models.get_pretrained_cfg(name)
-    model = build(TimmArchitecture(name=name, image_size=own.input_size[1:], num_classes=5)).eval()
+    model = build_empty_model(TimmArchitecture(name=name, image_size=own.input_size[1:], num_classes=5)).eval()
     for layer in layers:
         part = model.peer.get_submodule(layer)
         randomise(part.to_empty(device="cpu"))
@@ -50,7 +50,7 @@ def as_rows(weight):
     return weight.detach().double().permute(0, 2, 3, 1).flatten(1).numpy()
 
 
-def standardised(weight, eps):
+def standardise_weight(weight, eps):
     """BiT's, in float64."""
     weight = weight.detach().double()
     mean, variance = weight.mean(dim=(1, 2, 3), keepdim=True), weight.var(dim=(1, 2, 3), keepdim=True, correction=0)
@@ -99,7 +99,7 @@ def test_of_a_hybrid_its_projection_then_its_root():
     assert (projection.of, root.of) == ("patch projection of the feature map", "root convolution")
     weight = model.patch_embed.projection.weight.unflatten(1, (512, 2, 2))
     assert_same_up_to_sign(projection, as_rows(weight), (2, 2, 512))
-    assert_same_up_to_sign(root, as_rows(model.backbone.root.standardised()), (7, 7, 3))
+    assert_same_up_to_sign(root, as_rows(model.backbone.root.standardise_weight()), (7, 7, 3))
     np.testing.assert_array_equal(embedding_filters(model), projection.components)
 
 

@@ -14,9 +14,9 @@ from pictures import make_folder, make_tar, picture
 
 import vitrail
 from vitrail.data.open import open_data
-from vitrail.data.sources.source import Listed
-from vitrail.data.transforms.decode import decode
-from vitrail.data.transforms.evaluation import prepare
+from vitrail.data.sources.source import ListSource
+from vitrail.data.transforms.decode import decode_image
+from vitrail.data.transforms.preprocess import prepare
 from vitrail.errors import DataError, NotApplicableError
 from vitrail.inspection import images
 from vitrail.inspection.images import batch, from_folder, from_source, photographs, seen, spread
@@ -57,9 +57,9 @@ def test_some_of_many_are_evenly_spread(count, most):
 def test_a_folder_of_many_images(tmp_path):
     root = flat(tmp_path / "photos", 10)
     picked = from_folder(str(root), 3, most=5, show=2)
-    assert same(picked.measured, [decode(picture(number)) for number in (0, 2, 4, 6, 8)])
+    assert same(picked.measured, [decode_image(picture(number)) for number in (0, 2, 4, 6, 8)])
     assert [name for name, _ in picked.shown] == ["000.png", "004.png"]
-    assert same([pixels for _, pixels in picked.shown], [decode(picture(number)) for number in (0, 4)])
+    assert same([pixels for _, pixels in picked.shown], [decode_image(picture(number)) for number in (0, 4)])
     assert picked.measured_on == f"5 of the 10 images of {root.name}"
     assert picked.shown_from == f"2 of the 10 images of {root.name}"
     assert picked.broken == ()
@@ -98,7 +98,7 @@ def test_a_single_file(tmp_path):
     path = flat(tmp_path / "photos", 3) / "001.png"
     picked = from_folder(str(path), 3)
     assert [name for name, _ in picked.shown] == ["001.png"]
-    assert same(picked.measured, [decode(picture(1))])
+    assert same(picked.measured, [decode_image(picture(1))])
     assert (picked.shown_from, picked.measured_on) == ("001.png", "001.png")
 
 
@@ -121,7 +121,7 @@ def test_data_sets_are_understood(tmp_path):
         make_tar(tmp_path / "shards" / f"{part}-000.tar", [0, 1, 0], first)
     (tmp_path / "shards" / "classes.txt").write_text("cat\nn01440764\n")
     picked = from_folder(str(tmp_path / "shards"), 3)
-    assert same(picked.measured, [decode(picture(number)) for number in (20, 21, 22)])
+    assert same(picked.measured, [decode_image(picture(number)) for number in (20, 21, 22)])
     assert [name.rsplit(" (")[1] for name, _ in picked.shown] == ["label: cat)", "label: tench)", "label: cat)"]
     assert picked.measured_on == "3 images of shards (val)"
     (tmp_path / "shards" / "val-000.tar").unlink()
@@ -152,11 +152,11 @@ def test_a_locked_folder_is_told(tmp_path):
 
 def test_names_tell_labels_where_they_are_known():
     samples = [(picture(0), 1), (picture(1), -1), (picture(2), 7), (b"broken", 0)]
-    picked = from_source(Listed(samples, ["cat", "dog"]), "a list", 3)
+    picked = from_source(ListSource(samples, ["cat", "dog"]), "a list", 3)
     assert [name for name, _ in picked.shown] == ["sample 0 (label: dog)", "sample 1", "sample 2"]
     assert picked.broken == ("sample 3: not an image of a known kind",)
     assert picked.measured_on == "3 of the 4 images of a list"
-    without = from_source(Listed([("/some/where.png", 0)] * 2 + samples[:1]), "a list", 3)
+    without = from_source(ListSource([("/some/where.png", 0)] * 2 + samples[:1]), "a list", 3)
     assert [name for name, _ in without.shown] == ["sample 2"]
     assert without.broken[0].startswith("/some/where.png: cannot be read")
 
@@ -169,7 +169,7 @@ def test_files_are_called_by_their_own_name(tmp_path):
 
 def test_large_images_are_made_smaller():
     large = torch.arange(60 * 40, dtype=torch.int32).view(1, 60, 40).to(torch.uint8).expand(3, -1, -1)
-    picked = from_source(Listed([(large, 0), (large[:, :10, :10], 0)]), "a list", 3, pixels=100)
+    picked = from_source(ListSource([(large, 0), (large[:, :10, :10], 0)]), "a list", 3, pixels=100)
     assert same([pixels for _, pixels in picked.shown], picked.measured)
     assert [tuple(pixels.shape) for pixels in picked.measured] == [(3, 12, 8), (3, 10, 10)]
     assert torch.equal(picked.measured[1], large[:, :10, :10])
@@ -202,7 +202,7 @@ def test_a_model_sees_what_prepare_gives_it():
     model.preprocessing = model.preprocessing.model_copy(
         update={"resize": "cover", "crop_fraction": 0.8, "interpolation": "bicubic", "mean": (0.1, 0.2, 0.3)}
     )
-    pixels = [decode(picture(number, size=(40 + number, 30))) for number in range(3)]
+    pixels = [decode_image(picture(number, size=(40 + number, 30))) for number in range(3)]
     ready = batch(pixels, model)
     assert ready.dtype == torch.float64
     assert torch.equal(ready, torch.stack([prepare(each, model.preprocessing) for each in pixels]).double())
@@ -233,12 +233,12 @@ def test_other_channels_come_from_data_of_as_many(tmp_path):
     for ask in (
         lambda: photographs(4),
         lambda: from_folder(str(flat(tmp_path / "photos", 1)), 4),
-        lambda: from_source(Listed([(picture(0), 0)]), "a list", 4),
+        lambda: from_source(ListSource([(picture(0), 0)]), "a list", 4),
     ):
         with pytest.raises(NotApplicableError, match="one channel or three, and this model takes 4"):
             ask()
     pixels = torch.randint(0, 256, (4, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    picked = from_source(Listed([(pixels, 0), (pixels[:3], 0)]), "a list", 4)
+    picked = from_source(ListSource([(pixels, 0), (pixels[:3], 0)]), "a list", 4)
     assert same(picked.measured, [pixels])
     assert picked.broken == ("sample 1: 3 channels, and the model takes 4",)
     assert np.array_equal(seen(pixels, tiny(4)), pixels[:3].permute(1, 2, 0).numpy())

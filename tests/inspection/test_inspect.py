@@ -17,8 +17,8 @@ from vitrail.inspection import inspect
 from vitrail.inspection.findings import Absent
 from vitrail.inspection.inspect import after, newest_run, report_path, run, run_folder
 from vitrail.model.architecture import TimmArchitecture
-from vitrail.model.create import build
-from vitrail.training.start import start
+from vitrail.model.create import build_empty_model
+from vitrail.training.run_training import run_training
 
 SMALL = {"width": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64, "num_classes": 5, "seed": 0}
 
@@ -27,7 +27,7 @@ SMALL = {"width": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64, "num_classes": 
 def finished(tmp_path_factory):
     """A run on digits, and its configuration."""
     config = runs.config(tmp_path_factory.mktemp("runs") / "digits")
-    return config, start(config)
+    return config, run_training(config)
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_a_hybrid_and_a_resnet(tmp_path, looked):
     ("name", "missing"), [("test_vit2", set()), ("test_resnet", {"positions", "distance", "attention"})]
 )
 def test_networks_of_timm(name, missing, tmp_path, looked):
-    model = build(TimmArchitecture(name=name, image_size=(32, 32), num_classes=3))
+    model = build_empty_model(TimmArchitecture(name=name, image_size=(32, 32), num_classes=3))
     model.load_state_dict({key: torch_like(tensor) for key, tensor in model.state_dict().items()}, assign=True)
     vitrail.save(randomise(model), tmp_path / "timm")
     run([str(tmp_path / "timm")], out=tmp_path)
@@ -209,7 +209,7 @@ def test_a_run_whose_data_is_gone_falls_back_on_photographs(tmp_path, looked):
         data={"source": str(tmp_path / "photos"), "batch_size": 4},
         schedule={"steps": 2, "warmup_steps": 0},
     )
-    start(config)
+    run_training(config)
     run([str(tmp_path / "run")])
     (tmp_path / "photos").rename(tmp_path / "elsewhere")
     run([str(tmp_path / "run" / "model")])
@@ -240,7 +240,7 @@ def test_the_same_model_twice_keeps_its_files_apart(tmp_path, looked):
 
 def test_what_a_run_left_can_be_damaged(tmp_path, looked):
     """Its configuration from a newer version, its records cut or hostile: the rest is still shown."""
-    start(runs.config(tmp_path / "run", schedule={"steps": 2, "warmup_steps": 0}))
+    run_training(runs.config(tmp_path / "run", schedule={"steps": 2, "warmup_steps": 0}))
     (tmp_path / "run" / "config.toml").write_text("[run]\nnew_thing = 3\n")
     (tmp_path / "run" / "metrics.jsonl").write_text('{"kind": "train", "step": "x"}\nnonsense\n')
     done = run([str(tmp_path / "run")])

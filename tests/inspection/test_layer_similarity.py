@@ -26,7 +26,7 @@ from vitrail.inspection.measure.similarity import (
     tokens_of,
 )
 from vitrail.model.architecture import Backbone, ResNetArchitecture, TimmArchitecture, VitArchitecture
-from vitrail.model.create import build
+from vitrail.model.create import build_empty_model
 from vitrail.model.variants import BIT, HYBRID
 
 KINDS = [
@@ -50,21 +50,21 @@ def pictures(count=6, size=(16, 24)):
 def bit():
     """Feature maps of 16 × 16, 8 × 8 and 4 × 4 for images of 64."""
     backbone = Backbone(blocks=(1, 2, 1), **BIT)
-    model = build(ResNetArchitecture(image_size=64, num_classes=3, backbone=backbone))
+    model = build_empty_model(ResNetArchitecture(image_size=64, num_classes=3, backbone=backbone))
     return randomise(model.to_empty(device="cpu").double())
 
 
 def hybrid():
     backbone = Backbone(blocks=(1, 1), **HYBRID)
     fields = {"image_size": 32, "patch_size": 1, "width": 16, "depth": 2, "mlp_dim": 16, "num_heads": 2}
-    model = build(VitArchitecture(backbone=backbone, num_classes=3, **fields))
+    model = build_empty_model(VitArchitecture(backbone=backbone, num_classes=3, **fields))
     return randomise(model.to_empty(device="cpu").double())
 
 
 def network(name, image_size=None):
     """Of timm's, with every tensor of its checkpoint random."""
     size = image_size or timm.models.get_pretrained_cfg(name).input_size[1:]
-    model = build(TimmArchitecture(name=name, image_size=size, num_classes=5))
+    model = build_empty_model(TimmArchitecture(name=name, image_size=size, num_classes=5))
     generator = torch.Generator().manual_seed(0)
     state = {}
     for key, tensor in model.state_dict().items():

@@ -6,7 +6,7 @@ import runs
 
 import vitrail
 from vitrail.inspection import neighbour_test, position_similarity
-from vitrail.training.start import start
+from vitrail.training.run_training import run_training
 
 
 def test_training_on_real_images_makes_neighbours_alike(tmp_path):
@@ -18,7 +18,7 @@ def test_training_on_real_images_makes_neighbours_alike(tmp_path):
         schedule={"steps": 100, "warmup_steps": 10},
         run={"evaluate_every": 1000, "checkpoint_every": 1000, "threads": 1},
     )
-    start(config)
+    run_training(config)
     trained = vitrail.load(tmp_path / "run")
     assert trained.architecture.position == "learned-1d"
     found = neighbour_test(position_similarity(trained))

@@ -22,7 +22,7 @@ from vitrail.inspection.measure import anatomy, positions
 from vitrail.inspection.measure.positions import neighbour_test, position_similarity, positions_of
 from vitrail.inspection.page.report import _neighbourly
 from vitrail.model.architecture import TimmArchitecture
-from vitrail.model.create import build
+from vitrail.model.create import build_empty_model
 
 GRID = (3, 5)
 
@@ -192,7 +192,7 @@ def test_grids_that_are_too_large_say_so_before_anything_is_compared(measure, mo
     with pytest.raises(NotApplicableError, match="3×5 = 15 patches"):
         measure(vit())
     with pytest.raises(NotApplicableError, match="5×10 = 50 patches"):
-        measure(build(TimmArchitecture(name="test_vit4", image_size=(80, 160), num_classes=5)))
+        measure(build_empty_model(TimmArchitecture(name="test_vit4", image_size=(80, 160), num_classes=5)))
     monkeypatch.setattr(anatomy, "MOST_PATCHES", 15)
     measure(vit())
 
@@ -211,7 +211,7 @@ def test_grids_that_are_too_large_say_so_before_anything_is_compared(measure, mo
     ],
 )
 def test_of_timm_whoever_owns_a_row(name, image_size, grid, owned, kind):
-    model = build(TimmArchitecture(name=name, image_size=image_size, num_classes=5))
+    model = build_empty_model(TimmArchitecture(name=name, image_size=image_size, num_classes=5))
     table = noise(1, owned + grid[0] * grid[1], model.peer.pos_embed.shape[2])
     assert model.peer.pos_embed.shape == table.shape
     model.peer.pos_embed = nn.Parameter(table)
@@ -236,7 +236,7 @@ def test_of_timm_whoever_owns_a_row(name, image_size, grid, owned, kind):
 def test_of_timm_without(name, what):
     size = timm.models.get_pretrained_cfg(name).input_size[1:]
     with pytest.raises(NotApplicableError, match=f"^timm's {name} has {what}"):
-        positions_of(build(TimmArchitecture(name=name, image_size=size, num_classes=5)))
+        positions_of(build_empty_model(TimmArchitecture(name=name, image_size=size, num_classes=5)))
 
 
 # Neighbours

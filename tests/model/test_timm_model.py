@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from peers import timm
 from vitrail.errors import ConfigError, InputError
 from vitrail.model.architecture import TimmArchitecture
-from vitrail.model.cost import cost
-from vitrail.model.create import build
+from vitrail.model.cost import compute_cost
+from vitrail.model.create import build_empty_model
 from vitrail.model.timm_model import TimmModel, kept_for_backward, network, output_layers
 from vitrail.model.variants import architecture
 from vitrail.objectives.classification import Classification
-from vitrail.training.optim import kernel_names, parameter_groups
+from vitrail.training.optim import find_kernels, group_parameters
 
 CONVOLUTIONAL, SIZED, BOUND = "test_efficientnet", "test_vit4", "efficientvit_m0"
 """Networks that run at any size, that timm resizes, and that run at one size only and have buffers in no checkpoint."""
@@ -31,7 +31,7 @@ def described(name: str, **changed) -> TimmArchitecture:
 
 def filled(name: str, **changed) -> TimmModel:
     """With every tensor of the checkpoint random."""
-    model = build(described(name, **changed))
+    model = build_empty_model(described(name, **changed))
     generator = torch.Generator().manual_seed(0)
     state = {}
     for key, tensor in model.state_dict().items():
@@ -53,7 +53,7 @@ def same(model: TimmModel, other: TimmModel) -> bool:
 
 def rebuilt(model: TimmModel) -> TimmModel:
     """What saving and loading comes to."""
-    again = build(model.architecture)
+    again = build_empty_model(model.architecture)
     again.load_state_dict(model.state_dict(), assign=True)
     return again.eval()
 
@@ -115,7 +115,7 @@ def test_options_that_a_network_does_not_have():
 
 def test_building_takes_no_memory_and_draws_nothing():
     before = torch.get_rng_state()
-    model = build(TimmArchitecture(name="vit_7b_patch16_dinov3", image_size=256, num_classes=0))
+    model = build_empty_model(TimmArchitecture(name="vit_7b_patch16_dinov3", image_size=256, num_classes=0))
     assert sum(p.numel() for p in model.parameters()) > 6e9
     assert {tensor.device.type for tensor in model.state_dict().values()} == {"meta"}
     assert torch.equal(torch.get_rng_state(), before)
@@ -134,7 +134,7 @@ def test_a_filled_network_computes_what_timms_computes(name):
 
 
 def test_rates_for_training():
-    model = build(described(CONVOLUTIONAL, dropout=0.25, stochastic_depth=0.5))
+    model = build_empty_model(described(CONVOLUTIONAL, dropout=0.25, stochastic_depth=0.5))
     assert model.peer.drop_rate == 0.25
     drops = [part.drop_prob for part in model.modules() if type(part).__name__ == "DropPath"]
     assert 0.2 < max(drops) < 0.5
@@ -198,7 +198,7 @@ def test_which_layers_give_logits():
 
 def test_a_change_that_leads_to_another_network_than_timm_builds_is_refused():
     """timm's new head leaves the second one out, which timm builds with a thousand classes."""
-    model = build(described("iformer_m_distilled")).replace_head(3)
+    model = build_empty_model(described("iformer_m_distilled")).replace_head(3)
     before = model.architecture
     with pytest.raises(
         ConfigError, match=r"timm does not change iformer_m_distilled into .*1000 classes.*load it anew"
@@ -289,7 +289,7 @@ def test_gradient_checkpointing_changes_no_gradient():
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
     assert model.peer.grad_checkpointing
     with pytest.raises(ConfigError, match="timm has no gradient checkpointing for vgg11: leave it off"):
-        build(described("vgg11")).set_gradient_checkpointing()
+        build_empty_model(described("vgg11")).set_gradient_checkpointing()
 
 
 # Counting
@@ -298,13 +298,13 @@ def test_gradient_checkpointing_changes_no_gradient():
 @pytest.mark.parametrize(("theirs", "ours"), [("vit_tiny_patch16_224", "Ti/16"), ("resnetv2_50x1_bit", "BiT-R50x1")])
 def test_cost_is_counted_as_for_our_own(theirs, ours):
     """All of it is matrix products and convolutions in both, so there is nothing to differ in."""
-    assert cost(described(theirs, num_classes=1000, image_size=224)) == cost(architecture(ours))
+    assert compute_cost(described(theirs, num_classes=1000, image_size=224)) == compute_cost(architecture(ours))
 
 
 def test_cost_of_a_resnet_that_everyone_knows():
-    found = cost(described("resnet50"))
+    found = compute_cost(described("resnet50"))
     assert found == (25_557_032, 2 * 4_089_184_256)
-    assert cost(described("resnet50"), (448, 448)).flops == pytest.approx(4 * found.flops, rel=0.001)
+    assert compute_cost(described("resnet50"), (448, 448)).flops == pytest.approx(4 * found.flops, rel=0.001)
 
 
 @pytest.mark.parametrize(("name", "maps"), [(CONVOLUTIONAL, 0), ("test_convnext", 0), (SIZED, 1)])
@@ -339,7 +339,7 @@ def test_layer_decay_is_timms(name):
     expected = {}
     for group in importlib.import_module("timm.optim").param_groups_layer_decay(model.peer, layer_decay=0.5):
         expected |= {id(parameter): group["lr_scale"] for parameter in group["params"]}
-    groups = parameter_groups(Classification(model), weight_decay=0.1, layer_decay=0.5)
+    groups = group_parameters(Classification(model), weight_decay=0.1, layer_decay=0.5)
     found = {id(parameter): group["scale"] for group in groups for parameter in group["params"]}
     assert found == expected
     assert found[id(model.head.weight)] == 1.0
@@ -348,9 +348,9 @@ def test_layer_decay_is_timms(name):
 
 def test_weight_decay_acts_on_kernels():
     model = filled(CONVOLUTIONAL)
-    kernels = set(kernel_names(model))
+    kernels = set(find_kernels(model))
     assert {name for name, parameter in model.named_parameters() if parameter.ndim > 1} == kernels
-    (first, *_) = [group for group in parameter_groups(Classification(model), 0.1) if group["weight_decay"]]
+    (first, *_) = [group for group in group_parameters(Classification(model), 0.1) if group["weight_decay"]]
     assert len(first["params"]) == len(kernels)
 
 

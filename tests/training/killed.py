@@ -20,7 +20,7 @@ import torch
 from vitrail.data.open import open_data
 from vitrail.training.config import RunConfig
 from vitrail.training.resolve import resolve
-from vitrail.training.start import start
+from vitrail.training.run_training import run_training
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def begun(config: RunConfig) -> int:
     if child:
         return child
     try:
-        start(config)
+        run_training(config)
     except BaseException as error:
         print(repr(error), file=sys.stderr, flush=True)
         os._exit(1)

@@ -23,7 +23,7 @@ from vitrail.errors import Stopped, VitrailError
 from vitrail.training import loop
 from vitrail.training.resolve import resolve
 from vitrail.training.run import Run
-from vitrail.training.start import start
+from vitrail.training.run_training import run_training
 
 
 def main() -> None:
@@ -56,7 +56,7 @@ def forked(job: dict, rank: int, port: int) -> int:
     code = 0
     try:
         for _ in range(job.get("times", 1)):
-            start(resolve(job["tree"]))
+            run_training(resolve(job["tree"]))
     except VitrailError as error:
         print(f"rank {rank}: {error}", file=sys.stderr)
         code = 3 if isinstance(error, Stopped) else 1

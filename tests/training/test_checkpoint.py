@@ -27,10 +27,10 @@ from vitrail.errors import TrainingError
 from vitrail.system.ranks import Ranks
 from vitrail.training import checkpoint
 from vitrail.training.averaging import Average
-from vitrail.training.checkpoint import Checkpoints
-from vitrail.training.records import read
-from vitrail.training.start import start
-from vitrail.training.state import materialise, named_tensors
+from vitrail.training.checkpoint import CheckpointFolder
+from vitrail.training.records import read_records
+from vitrail.training.run_training import run_training
+from vitrail.training.state import initialise_state, name_tensors
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 DTYPES = (
@@ -40,20 +40,20 @@ DTYPES = (
 
 
 @pytest.fixture
-def kept(tmp_path) -> Checkpoints:
-    checkpoints = Checkpoints(tmp_path / "checkpoints", ALONE, keep=2)
+def kept(tmp_path) -> CheckpointFolder:
+    checkpoints = CheckpointFolder(tmp_path / "checkpoints", ALONE, keep=2)
     checkpoints.start()
     return checkpoints
 
 
-def write(checkpoints: Checkpoints, *steps: int, best: int | None = None) -> None:
+def write(checkpoints: CheckpointFolder, *steps: int, best: int | None = None) -> None:
     """Each step's tensor tells its step."""
     for step in steps:
         checkpoints.save(step, {"weight": torch.full((3,), float(step))}, {"step": step}, best)
     checkpoints.finish()
 
 
-def loaded(checkpoints: Checkpoints) -> int | None:
+def loaded(checkpoints: CheckpointFolder) -> int | None:
     """The step of the newest, by its tensor and by its record."""
     path = checkpoints.newest()
     if path is None:
@@ -116,7 +116,7 @@ def test_what_is_loaded_goes_on_bit_for_bit(kept, kind):
             optimizer = torch.optim.SGD(module.parameters(), 0.001, momentum=0.9)
         else:
             optimizer = torch.optim.AdamW(module.parameters(), 0.01)
-        materialise(optimizer)
+        initialise_state(optimizer)
         return module, optimizer, Average(module, 0.9)
 
     def trained(parts, steps: range) -> dict[str, torch.Tensor]:
@@ -127,7 +127,7 @@ def test_what_is_loaded_goes_on_bit_for_bit(kept, kind):
             optimizer.step()
             optimizer.zero_grad()
             average.update(step)
-        return named_tensors(*parts)
+        return name_tensors(*parts)
 
     with torch.random.fork_rng():
         one, other = begun(0), begun(1)
@@ -135,7 +135,7 @@ def test_what_is_loaded_goes_on_bit_for_bit(kept, kind):
     kept.save(3, halfway, {})
     expected = {name: tensor.clone() for name, tensor in trained(one, range(3, 6)).items()}
     kept.finish()
-    kept.load(kept.newest(), named_tensors(*other))
+    kept.load(kept.newest(), name_tensors(*other))
     assert other[0].layers[1].num_batches_tracked == 3
     found = trained(other, range(3, 6))
     assert {name.split("/")[0] for name in found} == {"objective", "optimizer", "average"}
@@ -220,14 +220,14 @@ def test_what_is_unfinished_is_never_read_and_removed_at_the_start(kept):
     whole.rename(kept.folder / ".unfinished-step-00000002")  # all but the last moment
     (kept.folder / ".unfinished-step-00000001-old").mkdir()
     assert loaded(kept) == 1
-    again = Checkpoints(kept.folder, ALONE, keep=2)
+    again = CheckpointFolder(kept.folder, ALONE, keep=2)
     again.start()
     assert names(kept.folder) == ["step-00000001"]
     assert loaded(again) == 1
 
 
 def test_a_new_folder_is_made_and_empty(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "far" / "away", ALONE, keep=1)
+    checkpoints = CheckpointFolder(tmp_path / "far" / "away", ALONE, keep=1)
     checkpoints.start()
     assert checkpoints.folder.is_dir()
     assert checkpoints.newest() is None
@@ -291,7 +291,7 @@ def test_a_damaged_one_does_not_push_out_what_is_written_after_it(kept, caplog):
     """Gone on from step 3 with another interval: 4 is newer than 3, and older than what was passed over."""
     write(kept, 3, 6)
     flip(shard(kept.folder / "step-00000006"), -1)
-    again = Checkpoints(kept.folder, ALONE, keep=1)
+    again = CheckpointFolder(kept.folder, ALONE, keep=1)
     again.start()
     assert loaded(again) == 3
     write(again, 4)
@@ -423,20 +423,20 @@ def on_a_small_disk(disk: Path) -> None:
     every = {"checkpoint_every": 1, "keep": 100}
     config = runs.config(disk / "run", run=every)
     try:
-        start(config)
+        run_training(config)
         raise AssertionError("the disk is not full")
     except TrainingError as error:
         told = str(error)
     content = (disk / "run/metrics.jsonl").read_bytes()
     assert content.endswith(b"\n")
-    steps = [record["step"] for record in read(disk / "run/metrics.jsonl") if record["kind"] == "train"]
-    newest = Checkpoints(disk / "run/checkpoints", ALONE, keep=100).newest()
+    steps = [record["step"] for record in read_records(disk / "run/metrics.jsonl") if record["kind"] == "train"]
+    newest = CheckpointFolder(disk / "run/checkpoints", ALONE, keep=100).newest()
     assert newest is not None
     kept = runs.tensors(newest)
     assert all(torch.isfinite(tensor).all() for tensor in kept.values())
     subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
-    start(config)
-    start(runs.config(disk / "other", run=every))
+    run_training(config)
+    run_training(runs.config(disk / "other", run=every))
     runs.assert_same_run(disk / "run", disk / "other")
     print(json.dumps({"told": told, "newest": int(newest.name[5:]), "steps": steps, "whole": True}))
 

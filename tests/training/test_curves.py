@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from vitrail.training import curves
-from vitrail.training.curves import draw_curves, smoothed
+from vitrail.training.curves import draw_curves, smooth
 
 
 def run(records: int, accuracy: bool = True, every: int = 50, evaluations: int = 5) -> list[dict]:
@@ -263,18 +263,18 @@ def test_smoothing_against_a_loop():
         for index in range(len(values)):
             around = before[max(0, index - 5) : index + min(5, index) + 1]
             expected[index] = np.mean(around[~np.isnan(around)]) if not np.isnan(values[index]) else np.nan
-    np.testing.assert_allclose(smoothed(values), expected, rtol=1e-12)
+    np.testing.assert_allclose(smooth(values), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 40, 5000])
 def test_smoothing_leaves_what_is_smooth(length):
-    np.testing.assert_allclose(smoothed(np.full(length, 2.5)), 2.5)
-    assert np.isnan(smoothed(np.full(length, np.nan))).all()
+    np.testing.assert_allclose(smooth(np.full(length, 2.5)), 2.5)
+    assert np.isnan(smooth(np.full(length, np.nan))).all()
 
 
 def test_smoothing_follows_a_steep_beginning():
     falling = np.linspace(3, 1, 1000)
-    np.testing.assert_allclose(smoothed(falling)[:900], falling[:900], atol=0.02)
+    np.testing.assert_allclose(smooth(falling)[:900], falling[:900], atol=0.02)
 
 
 def test_the_same_records_give_the_same_bytes_whatever_is_set(tmp_path, monkeypatch):

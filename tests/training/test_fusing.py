@@ -28,7 +28,7 @@ def test_left_out_it_is_for_wide_models_on_such_a_gpu_alone(monkeypatch):
     pytest.importorskip("triton", reason="Triton is not installed")
     wide = {"width": 768, "num_heads": 12}
     assert not fusing.fuse(small(**wide), config(), ranks(), torch.bfloat16)  # on a CPU
-    monkeypatch.setattr(fusing, "why_no_kernels", lambda device: None)
+    monkeypatch.setattr(fusing, "explain_missing_kernels", lambda device: None)
     assert fusing.fuse(small(**wide), config(), ranks(), torch.bfloat16)
     assert not fusing.fuse(small(), config(), ranks(), torch.bfloat16)
     assert not fusing.fuse(small(**wide), config(compile=True), ranks(), torch.bfloat16)
@@ -56,7 +56,7 @@ def test_fp8_without_fused_is_a_contradiction():
 )
 def test_what_does_not_go_together(monkeypatch, run, options, precision, told):
     pytest.importorskip("triton", reason="Triton is not installed")
-    monkeypatch.setattr(fusing, "why_no_kernels", lambda device: None)
+    monkeypatch.setattr(fusing, "explain_missing_kernels", lambda device: None)
     with pytest.raises(ConfigError, match=told):
         fusing.fuse(small(**options), config(fused=True, **run), ranks(), precision)
     assert not fusing.fuse(small(width=768, num_heads=12, **options), config(**run), ranks(), precision)
@@ -64,11 +64,11 @@ def test_what_does_not_go_together(monkeypatch, run, options, precision, told):
 
 def test_a_fused_model_trains_by_the_kernels_and_evaluates_as_written(monkeypatch):
     pytest.importorskip("triton", reason="Triton is not installed")
-    from vitrail.fast.gpu.training import FusedLearning
+    from vitrail.fast.gpu.training import FusedTraining
 
-    monkeypatch.setattr(fusing, "why_no_kernels", lambda device: None)
+    monkeypatch.setattr(fusing, "explain_missing_kernels", lambda device: None)
     model, images = small(), torch.randn(1, 3, 16, 16)
     plain = model.eval()(images)
     assert fusing.fuse(model, config(fused=True), ranks(), torch.bfloat16)
-    assert isinstance(model.forward, FusedLearning)
+    assert isinstance(model.forward, FusedTraining)
     assert torch.equal(model(images), plain)

@@ -23,10 +23,10 @@ from vitrail.objectives.classification import Classification
 from vitrail.objectives.masked_patches import mean_colour
 from vitrail.system.ranks import Ranks
 from vitrail.training import loop
-from vitrail.training.assemble import can_defer
+from vitrail.training.build import can_skip_on_device
 from vitrail.training.optim import build_optimizer
 from vitrail.training.resolve import resolve, to_toml
-from vitrail.training.start import start
+from vitrail.training.run_training import run_training
 
 GOLDEN = {
     "softmax": {},
@@ -38,7 +38,7 @@ GOLDEN = {
     "sgd": {"optimizer": {"kind": "sgd", "learning_rate": 0.1}},
     "muon": {"optimizer": {"kind": "muon", "momentum": 0.95, "weight_decay": 0.05}},
 }
-"""Twenty steps of each, whose losses are in golden_losses.json. `python tests/train/test_loop.py` writes them anew."""
+"""Twenty steps of each, whose losses are in golden_losses.json. `python tests/training/test_loop.py` writes them anew."""
 GOLDEN_FILE = runs.HERE / "golden_losses.json"
 
 
@@ -57,7 +57,7 @@ def changed(name: str) -> dict:
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden_losses(tmp_path, name):
-    start(runs.config(tmp_path, **changed(name)))
+    run_training(runs.config(tmp_path, **changed(name)))
     golden = json.loads(GOLDEN_FILE.read_text())[name]
     assert runs.losses(tmp_path) == pytest.approx(golden, rel=1e-4)
     assert len(set(golden)) == 20
@@ -65,7 +65,7 @@ def test_golden_losses(tmp_path, name):
 
 def test_masked_patches_learn_more_than_the_histogram_of_colours(tmp_path):
     """On real digits: a guess that knows only how common each colour is has the entropy of the histogram as loss."""
-    start(
+    run_training(
         runs.config(
             tmp_path,
             model={"name": "Ti/2", "image_size": 8, "width": 64, "dropout": 0.0, "stochastic_depth": 0.0},
@@ -102,7 +102,7 @@ class Broken(Classification):
 def broken(monkeypatch, steps: range) -> None:
     monkeypatch.setattr(Broken, "at", tuple(steps))
     monkeypatch.setattr(Broken, "calls", 0)
-    monkeypatch.setattr("vitrail.training.assemble.build_objective", lambda model, **_: Broken(model))
+    monkeypatch.setattr("vitrail.training.build.build_objective", lambda model, **_: Broken(model))
 
 
 def fuse_optimizers(monkeypatch) -> None:
@@ -114,7 +114,7 @@ def fuse_optimizers(monkeypatch) -> None:
             group["fused"] = True
         return optimizer
 
-    monkeypatch.setattr("vitrail.training.assemble.build_optimizer", build)
+    monkeypatch.setattr("vitrail.training.build.build_optimizer", build)
 
 
 @pytest.fixture(params=[False, True], ids=["waiting", "deferred"])
@@ -122,7 +122,7 @@ def deferred(request, monkeypatch):
     """Whether the optimiser itself leaves out a step."""
     if request.param:
         fuse_optimizers(monkeypatch)
-        monkeypatch.setattr("vitrail.training.assemble.can_defer", lambda *_: True)
+        monkeypatch.setattr("vitrail.training.build.can_skip_on_device", lambda *_: True)
 
 
 def test_when_a_step_may_be_left_to_the_optimiser(tmp_path):
@@ -143,13 +143,13 @@ def test_when_a_step_may_be_left_to_the_optimiser(tmp_path):
         ((normed, fused, config, half, ranks), True),
         ((normed, fused, averaging, half, ranks), False),
     ]:
-        assert can_defer(*given) is expected, given
+        assert can_skip_on_device(*given) is expected, given
 
 
 def test_a_step_without_a_finite_gradient_changes_nothing_and_is_counted(tmp_path, monkeypatch, deferred):
     broken(monkeypatch, range(5, 8))
     run = {"most_skipped": 4, "checkpoint_every": 1, "keep": 20}
-    start(runs.config(tmp_path, run=run))
+    run_training(runs.config(tmp_path, run=run))
     four, seven, eight = (runs.tensors(runs.checkpoints(tmp_path)[step - 1]) for step in (4, 7, 8))
     assert all(torch.equal(four[name], seven[name]) for name in four)
     assert not all(torch.equal(four[name], eight[name]) for name in four)
@@ -173,9 +173,9 @@ def test_not_waiting_for_the_norm_changes_nothing(tmp_path, monkeypatch, optimiz
     for name, defer in (("waiting", False), ("deferred", True)):
         with monkeypatch.context() as patch:
             broken(patch, broken_at)
-            patch.setattr("vitrail.training.assemble.can_defer", lambda *_, defer=defer: defer)
+            patch.setattr("vitrail.training.build.can_skip_on_device", lambda *_, defer=defer: defer)
             run = {"log_every": log_every, "checkpoint_every": 7, "evaluate_every": 9}
-            start(runs.config(tmp_path / name, optimizer=optimizer, run=run))
+            run_training(runs.config(tmp_path / name, optimizer=optimizer, run=run))
         ends.append(runs.tensors(runs.checkpoints(tmp_path / name)[-1]))
         told.append([{**entry, "clock": None} for entry in runs.records(tmp_path / name)])
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
@@ -194,8 +194,8 @@ def test_not_waiting_for_the_norm_changes_nothing(tmp_path, monkeypatch, optimiz
 def test_steps_that_are_recorded_make_the_same_run(tmp_path, monkeypatch, optimizer, broken_at):
     """All but the graphs, in whose place the functions are called; and going on after a stop."""
     fuse_optimizers(monkeypatch)
-    monkeypatch.setattr("vitrail.training.assemble.check_graphs", lambda *_: None)
-    monkeypatch.setattr("vitrail.training.recorded.Captured", lambda function, kept: function)
+    monkeypatch.setattr("vitrail.training.build.check_graphs", lambda *_: None)
+    monkeypatch.setattr("vitrail.training.graph_step.CudaGraph", lambda function, kept: function)
     run, ordinary = {"log_every": 3, "checkpoint_every": 7, "evaluate_every": 9}, loop.step
 
     def stops_once(run):
@@ -210,8 +210,8 @@ def test_steps_that_are_recorded_make_the_same_run(tmp_path, monkeypatch, optimi
         if name == "stopped":
             monkeypatch.setattr(loop, "step", stops_once)
             with pytest.raises(Stopped, match="after step 11 of 20"):
-                start(given)
-        start(given)
+                run_training(given)
+        run_training(given)
     plain, recorded = (runs.records(tmp_path / name) for name in ("plain", "recorded"))
     for one, other in zip(plain, recorded, strict=True):
         for name, value in one.items():
@@ -227,16 +227,16 @@ def test_steps_that_are_recorded_make_the_same_run(tmp_path, monkeypatch, optimi
 def test_too_many_in_a_row_end_the_run_and_the_last_good_checkpoint_stays(tmp_path, monkeypatch, deferred):
     broken(monkeypatch, range(8, 100))
     with pytest.raises(TrainingError, match=r"no finite gradient in the 5 steps up to step 12.*checkpoint of step 9"):
-        start(runs.config(tmp_path, run={"most_skipped": 5}))
+        run_training(runs.config(tmp_path, run={"most_skipped": 5}))
     kept = runs.tensors(runs.checkpoints(tmp_path)[-1])
     assert all(torch.isfinite(tensor).all() for tensor in kept.values())
     monkeypatch.undo()
-    assert start(runs.config(tmp_path)).steps == 20  # goes on from there, with what made it fail mended
+    assert run_training(runs.config(tmp_path)).steps == 20  # goes on from there, with what made it fail mended
 
 
 def test_signals_save_and_stop(tmp_path, monkeypatch):
     whole = tmp_path / "whole"
-    start(runs.config(whole))
+    run_training(runs.config(whole))
     ordinary = loop.step
 
     def step(run):
@@ -249,10 +249,10 @@ def test_signals_save_and_stop(tmp_path, monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     for at in (7, 13):
         with pytest.raises(Stopped, match=f"stopped after step {at} of 20"):
-            start(runs.config(stopped))
+            run_training(runs.config(stopped))
         assert runs.checkpoints(stopped)[-1].name == f"step-{at:08}"
     assert signal.getsignal(signal.SIGINT) is before
-    start(runs.config(stopped))
+    run_training(runs.config(stopped))
     runs.assert_same_run(whole, stopped)
 
 
@@ -275,14 +275,14 @@ def test_the_command_stopped_by_a_signal_says_so_with_exit_code_3(tmp_path):
 
 
 def test_a_finished_run_started_again_is_finished_at_once(tmp_path):
-    first = start(runs.config(tmp_path))
+    first = run_training(runs.config(tmp_path))
     before = (tmp_path / "metrics.jsonl").read_bytes()
-    assert start(runs.config(tmp_path)) == first
+    assert run_training(runs.config(tmp_path)) == first
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
 def test_what_is_in_the_run_folder(tmp_path):
-    result = start(runs.config(tmp_path, run={"trackers": ("tensorboard",)}))
+    result = run_training(runs.config(tmp_path, run={"trackers": ("tensorboard",)}))
     names = {path.name for path in tmp_path.iterdir()} - {".lock", ".data", ".weights"}
     assert names == {"config.toml", "metrics.jsonl", "tensorboard", "checkpoints", "model", "curves.png", "curves.svg"}
     last = runs.records(tmp_path)[-1]
@@ -301,7 +301,7 @@ def test_what_is_in_the_run_folder(tmp_path):
 
 
 def test_the_best_checkpoint_stays(tmp_path):
-    start(runs.config(tmp_path, run={"evaluate_every": 1, "keep": 1, "checkpoint_every": 20}))
+    run_training(runs.config(tmp_path, run={"evaluate_every": 1, "keep": 1, "checkpoint_every": 20}))
     evaluations = [entry for entry in runs.records(tmp_path) if entry["kind"] == "evaluation"]
     accuracies = [entry["accuracy"] for entry in evaluations]
     best = evaluations[accuracies.index(max(accuracies))]["step"]
@@ -311,7 +311,7 @@ def test_the_best_checkpoint_stays(tmp_path):
 
 def test_an_evaluation_that_a_signal_interrupts_is_made_up_for(tmp_path, monkeypatch):
     whole = tmp_path / "whole"
-    start(runs.config(whole))
+    run_training(runs.config(whole))
     ordinary, calls = loop.measure, []
 
     def measure(run, loader):
@@ -323,21 +323,21 @@ def test_an_evaluation_that_a_signal_interrupts_is_made_up_for(tmp_path, monkeyp
     monkeypatch.setattr(loop, "measure", measure)
     stopped = tmp_path / "stopped"
     with pytest.raises(Stopped, match="stopped after step 16 of 20"):
-        start(runs.config(stopped))
+        run_training(runs.config(stopped))
     assert [entry["step"] for entry in runs.records(stopped) if entry["kind"] == "evaluation"] == [8]
     with monkeypatch.context() as patch:
         patch.setattr(loop, "step", lambda run: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            start(runs.config(stopped))  # it is made up for, and the process dies before it is in a checkpoint
+            run_training(runs.config(stopped))  # it is made up for, and the process dies before it is in a checkpoint
     assert [entry["step"] for entry in runs.records(stopped) if entry["kind"] == "evaluation"] == [8, 16]
-    start(runs.config(stopped))
+    run_training(runs.config(stopped))
     runs.assert_same_run(whole, stopped)
 
 
 def test_a_record_may_begin_before_a_stop_and_end_after_it(tmp_path, monkeypatch):
     """What is summed since the last record is a part of a checkpoint."""
     run = {"log_every": 5, "checkpoint_every": 100}
-    start(runs.config(tmp_path / "whole", run=run))
+    run_training(runs.config(tmp_path / "whole", run=run))
     ordinary = loop.step
 
     def step(run):
@@ -348,8 +348,8 @@ def test_a_record_may_begin_before_a_stop_and_end_after_it(tmp_path, monkeypatch
     monkeypatch.setattr(loop, "step", step)
     for _ in range(2):
         with pytest.raises(Stopped):
-            start(runs.config(tmp_path / "stopped", run=run))
-    start(runs.config(tmp_path / "stopped", run=run))
+            run_training(runs.config(tmp_path / "stopped", run=run))
+    run_training(runs.config(tmp_path / "stopped", run=run))
     runs.assert_same_run(tmp_path / "whole", tmp_path / "stopped")
     speeds = [e["clock"].get("images_per_second") for e in runs.records(tmp_path / "stopped", clock=True)]
     assert all(speed > 50 for speed in speeds if speed is not None)
@@ -357,8 +357,8 @@ def test_a_record_may_begin_before_a_stop_and_end_after_it(tmp_path, monkeypatch
 
 def test_the_scale_of_fp16_is_a_part_of_a_checkpoint(tmp_path, monkeypatch):
     """People use it on GPUs alone; torch computes it on a CPU as well, so it can be shown here."""
-    monkeypatch.setattr("vitrail.training.assemble.choose_precision", lambda name, ranks: torch.float16)
-    start(runs.config(tmp_path / "whole"))
+    monkeypatch.setattr("vitrail.training.build.choose_precision", lambda name, ranks: torch.float16)
+    run_training(runs.config(tmp_path / "whole"))
     scale = runs.state(runs.checkpoints(tmp_path / "whole")[-1])["scaler"]
     assert scale["scale"] >= 1
     assert runs.losses(tmp_path / "whole") == pytest.approx(json.loads(GOLDEN_FILE.read_text())["softmax"], abs=0.06)
@@ -371,8 +371,8 @@ def test_the_scale_of_fp16_is_a_part_of_a_checkpoint(tmp_path, monkeypatch):
 
     monkeypatch.setattr(loop, "step", step)
     with pytest.raises(Stopped):
-        start(runs.config(tmp_path / "stopped"))
-    start(runs.config(tmp_path / "stopped"))
+        run_training(runs.config(tmp_path / "stopped"))
+    run_training(runs.config(tmp_path / "stopped"))
     runs.assert_same_run(tmp_path / "whole", tmp_path / "stopped")
 
 
@@ -383,12 +383,12 @@ def test_other_images_are_another_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_folder(tmp_path / "photos", {"cat": 20, "dog": 20})
     tiny = {"model": {"in_channels": 3}, "data": {"source": "photos", "batch_size": 8}}
-    start(runs.config("run", **tiny))
+    run_training(runs.config("run", **tiny))
     (tmp_path / "photos").rename(tmp_path / "moved")
-    start(runs.config("run", model={"in_channels": 3}, data={"source": "moved", "batch_size": 8}))
+    run_training(runs.config("run", model={"in_channels": 3}, data={"source": "moved", "batch_size": 8}))
     make_folder(tmp_path / "photos", {"oak": 20, "elm": 20})
     with pytest.raises(ConfigError, match=r"was begun with other images than photos has now: give another run\.folder"):
-        start(runs.config("run", **tiny))
+        run_training(runs.config("run", **tiny))
 
 
 def test_other_weights_are_another_run(tmp_path):
@@ -399,11 +399,11 @@ def test_other_weights_are_another_run(tmp_path):
         tree = runs.tree(tmp_path / "run", schedule={"steps": 2, "warmup_steps": 0})
         tree["model"] = {"weights": str(tmp_path / "weights")}
         if not seed:
-            start(runs.resolve(tree))
-            start(runs.resolve(tree))  # which is finished
+            run_training(runs.resolve(tree))
+            run_training(runs.resolve(tree))  # which is finished
             continue
         with pytest.raises(ConfigError, match=r"was begun with other weights than .*weights has now: give another"):
-            start(runs.resolve(tree))
+            run_training(runs.resolve(tree))
 
 
 def test_labels_that_training_has_not_are_refused_before_it_starts(tmp_path):
@@ -412,7 +412,7 @@ def test_labels_that_training_has_not_are_refused_before_it_starts(tmp_path):
     make_tar(tmp_path / "data/train-0.tar", [0, 1] * 20)
     make_tar(tmp_path / "data/val-0.tar", [0, 1, 2] * 4)
     with pytest.raises(DataError, match="the classes of val are not those of train"):
-        start(runs.config(tmp_path / "run", model={"in_channels": 3}, data={"source": str(tmp_path / "data")}))
+        run_training(runs.config(tmp_path / "run", model={"in_channels": 3}, data={"source": str(tmp_path / "data")}))
     assert not (tmp_path / "run").exists()
 
 
@@ -421,13 +421,13 @@ def test_weights_of_lower_precision_are_trained_in_full(tmp_path):
     vitrail.save(model, tmp_path / "half")
     sections = {name: dict(values) for name, values in runs.tree(tmp_path / "run").items()}
     sections["model"] = {"weights": str(tmp_path / "half")}
-    start(resolve(sections))
+    run_training(resolve(sections))
     assert {tensor.dtype for tensor in vitrail.load(tmp_path / "run").state_dict().values()} == {torch.float32}
 
 
 @pytest.mark.parametrize("run", [{"gradient_checkpointing": True}, {"precision": "bf16"}], ids=str)
 def test_ways_to_compute_change_little(tmp_path, run):
-    start(runs.config(tmp_path, run=run))
+    run_training(runs.config(tmp_path, run=run))
     golden = json.loads(GOLDEN_FILE.read_text())["softmax"]
     assert runs.losses(tmp_path) == pytest.approx(golden, abs=0.06 if "precision" in run else 1e-4)
 
@@ -440,7 +440,7 @@ def test_an_evaluation_that_is_no_number_is_never_the_best(tmp_path, monkeypatch
         return {**found, "accuracy": math.nan} if run.progress.step == 8 else found
 
     monkeypatch.setattr(loop, "measure", measure)
-    start(runs.config(tmp_path))
+    run_training(runs.config(tmp_path))
     assert runs.state(runs.checkpoints(tmp_path)[-1])["best"][0] in (16, 20)
 
 
@@ -453,7 +453,7 @@ def test_attention_by_cudnn_is_left_where_it_is_not_sound(tmp_path, monkeypatch,
         loop, "step", lambda run: (found.append(torch.backends.cuda.cudnn_sdp_enabled()), ordinary(run))
     )
     before = torch.backends.cuda.cudnn_sdp_enabled()
-    start(
+    run_training(
         runs.config(
             tmp_path,
             model={"image_size": size, "pool": "average"},
@@ -473,6 +473,6 @@ if __name__ == "__main__":
     found = {}
     for golden_name in GOLDEN:
         with tempfile.TemporaryDirectory() as golden_folder:
-            start(runs.config(golden_folder, **changed(golden_name)))
+            run_training(runs.config(golden_folder, **changed(golden_name)))
             found[golden_name] = runs.losses(Path(golden_folder))
     GOLDEN_FILE.write_text(json.dumps(found, indent=1) + "\n")

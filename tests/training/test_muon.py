@@ -12,8 +12,8 @@ from vitrail.model.create import create_model
 from vitrail.objectives.classification import Classification
 from vitrail.training.config import OptimizerConfig
 from vitrail.training.muon import orthogonal
-from vitrail.training.optim import build_optimizer, encoder_matrices, set_learning_rate
-from vitrail.training.state import materialise
+from vitrail.training.optim import build_optimizer, find_encoder_matrices, set_learning_rate
+from vitrail.training.state import initialise_state
 
 CPU = torch.device("cpu")
 SMALL = {"image_size": 32, "width": 32, "depth": 2, "num_heads": 2, "mlp_dim": 48, "num_classes": 5}
@@ -54,7 +54,7 @@ def test_steps_are_torchs(monkeypatch, materialised):
     before = {name: parameter.detach().clone() for name, parameter in built.named_parameters()}
     optimizer = build_optimizer(built, OptimizerConfig(kind="muon", momentum=0.9, weight_decay=0.3), CPU)
     if materialised:
-        materialise(optimizer)
+        initialise_state(optimizer)
     generator, gradients = torch.Generator().manual_seed(0), []
     for rate in RATES:
         set_learning_rate(optimizer, rate)
@@ -102,7 +102,7 @@ def test_what_is_orthogonal_keeps_its_directions():
 
 def test_matrices_of_every_encoder_are_found_once():
     built = Classification(create_model("R26+Ti/16", **SMALL, block="axial", pool="average"))
-    counts = sorted(encoder_matrices(built).values())
+    counts = sorted(find_encoder_matrices(built).values())
     assert counts == [1] * 3 * 4 + [3] * 4  # two blocks of two halves
     optimizer = build_optimizer(built, OptimizerConfig(kind="muon", layer_decay=0.8), CPU)
     learned = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -115,7 +115,7 @@ def test_its_state_comes_back(momentum):
     built = learner()
     config = OptimizerConfig(kind="muon", momentum=momentum)
     optimizer, other = (build_optimizer(built, config, CPU) for _ in range(2))
-    materialise(optimizer)
+    initialise_state(optimizer)
     before = {name: set(state) for name, state in enumerate(optimizer.state.values())}
     for parameter in built.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -137,7 +137,7 @@ def test_a_model_without_encoder_blocks_has_nothing_for_it():
 def test_a_step_left_out_changes_nothing_and_what_has_no_gradient_stays():
     built = learner()
     optimizer = build_optimizer(built, OptimizerConfig(kind="muon", weight_decay=0.1), CPU)
-    materialise(optimizer)
+    initialise_state(optimizer)
     names = dict(built.named_parameters())
     frozen = names["model.encoder.blocks.0.mlp.fc1.weight"]
 

@@ -13,9 +13,9 @@ from vitrail.model.create import create_model
 from vitrail.objectives.classification import Classification
 from vitrail.objectives.masked_patches import MaskedPatches
 from vitrail.training.config import OptimizerConfig
-from vitrail.training.optim import build_optimizer, kernel_names, layers, parameter_groups, set_learning_rate
+from vitrail.training.optim import build_optimizer, find_kernels, find_layers, group_parameters, set_learning_rate
 from vitrail.training.schedule import learning_rate
-from vitrail.training.state import materialise
+from vitrail.training.state import initialise_state
 
 CPU = torch.device("cpu")
 SMALL = {"image_size": 32, "width": 32, "depth": 3, "num_heads": 2, "mlp_dim": 48, "num_classes": 5}
@@ -97,7 +97,7 @@ def test_kernels_alone_decay_name_by_name(kind, masked):
     built = objective(kind, masked)
     names = {id(parameter): name for name, parameter in built.named_parameters()}
     seen = []
-    for group in parameter_groups(built, weight_decay=0.3):
+    for group in group_parameters(built, weight_decay=0.3):
         assert group["weight_decay"] in (0.0, 0.3)
         assert group["scale"] == 1
         for parameter in group["params"]:
@@ -108,7 +108,7 @@ def test_kernels_alone_decay_name_by_name(kind, masked):
             assert group["weight_decay"] == (0.3 if kernel else 0.0), name
     # Every learning parameter is in exactly one group, and what is frozen in none.
     assert sorted(seen) == sorted(name for name, p in built.named_parameters() if p.requires_grad)
-    assert len(set(kernel_names(built))) == len(kernel_names(built))
+    assert len(set(find_kernels(built))) == len(find_kernels(built))
 
 
 def test_the_rule_above_speaks_of_nothing_that_is_not_there():
@@ -120,7 +120,7 @@ def test_the_rule_above_speaks_of_nothing_that_is_not_there():
 def test_what_is_frozen_is_left_out():
     built = objective("plain")
     built.model.patch_embed.requires_grad_(False)
-    held = {id(parameter) for group in parameter_groups(built, 0.1) for parameter in group["params"]}
+    held = {id(parameter) for group in group_parameters(built, 0.1) for parameter in group["params"]}
     assert not held & {id(parameter) for parameter in built.model.patch_embed.parameters()}
     assert len(held) == len(list(built.parameters())) - 2
 
@@ -132,7 +132,7 @@ def exponents(built: nn.Module) -> dict[str, int]:
     """By parameter: how often the factor was applied. 1/2 and its powers are exact."""
     names = {id(parameter): name for name, parameter in built.named_parameters()}
     found = {}
-    for group in parameter_groups(built, 0.1, layer_decay=0.5):
+    for group in group_parameters(built, 0.1, layer_decay=0.5):
         for parameter in group["params"]:
             found[names[id(parameter)]] = round(-np.log2(group["scale"]))
             assert group["scale"] == 0.5 ** found[names[id(parameter)]]
@@ -158,7 +158,7 @@ def test_layer_decay_name_by_name(kind, masked):
     units = {"hybrid": 8, "BiT": 8}.get(kind, 0)
     blocks = 0 if kind == "BiT" else 3
     built = objective(kind, masked)
-    assert len(layers(built)) == units + blocks
+    assert len(find_layers(built)) == units + blocks
     found = exponents(built)
     assert found == {name: expected_exponent(name, units, blocks) for name in found}
 
@@ -185,9 +185,9 @@ def test_layer_decay_worked_by_hand():
 
 def test_without_layer_decay_there_are_two_groups_and_with_it_two_for_each_layer():
     built = objective("plain")
-    assert len(parameter_groups(built, 0.1)) == 2
-    assert len(parameter_groups(built, 0.0)) == 1
-    assert len(parameter_groups(built, 0.1, 0.7)) == 2 * (3 + 2)
+    assert len(group_parameters(built, 0.1)) == 2
+    assert len(group_parameters(built, 0.0)) == 1
+    assert len(group_parameters(built, 0.1, 0.7)) == 2 * (3 + 2)
 
 
 def test_the_learning_rate_goes_to_every_group_by_its_scale():
@@ -217,7 +217,7 @@ def test_adamw_decay_is_the_formula_on_a_weight_without_gradient():
     for parameter in built.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    kernels = set(kernel_names(built))
+    kernels = set(find_kernels(built))
     for name, after in values(built).items():
         expected = before[name] * (1 - 3e-3 * 0.2) if name in kernels else before[name]
         np.testing.assert_array_equal(after, expected, err_msg=name)
@@ -237,7 +237,7 @@ def test_decay_decoupled_from_the_learning_rate_in_jax_is_the_product_here():
         kept *= 1 - rate / 1e-3 * 1e-4
     after = values(built)
     assert kept < 0.998
-    for name in kernel_names(built):
+    for name in find_kernels(built):
         np.testing.assert_allclose(after[name], before[name] * kept, rtol=1e-12, err_msg=name)
 
 
@@ -272,7 +272,7 @@ def test_steps_are_a_loop_in_float64(kind, materialised):
     config = OptimizerConfig(kind=kind, weight_decay=DECAY, betas=BETAS, eps=EPS, momentum=MOMENTUM, layer_decay=FACTOR)
     optimizer = build_optimizer(built, config, CPU)
     if materialised:
-        materialise(optimizer)
+        initialise_state(optimizer)
     before, generator = values(built), torch.Generator().manual_seed(0)
     gradients = {name: [] for name in before}
     for rate in RATES:
@@ -281,7 +281,7 @@ def test_steps_are_a_loop_in_float64(kind, materialised):
             parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             gradients[name].append(parameter.grad.numpy().copy())
         optimizer.step()
-    after, kernels, powers = values(built), set(kernel_names(built)), exponents(built)
+    after, kernels, powers = values(built), set(find_kernels(built)), exponents(built)
     for name, start in before.items():
         rates = [rate * FACTOR ** powers[name] for rate in RATES]
         columns = [gradient.ravel() for gradient in gradients[name]]
@@ -294,7 +294,7 @@ def test_steps_are_a_loop_in_float64(kind, materialised):
 def test_momentum_of_none_keeps_nothing():
     built = learner()
     optimizer = build_optimizer(built, OptimizerConfig(kind="sgd", momentum=0.0), CPU)
-    materialise(optimizer)
+    initialise_state(optimizer)
     assert not any(optimizer.state.values())
     kinds = {kind: type(build_optimizer(built, OptimizerConfig(kind=kind), CPU)) for kind in ("adam", "adamw", "sgd")}
     assert kinds == {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}

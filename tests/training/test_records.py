@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitrail.errors import DataError
-from vitrail.training.records import Records, read
+from vitrail.training.records import Records, read_records
 
 
 def train(step: int, **more: object) -> dict:
@@ -38,7 +38,7 @@ def test_one_object_a_line(tmp_path):
     content = written(tmp_path / "metrics.jsonl")
     assert content.endswith(b"\n")
     assert [json.loads(line)["step"] for line in content.splitlines()] == [0, 10, 20, 20, 30, 30]
-    assert read(tmp_path / "metrics.jsonl") == SEVERAL
+    assert read_records(tmp_path / "metrics.jsonl") == SEVERAL
 
 
 def test_what_is_no_number_is_valid_json_and_comes_back(tmp_path):
@@ -51,7 +51,7 @@ def test_what_is_no_number_is_valid_json_and_comes_back(tmp_path):
 
     line = json.loads(file.path.read_text(), parse_constant=refuse)
     assert (line["loss"], line["gradient_norm"], line["clock"]) == ("nan", "inf", {"flops_per_second": "-inf"})
-    (record,) = read(file.path)
+    (record,) = read_records(file.path)
     assert math.isnan(record["loss"])
     assert (record["gradient_norm"], record["clock"]) == (math.inf, clock)
 
@@ -68,7 +68,7 @@ def test_any_record_comes_back(tmp_path_factory, body, part, step):
     record = {"kind": "evaluation", "step": step, "part": part, **body}
     Records(path).append(record)
     assert path.read_bytes().count(b"\n") == 1
-    assert repr(read(path)) == repr([record])  # repr: nan is not equal to itself, 1 and True are not the same
+    assert repr(read_records(path)) == repr([record])  # repr: nan is not equal to itself, 1 and True are not the same
 
 
 @pytest.mark.parametrize("step", [-1, 20, 100])
@@ -80,7 +80,7 @@ def test_a_file_cut_at_any_byte_becomes_a_prefix_of_whole_records(tmp_path, step
     for length in range(len(content) + 1):
         path.write_bytes(content[:length])
         whole = content[:length].count(b"\n")
-        assert read(path) == SEVERAL[:whole]
+        assert read_records(path) == SEVERAL[:whole]
         Records(path).keep_until(step)
         kept = [line for line, record in zip(lines[:whole], SEVERAL, strict=False) if record["step"] <= step]
         assert path.read_bytes() == b"".join(kept)
@@ -150,7 +150,7 @@ def test_a_broken_line_that_is_not_the_last_is_named(tmp_path, line, words):
     first, *others = written(path).splitlines(keepends=True)
     path.write_bytes(b"".join([first, line + b"\n", *others]))
     before = path.read_bytes()
-    for broken in (lambda: read(path), lambda: Records(path).keep_until(0)):
+    for broken in (lambda: read_records(path), lambda: Records(path).keep_until(0)):
         with pytest.raises(DataError, match=r"metrics\.jsonl, line 2, is no record of a run") as told:
             broken()
         assert words in str(told.value)
@@ -181,7 +181,7 @@ def test_a_disk_that_fills_in_the_middle_of_a_line_leaves_the_file_as_it_was(tmp
         signal.signal(signal.SIGXFSZ, handler)
     assert path.read_bytes() == content
     Records(path).append(train(40))
-    assert read(path) == [*SEVERAL, train(40)]
+    assert read_records(path) == [*SEVERAL, train(40)]
 
 
 def test_an_evaluation_that_is_owed_is_not_there_twice(tmp_path):
@@ -189,4 +189,4 @@ def test_an_evaluation_that_is_owed_is_not_there_twice(tmp_path):
     for kind, step in (("train", 1), ("evaluation", 1), ("train", 2), ("evaluation", 2), ("train", 3)):
         records.append({"kind": kind, "step": step})
     records.keep_until(2, owes_evaluation=True)
-    assert [(r["kind"], r["step"]) for r in read(records.path)] == [("train", 1), ("evaluation", 1), ("train", 2)]
+    assert [(r["kind"], r["step"]) for r in read_records(records.path)] == [("train", 1), ("evaluation", 1), ("train", 2)]

@@ -15,7 +15,7 @@ from vitrail.data.transforms.augment import Augmentation
 from vitrail.errors import ConfigError
 from vitrail.recipes import RECIPES
 from vitrail.training.config import RunConfig
-from vitrail.training.resolve import SECTIONS, checked, keys_of, read_file, resolve, to_toml
+from vitrail.training.resolve import SECTIONS, build_config, list_keys, read_toml, resolve, to_toml
 
 LEAST = {"model": {"name": "S/16"}, "data": {"source": "photos"}, "schedule": {"steps": 10}}
 
@@ -91,8 +91,8 @@ def test_a_key_of_one_section_may_come_without_it():
     assert (config.optimizer.learning_rate, config.run.folder, config.objective.corrupted) == (0.5, Path("here"), 0.15)
     assert given_in("depth=3").model.options == {"depth": 3}
     for section in SECTIONS:
-        for key in keys_of(section):
-            owners = [other for other in SECTIONS if key in keys_of(other)]
+        for key in list_keys(section):
+            owners = [other for other in SECTIONS if key in list_keys(other)]
             if len(owners) > 1:
                 assert (
                     told(LEAST, f"{key}=1")
@@ -173,7 +173,7 @@ def test_a_wrong_value_is_one_sentence(override, sentence):
 
 def test_the_nearest_is_named_for_a_letter_left_out_of_any_key():
     for section in SECTIONS:
-        for key in keys_of(section):
+        for key in list_keys(section):
             if len(key) > 4:
                 wrong = key[:2] + key[3:]
                 assert (
@@ -202,7 +202,7 @@ def test_the_nearest_is_named_for_a_letter_left_out_of_any_key():
 )
 def test_a_file_is_told_as_well(tree, sentence):
     with pytest.raises(ConfigError) as caught:
-        checked(tree)
+        build_config(tree)
     assert str(caught.value) == sentence
 
 
@@ -232,7 +232,7 @@ def test_files_that_are_none(tmp_path):
         elif content is not None:
             path.write_bytes(content)
         with pytest.raises(ConfigError) as caught:
-            read_file(path)
+            read_toml(path)
         assert str(caught.value).startswith(f"{path} {why}")
         assert "\n" not in str(caught.value)
 
@@ -242,7 +242,7 @@ def test_key_and_value_win_over_a_file(tmp_path):
     file.write_text(
         '[model]\nname = "S/16"\n[data]\nsource = "größe"\n[schedule]\nsteps = 10\ndecay = "none"\n', "utf-8"
     )
-    config = resolve(read_file(file), ["steps=20"])
+    config = resolve(read_toml(file), ["steps=20"])
     assert (config.schedule.steps, config.schedule.decay, config.data.source) == (20, "none", "größe")
 
 
@@ -251,7 +251,7 @@ def test_key_and_value_win_over_a_file(tmp_path):
 
 def assert_survives(config: RunConfig) -> None:
     text = to_toml(config)
-    again = checked(tomllib.loads(text))
+    again = build_config(tomllib.loads(text))
     assert again == config
     assert again.model_dump() == config.model_dump()
     assert to_toml(again) == text

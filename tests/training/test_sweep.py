@@ -12,17 +12,17 @@ from pictures import make_folder
 from vitrail.data.open import open_data
 from vitrail.errors import ConfigError, DataError, Stopped, TrainingError
 from vitrail.training import loop
-from vitrail.training.assemble import open_parts
+from vitrail.training.build import open_training_data
 from vitrail.training.config import DataConfig
-from vitrail.training.resolve import checked, read_file, to_toml
-from vitrail.training.start import Result
-from vitrail.training.sweep import Trial, best, changed, trials
+from vitrail.training.resolve import build_config, read_toml, to_toml
+from vitrail.training.run_training import TrainingResult
+from vitrail.training.sweep import Trial, choose_best, change_config, run_trials
 
 
 @pytest.fixture(autouse=True)
 def quick(tmp_path, monkeypatch):
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("vitrail.training.start.draw_curves", lambda *_: None)
+    monkeypatch.setattr("vitrail.training.run_training.draw_curves", lambda *_: None)
 
 
 def short(folder: Path, **sections):
@@ -31,7 +31,7 @@ def short(folder: Path, **sections):
 
 def test_each_rate_has_a_run_of_its_own(tmp_path, monkeypatch):
     config = short(tmp_path / "run")
-    tried = list(trials(config, [0.001, 0.03]))
+    tried = list(run_trials(config, [0.001, 0.03]))
     assert [trial.rate for trial in tried] == [0.001, 0.03]
     assert [trial.folder for trial in tried] == [tmp_path / "run/sweep-0.001", tmp_path / "run/sweep-0.03"]
     for trial in tried:
@@ -39,17 +39,17 @@ def test_each_rate_has_a_run_of_its_own(tmp_path, monkeypatch):
         last = runs.records(trial.folder)[-1]
         assert (last["kind"], last["accuracy"], last["loss"]) == ("evaluation", trial.accuracy, trial.loss)
     monkeypatch.setattr(loop, "step", lambda run: pytest.fail("finished runs are not trained again"))
-    assert list(trials(config, [0.001, 0.03])) == tried
+    assert list(run_trials(config, [0.001, 0.03])) == tried
 
 
 def test_a_rate_that_diverges_does_not_end_the_others(tmp_path):
     config = short(tmp_path / "run", optimizer={"clip_norm": None, "kind": "sgd"}, run={"most_skipped": 2})
-    first, second = trials(config, [1e30, 0.01])
+    first, second = run_trials(config, [1e30, 0.01])
     assert first.failure.startswith("no finite gradient in the 2 steps")
     assert math.isnan(first.accuracy)
     assert str(first).startswith("learning rate 1e+30: no finite gradient")
     assert not second.failure
-    assert best([first, second]) is second
+    assert choose_best([first, second]) is second
 
 
 @pytest.mark.parametrize("error", [TrainingError("the disk is full"), Stopped("stopped after step 1")])
@@ -57,36 +57,36 @@ def test_what_says_nothing_about_the_rate_ends_the_sweep(tmp_path, monkeypatch, 
     def start(config):
         raise error
 
-    monkeypatch.setattr("vitrail.training.sweep.start", start)
+    monkeypatch.setattr("vitrail.training.sweep.run_training", start)
     with pytest.raises(type(error), match=str(error)):
-        list(trials(short(tmp_path), [0.01, 0.03]))
+        list(run_trials(short(tmp_path), [0.01, 0.03]))
 
 
 def test_the_best_is_the_most_accurate_and_of_equals_the_one_with_the_lower_loss():
     here = Path()
     low, high, even = Trial(0.1, here, 0.5, 0.1), Trial(0.2, here, 0.75, 0.9), Trial(0.3, here, 0.75, 0.8)
     diverged = Trial(0.4, here, failure="no finite gradient")
-    assert best([low, high]) is high
-    assert best([low, high, even, diverged]) is even
-    assert best([high, Trial(0.5, here, 0.75, 0.9)]) is high, "of equals in both the first"
+    assert choose_best([low, high]) is high
+    assert choose_best([low, high, even, diverged]) is even
+    assert choose_best([high, Trial(0.5, here, 0.75, 0.9)]) is high, "of equals in both the first"
     assert str(high) == "learning rate 0.2: accuracy 75.0%, loss 0.9000"
     with pytest.raises(TrainingError, match=r"no learning rate led anywhere \(0.4\)"):
-        best([diverged])
+        choose_best([diverged])
 
 
 def test_a_loss_that_is_no_number_is_not_chosen(tmp_path, monkeypatch):
-    measured = Result(tmp_path, tmp_path / "model", 4, {"accuracy": 1.0, "loss": math.nan}, evaluated=9)
-    monkeypatch.setattr("vitrail.training.sweep.start", lambda config: measured)
-    (trial,) = trials(short(tmp_path), [0.01])
+    measured = TrainingResult(tmp_path, tmp_path / "model", 4, {"accuracy": 1.0, "loss": math.nan}, evaluated=9)
+    monkeypatch.setattr("vitrail.training.sweep.run_training", lambda config: measured)
+    (trial,) = run_trials(short(tmp_path), [0.01])
     assert trial.failure == "its loss is no number"
 
 
 def test_a_change_keeps_everything_else(tmp_path):
     config = short(tmp_path / "run")
-    other = changed(config, {"optimizer": {"learning_rate": 0.5}, "run": {"seed": 7}}, "inner")
+    other = change_config(config, {"optimizer": {"learning_rate": 0.5}, "run": {"seed": 7}}, "inner")
     assert other.run.folder == tmp_path / "run/inner"
     assert (other.optimizer.learning_rate, other.run.seed) == (0.5, 7)
-    assert changed(other, {"optimizer": {"learning_rate": 3e-3}, "run": {"seed": 0}}).model == config.model
+    assert change_config(other, {"optimizer": {"learning_rate": 3e-3}, "run": {"seed": 0}}).model == config.model
     assert other.optimizer.averaging == config.optimizer.averaging
 
 
@@ -105,7 +105,7 @@ def names(source) -> set[str]:
 
 
 def test_a_share_of_train_is_held_out_where_the_data_has_a_part_val(data):
-    parts = open_parts(DataConfig(source=data, validate_on="holdout", holdout=0.2))
+    parts = open_training_data(DataConfig(source=data, validate_on="holdout", holdout=0.2))
     whole = names(open_data(data, "train"))
     assert len(parts.training) == 24
     assert len(parts.evaluation) == 6
@@ -113,25 +113,25 @@ def test_a_share_of_train_is_held_out_where_the_data_has_a_part_val(data):
     assert names(parts.training).isdisjoint(names(parts.evaluation))
     assert not whole & names(open_data(data, "val"))
     assert sorted(parts.evaluation.labels(0, 6)) == [0, 0, 1, 1, 1, 1]
-    other = open_parts(DataConfig(source=data, validate_on="holdout", holdout=0.2, holdout_seed=1))
+    other = open_training_data(DataConfig(source=data, validate_on="holdout", holdout=0.2, holdout_seed=1))
     assert names(other.evaluation) != names(parts.evaluation)
 
 
 def test_otherwise_a_part_val_is_what_is_validated_on(data):
-    parts = open_parts(DataConfig(source=data, holdout=0.2))
+    parts = open_training_data(DataConfig(source=data, holdout=0.2))
     assert (len(parts.training), names(parts.evaluation)) == (30, names(open_data(data, "val")))
 
 
 def test_a_part_test_that_is_not_there_is_told_with_what_to_give(data, tmp_path):
     for source, has in ((data, "it has train, val"), (str(tmp_path / "data/val"), "it has one part")):
         with pytest.raises(DataError, match=rf"no part 'test' to validate on: {has}; give data\.validate_on=val"):
-            open_parts(DataConfig(source=source, validate_on="test"))
+            open_training_data(DataConfig(source=source, validate_on="test"))
 
 
 def test_a_tenth_is_held_out_where_no_share_is_given(data, tmp_path):
-    assert len(open_parts(DataConfig(source=data, validate_on="holdout")).evaluation) == 3
+    assert len(open_training_data(DataConfig(source=data, validate_on="holdout")).evaluation) == 3
     whole = str(tmp_path / "data/val")  # in one part
-    assert len(open_parts(DataConfig(source=whole, validate_on="holdout", holdout=0.5)).evaluation) == 15
+    assert len(open_training_data(DataConfig(source=whole, validate_on="holdout", holdout=0.5)).evaluation) == 15
 
 
 def test_nothing_cannot_be_held_out_and_looked_at(data):
@@ -142,4 +142,4 @@ def test_nothing_cannot_be_held_out_and_looked_at(data):
 def test_a_file_keeps_it(data, tmp_path):
     config = runs.config(tmp_path, data={"source": data, "validate_on": "holdout", "holdout": 0.2})
     (tmp_path / "config.toml").write_text(to_toml(config))
-    assert checked(read_file(tmp_path / "config.toml")) == config
+    assert build_config(read_toml(tmp_path / "config.toml")) == config

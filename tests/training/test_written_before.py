@@ -14,8 +14,8 @@ import runs
 import torch
 
 import vitrail
-from vitrail.training.resolve import read_file, resolve
-from vitrail.training.start import start
+from vitrail.training.resolve import read_toml, resolve
+from vitrail.training.run_training import run_training
 
 FOLDER = Path(__file__).parent / "written_by_9b16ebf"
 EXPECTED = json.loads((FOLDER / "expected.json").read_text())
@@ -25,7 +25,7 @@ IMAGES = torch.linspace(0, 1, 2 * 16 * 16).view(2, 1, 16, 16)
 def test_an_old_run_resumes_and_ends_where_it_would_have(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(FOLDER / "run", "run")
-    start(resolve(read_file(Path("run/config.toml"))))
+    run_training(resolve(read_toml(Path("run/config.toml"))))
     assert runs.losses(Path("run")) == pytest.approx(EXPECTED["losses"], rel=1e-5)
     with torch.inference_mode():
         logits = vitrail.load("run")(IMAGES)

@@ -54,7 +54,7 @@ def data(tmp_path_factory):
 def whole(model, data, tmp_path_factory):
     """All of it, once: the lines, and the folder."""
     folder = tmp_path_factory.mktemp("suites") / "paper"
-    return list(paper_suite.run(model, str(data), folder, 2, SHORT)), folder
+    return list(paper_suite.run_paper_suite(model, str(data), folder, 2, SHORT)), folder
 
 
 def test_the_table_is_what_the_saved_models_say(whole, data):
@@ -157,17 +157,17 @@ def test_stopped_in_the_middle_it_goes_on_and_finds_the_same(model, data, whole,
 
     monkeypatch.setattr(loop, "step", step)
     with pytest.raises(Stopped):
-        list(paper_suite.run(*given))
+        list(paper_suite.run_paper_suite(*given))
     assert steps[-1] == tmp_path / "suite/imagenet/seed-1"
     assert not (tmp_path / "suite/suite.json").exists()
-    lines = list(paper_suite.run(*given))
+    lines = list(paper_suite.run_paper_suite(*given))
     assert len(steps) == 3 * 12, "what was trained is not trained again"
     once = table(whole[0])
     again = table(lines)
     for title in ("ImageNet", "ImageNet ReaL", "Oxford-IIIT Pets"):
         assert again[title] == once[title]
     monkeypatch.setattr(loop, "step", lambda run: pytest.fail("all of it is finished"))
-    assert list(paper_suite.run(*given)) == lines
+    assert list(paper_suite.run_paper_suite(*given)) == lines
 
 
 def test_sets_without_data_are_listed(model, data, tmp_path):
@@ -175,7 +175,7 @@ def test_sets_without_data_are_listed(model, data, tmp_path):
     shutil.copytree(data / "pets", tmp_path / "some/pets")
     shutil.copytree(data / "pets", tmp_path / "some/flowers")
     (tmp_path / "some/pets/test/red/1001.png").write_bytes(b"no picture")
-    lines = list(paper_suite.run(model, str(tmp_path / "some"), tmp_path / "suite", 1, [*SHORT, "learning_rate=0.1"]))
+    lines = list(paper_suite.run_paper_suite(model, str(tmp_path / "some"), tmp_path / "suite", 1, [*SHORT, "learning_rate=0.1"]))
     assert lines[0] == f"{tmp_path}/some/flowers is no set, did you mean 'flowers102'?"
     assert "pets: learning rate 0.1: the only one, so there is nothing to choose" in lines
     rows = table(lines)
@@ -195,7 +195,7 @@ def test_what_is_wrong_is_told_before_anything_is_trained(model, data, tmp_path)
     stand_ins.hard(tmp_path / "sets/flowers102/train", WORDS, 8)
 
     def told(*overrides: str, data=tmp_path / "sets") -> None:
-        list(paper_suite.run(model, str(data), tmp_path / "suite", 1, [*SHORT, *overrides]))
+        list(paper_suite.run_paper_suite(model, str(data), tmp_path / "suite", 1, [*SHORT, *overrides]))
 
     with pytest.raises(DataError, match=r"flowers102: .* has train: a suite needs"):
         told()

@@ -17,12 +17,12 @@ from pictures import make_folder, make_parquet
 from stand_ins import one_by_one, shown, table
 
 from vitrail.data.open import open_data
-from vitrail.data.sources.source import Listed
-from vitrail.data.transforms.augment import inception_box
+from vitrail.data.sources.source import ListSource
+from vitrail.data.transforms.augment import draw_crop_box
 from vitrail.errors import ConfigError, DataError
 from vitrail.training import loop
 from vitrail.transfer import paper_suite, vtab, vtab_labels, vtab_suite
-from vitrail.transfer.suite_data import Parts
+from vitrail.transfer.suite_data import SuiteParts
 
 DOCS = Path(__file__).parents[2] / "docs" / "transfer.md"
 WORDS = ["red", "green", "blue"]
@@ -189,7 +189,7 @@ def test_splits_add_up_to_the_originals():
 def test_the_documentation_is_the_page():
     text = DOCS.read_text()
     start = text.index("### Natural")
-    assert text[start:] == vtab.page(), "docs/transfer.md: put what vitrail.transfer.vtab.page() gives at its end"
+    assert text[start:] == vtab.format_registry(), "docs/transfer.md: put what vitrail.transfer.vtab_tasks.format_registry() gives at its end"
 
 
 def test_the_examples_of_the_documentation():
@@ -209,7 +209,7 @@ def test_the_examples_of_the_documentation():
 def test_what_must_not_be_cropped_is_not(size):
     options = vtab_suite.WHOLE_IMAGE
     boxes = {
-        inception_box(*size, random.Random(seed), options["crop_area"], options["crop_ratio"]) for seed in range(200)
+        draw_crop_box(*size, random.Random(seed), options["crop_area"], options["crop_ratio"]) for seed in range(200)
     }
     assert boxes == {(0, 0, *size)}
 
@@ -217,7 +217,7 @@ def test_what_must_not_be_cropped_is_not(size):
 # ---- 1,000 images ----------------------------------------------------------------------------------------------------
 
 
-class Many(Listed):
+class Many(ListSource):
     """Samples without images, by names."""
 
     def __init__(self, count: int, prefix: str = "") -> None:
@@ -228,8 +228,8 @@ class Many(Listed):
         return f"{self.prefix}{index}"
 
 
-def parts(train: int, val: int | None = None) -> Parts:
-    return Parts(Many(train, "t"), None if val is None else Many(val, "v"), Many(10), "test")
+def parts(train: int, val: int | None = None) -> SuiteParts:
+    return SuiteParts(Many(train, "t"), None if val is None else Many(val, "v"), Many(10), "test")
 
 
 def names(source) -> list[str]:
@@ -237,14 +237,14 @@ def names(source) -> list[str]:
 
 
 def test_800_and_200_of_train_and_val():
-    train, val = vtab_suite.divided(parts(5000, 900))
+    train, val = vtab_suite.split_train_val(parts(5000, 900))
     assert (len(set(names(train))), len(set(names(val)))) == (800, 200)
     assert {name[0] for name in names(train)} == {"t"}
     assert {name[0] for name in names(val)} == {"v"}
 
 
 def test_1000_of_train_where_there_is_no_val():
-    train, val = vtab_suite.divided(parts(5000))
+    train, val = vtab_suite.split_train_val(parts(5000))
     assert (len(train), len(val), len({*names(train), *names(val)})) == (800, 200, 1000)
     # A draw, not the first: every class and every fifth of the data has about its share.
     numbers = [int(name[1:]) for name in (*names(train), *names(val))]
@@ -252,22 +252,22 @@ def test_1000_of_train_where_there_is_no_val():
 
 
 def test_all_where_there_are_fewer():
-    train, val = vtab_suite.divided(parts(500))
+    train, val = vtab_suite.split_train_val(parts(500))
     assert (len(train), len(val)) == (400, 100)
-    train, val = vtab_suite.divided(parts(30, 9))
+    train, val = vtab_suite.split_train_val(parts(30, 9))
     assert (len(train), len(val)) == (30, 9)
-    train, val = vtab_suite.divided(parts(3))
+    train, val = vtab_suite.split_train_val(parts(3))
     assert (len(train), len(val)) == (2, 1)
     with pytest.raises(DataError, match="is the only image to train on"):
-        vtab_suite.divided(parts(1))
+        vtab_suite.split_train_val(parts(1))
 
 
 def test_the_draw_goes_by_names():
     source = Many(3000)
-    drawn = {source.name(index) for index in vtab_suite.drawn(source, 1000)}
+    drawn = {source.name(index) for index in vtab_suite.draw_samples(source, 1000)}
     more = Many(3001)  # one more changes at most one
-    assert len(drawn - {more.name(index) for index in vtab_suite.drawn(more, 1000)}) <= 1
-    assert vtab_suite.drawn(source, 1000).tolist() != vtab_suite.drawn(source, 1000, seed=1).tolist()
+    assert len(drawn - {more.name(index) for index in vtab_suite.draw_samples(more, 1000)}) <= 1
+    assert vtab_suite.draw_samples(source, 1000).tolist() != vtab_suite.draw_samples(source, 1000, seed=1).tolist()
 
 
 # ---- The suite -------------------------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ def whole(model, data, tmp_path_factory):
     where = described(root / "tasks.toml", data, tasks)
     with Path(where).open("a") as file:
         file.write(f'\n[tasks.smallnorb_elevation]\ndata = "{data}/plain"')
-    return list(vtab_suite.run(model, where, root / "vtab", 2, SHORT)), root / "vtab"
+    return list(vtab_suite.run_vtab_suite(model, where, root / "vtab", 2, SHORT)), root / "vtab"
 
 
 def test_all_tasks_and_their_mean(whole, data):
@@ -381,7 +381,7 @@ def some(tmp_path_factory):
 
 def test_tasks_without_data_are_listed_and_the_mean_is_not_called_vtab(model, data, some):
     where = described(some / "tasks.toml", data, ["dtd", "dmlab", "smallnorb_azimuth"])
-    lines = list(vtab_suite.run(model, where, some / "vtab", 1, SHORT, rates=[0.001, 0.3]))
+    lines = list(vtab_suite.run_vtab_suite(model, where, some / "vtab", 1, SHORT, rates=[0.001, 0.3]))
     rows = table(lines)
     assert not any(title.startswith("VTAB") for title in rows)
     assert {"natural (1 of 7 tasks)", "structured (2 of 8 tasks)"} <= set(rows)
@@ -421,7 +421,7 @@ def test_again_it_trains_nothing_and_finds_the_same(model, data, some, monkeypat
     shutil.rmtree(some / "vtab/dmlab/seed-0")  # as if it had been stopped before that one
     steps, plain = [], loop.step
     monkeypatch.setattr(loop, "step", lambda run: (steps.append(run.config.run.folder), plain(run)))
-    list(vtab_suite.run(model, where, some / "vtab", 1, SHORT, rates=[0.001, 0.3]))
+    list(vtab_suite.run_vtab_suite(model, where, some / "vtab", 1, SHORT, rates=[0.001, 0.3]))
     assert steps == [some / "vtab/dmlab/seed-0"] * 2
     assert (some / "vtab/suite.md").read_text() == before
 
@@ -429,7 +429,7 @@ def test_again_it_trains_nothing_and_finds_the_same(model, data, some, monkeypat
 def test_what_is_wrong_is_told_before_anything_is_trained(model, data, tmp_path):
     def told(text: str, *overrides: str) -> None:
         (tmp_path / "tasks.toml").write_text(text.replace("DATA", str(data)))
-        list(vtab_suite.run(model, str(tmp_path / "tasks.toml"), tmp_path / "suite", 1, [*SHORT, *overrides]))
+        list(vtab_suite.run_vtab_suite(model, str(tmp_path / "tasks.toml"), tmp_path / "suite", 1, [*SHORT, *overrides]))
 
     with pytest.raises(ConfigError, match=r"dtd: data.batch_size = 64 is more than the 24 images to train on"):
         told('dtd = "DATA/plain"', "batch_size=64")
@@ -456,7 +456,7 @@ def test_labels_without_names_have_the_tasks_classes(model, tmp_path):
     make_parquet(tmp_path / "numbers/train.parquet", [0, 1, 2, 3] * 6)
     make_parquet(tmp_path / "numbers/test.parquet", [0, 15])
     (tmp_path / "tasks.toml").write_text('dsprites_location = "numbers"')
-    lines = list(vtab_suite.run(model, str(tmp_path / "tasks.toml"), tmp_path / "suite", 1, SHORT))
+    lines = list(vtab_suite.run_vtab_suite(model, str(tmp_path / "tasks.toml"), tmp_path / "suite", 1, SHORT))
     assert "- dsprites_location: 24 images to train on instead of 1,000, 2 test images instead of 73,728" in lines
     config = json.loads((tmp_path / "suite/dsprites_location/seed-0/model/config.json").read_text())
     assert config["architecture"]["num_classes"] == 16

@@ -22,8 +22,8 @@ from peer_models import images_for
 from peers import timm
 from vitrail.model.architecture import TimmArchitecture
 from vitrail.model.timm_model import TimmModel, kept_for_backward
-from vitrail.training.assemble import build_model
-from vitrail.training.start import start
+from vitrail.training.build import build_model
+from vitrail.training.run_training import run_training
 from vitrail.weights.formats.native import SUMS, sums
 from vitrail.weights.load import _as_native
 from vitrail.workflows import finetune
@@ -308,7 +308,7 @@ def fine_tuning(folder, name: str = SMALL, **sections):
 def test_fine_tuned_the_run_loads_and_goes_on(pretrained, tmp_path):
     changed = {"model": {"weights": f"timm:{SMALL}", "stochastic_depth": 0.1}, "optimizer": {"layer_decay": 0.7}}
     config = fine_tuning(tmp_path / "run", **changed)
-    start(config)
+    run_training(config)
     losses = runs.losses(tmp_path / "run")
     assert len(losses) == 3
     assert losses[0] > losses[-1]
@@ -321,7 +321,7 @@ def test_fine_tuned_the_run_loads_and_goes_on(pretrained, tmp_path):
     assert all(not torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     # From the last checkpoint, with batch norm's statistics and the average, to the same model.
     written = load_file(tmp_path / "run" / "model" / "model.safetensors")
-    start(config)
+    run_training(config)
     again = load_file(tmp_path / "run" / "model" / "model.safetensors")
     assert all(torch.equal(tensor, again[name]) for name, tensor in written.items())
 
@@ -333,15 +333,15 @@ def test_the_bias_of_a_new_head(pretrained, tmp_path):
 
 
 def test_fine_tuned_from_a_native_folder(saved, tmp_path):
-    start(fine_tuning(tmp_path / "run", model={"weights": str(saved)}, run={"gradient_checkpointing": True}))
+    run_training(fine_tuning(tmp_path / "run", model={"weights": str(saved)}, run={"gradient_checkpointing": True}))
     assert vitrail.load(tmp_path / "run").num_classes == 10
 
 
 def test_what_cannot_be_trained_is_told_before(pretrained, tmp_path):
     with pytest.raises(vitrail.ConfigError, match=r"efficientvit_m0.* does not run at image size 32"):
-        start(fine_tuning(tmp_path / "size", "efficientvit_m0"))
+        run_training(fine_tuning(tmp_path / "size", "efficientvit_m0"))
     with pytest.raises(vitrail.ConfigError, match="masked patches are predicted by a Vision Transformer"):
-        start(fine_tuning(tmp_path / "masked", objective={"kind": "masked-patches"}))
+        run_training(fine_tuning(tmp_path / "masked", objective={"kind": "masked-patches"}))
     assert not (tmp_path / "size").exists()
 
 

@@ -8,21 +8,21 @@ from striped import stripes
 
 import vitrail
 from peers import timm
-from vitrail.evaluation.compare_models import run as compare
+from vitrail.evaluation.compare import compare_model
 from vitrail.evaluation.fewshot import fewshot
-from vitrail.inference.batches import How
+from vitrail.inference.batches import InferenceOptions
 from vitrail.model.architecture import TimmArchitecture
-from vitrail.model.cost import cost
-from vitrail.model.create import build
+from vitrail.model.cost import compute_cost
+from vitrail.model.create import build_empty_model
 from vitrail.workflows.linear_head import quick
 
-CPU = How(batch_size=4, device="cpu")
+CPU = InferenceOptions(batch_size=4, device="cpu")
 
 
 def network_of_timm() -> vitrail.TimmModel:
     torch.manual_seed(0)
     theirs = timm.create_model("test_efficientnet", num_classes=3)
-    model = build(TimmArchitecture(name="test_efficientnet", image_size=32, num_classes=3))
+    model = build_empty_model(TimmArchitecture(name="test_efficientnet", image_size=32, num_classes=3))
     state = theirs.state_dict()
     model.load_state_dict({name: state[name.partition(".")[2]] for name in model.state_dict()}, assign=True)
     return model.eval()
@@ -43,11 +43,11 @@ def test_a_baseline_goes_through_the_same_commands(name, tmp_path, monkeypatch):
     model = BUILT[name]()
     model.labels = ["colour-0", "colour-1", "colour-2"]
     vitrail.save(model, tmp_path / name)
-    row = compare(name, "photos", None, CPU)
-    assert (row.parameters, row.flops) == cost(model.architecture)
+    row = compare_model(name, "photos", None, CPU)
+    assert (row.parameters, row.flops) == compute_cost(model.architecture)
     assert row.images == 18
     assert row.images_per_second > 0
-    found = fewshot(name, "photos", shots=[1], seeds=[0], methods=["least-squares", "knn"], how=CPU)
+    found = fewshot(name, "photos", shots=[1], seeds=[0], methods=["least-squares", "knn"], options=CPU)
     assert {each.method for each in found.rows} == {"least-squares", "knn, k=20", "knn, k=1"}
-    assert any(line.startswith("model: ") for line in quick("photos", name, how=CPU))
-    assert compare(f"runs/quick-photos-from-{name}", "photos", None, CPU).top1.value > 0.9
+    assert any(line.startswith("model: ") for line in quick("photos", name, options=CPU))
+    assert compare_model(f"runs/quick-photos-from-{name}", "photos", None, CPU).top1.value > 0.9

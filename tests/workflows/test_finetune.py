@@ -8,7 +8,7 @@ from striped import stripes
 
 import vitrail
 from vitrail.errors import ConfigError, DataError
-from vitrail.training.start import start
+from vitrail.training.run_training import run_training
 from vitrail.workflows.finetune import finetune, folder_name, look_at, raised
 
 SMALL = [
@@ -47,7 +47,7 @@ def test_from_nothing(folder, here):
 
 
 def test_from_a_model_of_the_quickstarts_kind(folder, here):
-    start(runs.config(here / "pretrained", schedule={"steps": 60, "warmup_steps": 4}))
+    run_training(runs.config(here / "pretrained", schedule={"steps": 60, "warmup_steps": 4}))
     lines = list(finetune(str(folder), str(here / "pretrained"), overrides=["run.trackers=[]", "run.report=false"]))
     found = here / "runs/finetune-stripes-from-pretrained"
     model = vitrail.load(found)
@@ -191,7 +191,7 @@ def test_a_run_that_is_not_finished_is_no_model_yet(here):
 
 
 def test_a_sweep_from_a_model_tries_the_papers_four(folder, here):
-    start(runs.config(here / "pretrained", schedule={"steps": 4, "warmup_steps": 1}))
+    run_training(runs.config(here / "pretrained", schedule={"steps": 4, "warmup_steps": 1}))
     short = ["schedule.steps=20", "run.trackers=[]", "run.report=false", "run.folder=mine"]
     lines = list(finetune(str(folder), str(here / "pretrained"), sweep=True, overrides=short))
     tried = [float(line.split()[2].rstrip(":")) for line in lines if line.startswith("learning rate ")]

@@ -15,8 +15,8 @@ from striped import stripes
 
 import vitrail
 from vitrail.data.open import open_data
-from vitrail.recipes import find
-from vitrail.training.assemble import open_parts
+from vitrail.recipes import find_recipe
+from vitrail.training.build import open_training_data
 from vitrail.training.resolve import resolve
 from vitrail.workflows.finetune import finetune
 
@@ -66,7 +66,7 @@ def test_the_accuracy_it_prints_is_the_models(finished):
     test = open_data("digits", "val", holdout=0.2)
     loader = vitrail.EvaluationLoader(test, model.preprocessing, batch_size=len(test))
     (batch,) = loader
-    guesses = model(vitrail.data.transforms.evaluation.normalise(batch.images, model.preprocessing)).argmax(dim=1)
+    guesses = model(vitrail.data.transforms.preprocess.normalise(batch.images, model.preprocessing)).argmax(dim=1)
     assert lines[-1] == f"test accuracy: {(guesses == batch.labels).float().mean().item():.1%}"
     assert model.image_size == (24, 24)
     assert vitrail.load(folder / "runs/quickstart/pretrain").image_size == (16, 16)
@@ -82,7 +82,7 @@ def test_no_stage_sees_the_test_part():
     hidden = {pixels(test, index) for index in range(len(test))}
     for recipe in ("quickstart", "quickstart-finetune"):
         given = ["model.weights=none-yet"] if recipe.endswith("finetune") else []
-        parts = open_parts(resolve(find(recipe).config, given).data)
+        parts = open_training_data(resolve(find_recipe(recipe).config, given).data)
         assert parts.evaluation is None
         assert not {pixels(parts.training, index) for index in range(len(parts.training))} & hidden
         assert len(parts.training) + len(test) == 1797

@@ -22,13 +22,13 @@ from vitrail.benchmark.measure import PRODUCT, TURN_SECONDS, Facts, Tell, check_
 from vitrail.benchmark.peers import parameters_of
 from vitrail.benchmark.report import FED, RESIDENT, Measured, product_record
 from vitrail.data.loader import Batch, TrainingLoader
-from vitrail.data.parallel import worker_count
+from vitrail.data.parallel import resolve_worker_count
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError, VitrailError
-from vitrail.fast.measure import PeakMemory, Product, Stopwatch, take_turns
-from vitrail.model.cost import FORWARD_AND_BACKWARD, cost
+from vitrail.fast.timing import PeakMemory, ReferenceProduct, Stopwatch, take_turns
+from vitrail.model.cost import FORWARD_AND_BACKWARD, compute_cost
 from vitrail.system.ranks import Ranks
-from vitrail.training.assemble import assemble, open_parts
+from vitrail.training.build import build_run, open_training_data
 from vitrail.training.config import DataConfig, ModelConfig, RunConfig, RunSection, ScheduleConfig
 from vitrail.training.loop import step
 
@@ -56,11 +56,11 @@ class Supply:
     @classmethod
     def opened(cls, data: str, workers: int | None, cases: Sequence[Case]) -> Supply:
         """The training part of data that `vitrail train` would take; as many workers as cores if None."""
-        source = open_parts(DataConfig(source=data, validate_on="none")).training
+        source = open_training_data(DataConfig(source=data, validate_on="none")).training
         most = max(case.batch for case in cases)
         if most > len(source):
             raise ConfigError(f"--batch {most} is more than the {len(source)} images of {data}: give a smaller one")
-        return cls(data, source, worker_count(None) if workers is None else workers)
+        return cls(data, source, resolve_worker_count(None) if workers is None else workers)
 
     def loader(self, case: Case, position: int) -> TrainingLoader:
         """As training has it, with the paper's crop and flip."""
@@ -80,7 +80,7 @@ class Supply:
         sizes = []
         for index in range(0, len(self.source), -(-len(self.source) // LOOKED_AT)):
             with suppress(DataError):
-                content = self.source.sample(index).content
+                content = self.source.read_checked(index).content
                 sizes.append(content.nbytes if isinstance(content, Tensor) else len(content))
         mean = f", {sum(sizes) / len(sizes) / 1000:,.0f} kB each on average" if sizes else ""
         return f"data: {len(self.source):,} images{mean}; {self.workers} workers"
@@ -136,9 +136,9 @@ def _measure_end_to_end(
     case: Case, supply: Supply, found: Measured, watch: Stopwatch, rounds: int, failed: Failed, compiles: bool | None
 ) -> None:
     check_memory(case)
-    product = Product(case.device, PRECISIONS[case.precision])
+    product = ReferenceProduct(case.device, PRECISIONS[case.precision])
     memory = PeakMemory(case.device)
-    run = assemble(run_config(case, supply, compiles), Ranks(0, 1, case.device))
+    run = build_run(run_config(case, supply, compiles), Ranks(0, 1, case.device))
     resident = cast(TrainingLoader, SameBatch(next(run.loader(0)).to(case.device)))
     position = 0
 
@@ -160,16 +160,16 @@ def _measure_end_to_end(
     for _ in range(WARM_UPS):  # the first compiles
         step(run)
     memory.restart()
-    calls = watch.calls_in(product, TURN_SECONDS)
+    calls = watch.count_calls(product, TURN_SECONDS)
     turns = {
-        PRODUCT: lambda: [watch.together(product, calls)],
+        PRODUCT: lambda: [watch.time_calls(product, calls)],
         (OURS, f"{FED}, {_crew(supply.workers)}"): fed,
         (OURS, RESIDENT): without,
     }
     seconds = take_turns(turns, rounds, failed)
     found.products.append(product_record(case, product.flops, seconds.pop(PRODUCT)))
     best, model = found.products[-1]["flops_per_second"], run.objective.model
-    flops = cost(model.architecture).flops * case.batch * FORWARD_AND_BACKWARD
+    flops = compute_cost(model.architecture).flops * case.batch * FORWARD_AND_BACKWARD
     facts = Facts(parameters_of(model), case.precision, memory.peak(), None)
     found.rows.extend(row(case, key, facts, times, flops, best) for key, times in seconds.items())
 

@@ -42,7 +42,7 @@ def finetune(
     the same command goes on where it was stopped.
     """
     from vitrail.errors import ConfigError, did_you_mean
-    from vitrail.training.resolve import keys_of
+    from vitrail.training.resolve import list_keys
     from vitrail.weights.load import TRAINING_ONLY
     from vitrail.weights.source import PANE
     from vitrail.workflows.finetune import finetune as run
@@ -51,7 +51,7 @@ def finetune(
     options = {each.partition("=")[0].strip().removeprefix("model.") for each in given}
     if "weights" in options:
         raise ConfigError("give --from MODEL in place of model.weights")
-    if start is None and options & (set(keys_of("model")) - {*FREE, *TRAINING_ONLY}):
+    if start is None and options & (set(list_keys("model")) - {*FREE, *TRAINING_ONLY}):
         start = SCRATCH  # who asks for an architecture has said what to train
     if start is not None and start != SCRATCH and not Path(start).exists() and did_you_mean(start, [SCRATCH]):
         raise ConfigError(f"there is no model {start!r}{did_you_mean(start, [SCRATCH])}")

@@ -21,14 +21,14 @@ from vitrail.inspection.inspect_model import look_between, look_inside
 from vitrail.inspection.page.report import write_report
 from vitrail.inspection.write_data import keep, keep_layers
 from vitrail.model.base import ImageModel
-from vitrail.model.cost import cost
+from vitrail.model.cost import compute_cost
 from vitrail.system.device import choose_device
 from vitrail.system.files import short_name
 from vitrail.training import records
-from vitrail.training.assemble import open_parts
+from vitrail.training.build import open_training_data
 from vitrail.training.config import RunConfig
-from vitrail.training.resolve import read_file, resolve
-from vitrail.training.start import CONFIG, Result
+from vitrail.training.resolve import read_toml, resolve
+from vitrail.training.run_training import CONFIG_FILE, TrainingResult
 from vitrail.weights.load import load
 from vitrail.weights.source import PANE, locate
 
@@ -75,7 +75,7 @@ def run(
 def newest_run(folder: Path = Path("runs")) -> Path | None:
     """The run in a folder that was finished last; None where none was."""
     finished = [found.parent.parent for depth in ("*", "*/*") for found in folder.glob(f"{depth}/model/config.json")]
-    runs = [run for run in finished if (run / CONFIG).is_file()]
+    runs = [run for run in finished if (run / CONFIG_FILE).is_file()]
     return max(runs, key=lambda run: (run / "model" / "config.json").stat().st_mtime_ns, default=None)
 
 
@@ -98,10 +98,10 @@ def run_folder(model: str) -> Path | None:
     path = Path(model).expanduser()
     if path.resolve().name == "model":
         path = path.parent if path.name == "model" else path.resolve().parent
-    return path if (path / CONFIG).is_file() and (path / METRICS).is_file() else None
+    return path if (path / CONFIG_FILE).is_file() and (path / METRICS).is_file() else None
 
 
-def after(config: RunConfig, result: Result) -> Iterator[str]:
+def after(config: RunConfig, result: TrainingResult) -> Iterator[str]:
     """The report of a finished run, in its folder; a line that says where. Nothing here can spoil the run."""
     if not config.run.report or os.environ.get("RANK", "0") != "0":
         return
@@ -109,7 +109,7 @@ def after(config: RunConfig, result: Result) -> Iterator[str]:
     try:
         device = choose_device(config.run.device)
         model = load(result.model, device=device)
-        fitting = MOST if device.type == "cuda" else int(AFTER_A_RUN / cost(model.architecture).flops)
+        fitting = MOST if device.type == "cuda" else int(AFTER_A_RUN / compute_cost(model.architecture).flops)
         pick = _of_run(config) or _photographs
         names = [str(result.folder)]
         done = _inspected(names, [model], pick, result.folder / REPORT, min(max(fitting, LEAST), MOST), None)
@@ -210,7 +210,7 @@ def _pick(names: Sequence[str], images: str | None) -> Pick:
     for name in names:
         folder = run_folder(name)
         try:
-            found = None if folder is None else _of_run(resolve(read_file(folder / CONFIG)))
+            found = None if folder is None else _of_run(resolve(read_toml(folder / CONFIG_FILE)))
         except VitrailError:  # a newer version's, perhaps
             found = None
         if found is not None:
@@ -225,7 +225,7 @@ def _photographs(channels: int, most: int, pixels: int) -> Picked:
 def _of_run(config: RunConfig) -> Pick | None:
     """Images that a run was validated on, or else trained on; None where they are gone, or are none of the kind."""
     try:
-        parts = open_parts(config.data)
+        parts = open_training_data(config.data)
     except (VitrailError, OSError):
         return None
     source, part = (parts.training, "trained on") if parts.evaluation is None else (parts.evaluation, "validated on")
@@ -254,6 +254,6 @@ class _Kept(NamedTuple):
 def _records(name: str) -> _Kept:
     folder = run_folder(name)
     try:
-        return _Kept() if folder is None else _Kept(tuple(records.read(folder / METRICS)))
+        return _Kept() if folder is None else _Kept(tuple(records.read_records(folder / METRICS)))
     except (DataError, OSError) as error:
         return _Kept(notes=(f"without training curves: {error}",))

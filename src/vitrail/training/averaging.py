@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
     """The part of a tensor that lies on this rank: all of it, unless it is sharded."""
     found: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return found
@@ -39,7 +39,7 @@ class Average:
         """Go such a share of the way. Of a tensor it is not asked what it is, which a device would be waited for."""
         averages, current = [self.tensors[name] for name in self.followed], list(self.followed.values())
         if self._sharded:
-            averages, current = [local(tensor) for tensor in averages], [local(tensor) for tensor in current]
+            averages, current = [local_part(tensor) for tensor in averages], [local_part(tensor) for tensor in current]
         if isinstance(share, Tensor):
             way = torch._foreach_sub(current, averages)
             torch._foreach_mul_(way, share)
@@ -61,7 +61,7 @@ class Average:
     @torch.no_grad()
     def _swap(self) -> None:
         for name, tensor in (self.followed | self.copied).items():
-            ours, theirs = local(self.tensors[name]), local(tensor)
+            ours, theirs = local_part(self.tensors[name]), local_part(tensor)
             kept = theirs.clone()
             theirs.copy_(ours)
             ours.copy_(kept)

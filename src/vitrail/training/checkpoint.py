@@ -44,7 +44,7 @@ FINISHED, UNFINISHED, DAMAGED = "step-", ".unfinished-step-", "damaged-"
 Record = dict[str, Any]
 
 
-class Checkpoints:
+class CheckpointFolder:
     """Of one run, in its folder. Every rank has one, and calls its methods in the same order."""
 
     def __init__(self, folder: Path, ranks: Ranks, keep: int) -> None:
@@ -54,7 +54,7 @@ class Checkpoints:
 
     def start(self) -> None:
         """Make the folder, and remove what an earlier process left unfinished."""
-        if self.ranks.first:
+        if self.ranks.is_first:
             self.folder.mkdir(parents=True, exist_ok=True)
             for path in self.folder.glob(f"{UNFINISHED}*"):
                 shutil.rmtree(path, ignore_errors=True)
@@ -63,7 +63,7 @@ class Checkpoints:
     def newest(self) -> Path | None:
         """The newest whole one. What is damaged is named and passed over."""
         found: Path | TrainingError | None = None
-        if self.ranks.first:
+        if self.ranks.is_first:
             try:
                 found = self._newest()
             except TrainingError as error:
@@ -109,7 +109,7 @@ class Checkpoints:
 
         def work() -> None:
             state_dict_saver.save(staged, storage_writer=writer, **self._group(self.ranks.saving))
-            if self.ranks.first:
+            if self.ranks.is_first:
                 (draft / STATE).write_text(state, encoding="utf-8")
                 self._publish(draft, step)
                 self._prune(step, best)
@@ -150,7 +150,7 @@ class Checkpoints:
     def _open(self, draft: Path) -> None:
         """An empty folder, which all ranks see when this returns."""
         error = None
-        if self.ranks.first:
+        if self.ranks.is_first:
             try:
                 shutil.rmtree(draft, ignore_errors=True)
                 draft.mkdir(parents=True)
@@ -163,7 +163,7 @@ class Checkpoints:
             work()
         except BaseException as error:  # CheckpointException is no Exception; all of them are raised by `finish`
             self._error = error
-            if self.ranks.first:
+            if self.ranks.is_first:
                 shutil.rmtree(draft, ignore_errors=True)  # the room that it takes is needed for what tells of it
 
     def _publish(self, draft: Path, step: int) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vitrail.training.distributed import whole_tensor
 
 
-def clip(parameters: Iterable[nn.Parameter], most: float | None) -> Tensor:
+def clip_gradients(parameters: Iterable[nn.Parameter], most: float | None) -> Tensor:
     """The length of all gradients together, which are scaled down where it is more than `most`."""
     learning = [parameter for parameter in parameters if parameter.grad is not None]
     total = torch.nn.utils.get_total_norm([p.grad for p in learning if p.grad is not None])

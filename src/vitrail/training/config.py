@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from vitrail.config import Config, ImageSize
-from vitrail.data.transforms.augment import Augmentation, Rate
+from vitrail.data.transforms.augment import Augmentation, Probability
 from vitrail.data.transforms.mixing import Mixing
 
 Count = Annotated[int, Field(ge=0)]
@@ -119,9 +119,9 @@ class ObjectiveConfig(Section):
     """Of masked patches: the 3-bit mean colour (512 classes), that of each cell of 4×4, or all pixels by L2."""
     corrupted: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Of masked patches: the share of an image's patches that is corrupted and predicted; the paper also tried 0.15."""
-    masked: Rate = 0.8
+    masked: Probability = 0.8
     """Of the corrupted patches, the share replaced by the learned mask embedding."""
-    swapped: Rate = 0.1
+    swapped: Probability = 0.1
     """Of the corrupted patches, the share replaced by another patch's embedding; the rest stays as it is."""
 
     @model_validator(mode="after")

@@ -109,7 +109,7 @@ def _draw_metric(axes: Axes, records: Sequence[Record], name: str) -> None:
     top = _top(everything) if name == "loss" else np.inf
     if len(steps) >= SMOOTHED_FROM:
         axes.plot(*_thinned(*training), color=BLUE, linewidth=0.8, alpha=0.35)
-        training = steps, smoothed(np.minimum(values, top))  # what cannot be seen does not bend what can
+        training = steps, smooth(np.minimum(values, top))  # what cannot be seen does not bend what can
     if len(steps):
         axes.plot(*_thinned(*training), color=BLUE, linewidth=2, label="training", **_markers(training))
     for (part, line), colour in zip(evaluations.items(), (VERMILION, GREEN, PURPLE), strict=False):
@@ -156,7 +156,7 @@ def _line(records: Sequence[Record], part: str | None, name: str) -> tuple[Array
     return steps, values
 
 
-def smoothed(values: Array) -> Array:
+def smooth(values: Array) -> Array:
     """The mean over a window around each value, and once more: (N,) → (N,).
 
     The window reaches a fortieth of all to each side, but at the start not further ahead than back: a curve that falls

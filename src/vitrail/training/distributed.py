@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from vitrail.errors import ConfigError
 from vitrail.objectives.base import Objective
 from vitrail.system.ranks import Ranks
-from vitrail.training.optim import layers
+from vitrail.training.optim import find_layers
 
 
 def spread(objective: Objective, ranks: Ranks, parallel: str, precision: torch.dtype) -> nn.Module:
@@ -40,7 +40,7 @@ def spread(objective: Objective, ranks: Ranks, parallel: str, precision: torch.d
     options: dict[str, Any] = {"mesh": mesh}
     if precision != torch.float32:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
-    for layer in layers(objective).values():
+    for layer in find_layers(objective).values():
         fully_shard(layer, **options)
     # The root too is given back after a forward pass: else the next one would compute with what was gathered before the
     # average and the weights changed places.

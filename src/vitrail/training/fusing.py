@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from vitrail.errors import ConfigError, NotApplicableError
-from vitrail.fast.optimize import why_no_kernels
+from vitrail.fast.optimize import explain_missing_kernels
 from vitrail.model.architecture import VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.system.ranks import Ranks
@@ -27,7 +27,7 @@ def fuse(model: ImageModel, config: RunConfig, ranks: Ranks, precision: torch.dt
     asked = run.fused or run.fp8
     if not asked and (run.compile is not None or not _wide(model)):
         return False
-    why = why_no_kernels(ranks.device) or _unfit(config, ranks, precision)
+    why = explain_missing_kernels(ranks.device) or _unfit(config, ranks, precision)
     if why is None:
         try:
             _attach(model, run.fp8)
@@ -40,9 +40,9 @@ def fuse(model: ImageModel, config: RunConfig, ranks: Ranks, precision: torch.dt
 
 
 def _attach(model: ImageModel, fp8: bool) -> None:
-    from vitrail.fast.gpu.training import FusedLearning
+    from vitrail.fast.gpu.training import FusedTraining
 
-    model.forward = FusedLearning(model, fp8=fp8)  # type: ignore[method-assign]
+    model.forward = FusedTraining(model, fp8=fp8)  # type: ignore[method-assign]
 
 
 def _unfit(config: RunConfig, ranks: Ranks, precision: torch.dtype) -> str | None:

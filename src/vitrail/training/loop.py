@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from vitrail.data.loader import Batch, EvaluationLoader
-from vitrail.data.order import mixed
-from vitrail.data.resident import KeptBatches
+from vitrail.data.order import derive_seed
+from vitrail.data.resident import CachedBatches
 from vitrail.errors import DataError, Stopped, TrainingError
-from vitrail.model.cost import FORWARD_AND_BACKWARD, cost
+from vitrail.model.cost import FORWARD_AND_BACKWARD, compute_cost
 from vitrail.objectives.base import Outcome
 from vitrail.objectives.metrics import Sums, add, means
 from vitrail.training.distributed import whole_tensor, without_exchange
 from vitrail.training.optim import set_learning_rate
 from vitrail.training.run import Progress, Run
 from vitrail.training.schedule import learning_rate
-from vitrail.training.state import named_tensors
+from vitrail.training.state import name_tensors
 from vitrail.training.stopping import stop_requests
 from vitrail.training.trackers import values_of
 from vitrail.training.update import catch_up, update
@@ -104,8 +104,8 @@ def parts(run: Run, batch: Batch) -> Iterator[tuple[Batch, int, bool]]:
     seed, count = run.config.run.seed, run.config.optimizer.accumulate
     size = len(batch.labels) // count
     for number in range(count):
-        key = mixed(seed, run.progress.step, number)
-        torch.manual_seed(mixed(key, run.ranks.rank) >> 1)
+        key = derive_seed(seed, run.progress.step, number)
+        torch.manual_seed(derive_seed(key, run.ranks.rank) >> 1)
         yield cut(batch, number * size, (number + 1) * size), key, number == count - 1
 
 
@@ -127,9 +127,9 @@ def autocast(run: Run) -> AbstractContextManager[Any]:
 def record(run: Run) -> None:
     """Write down the steps since the last record."""
     progress = run.progress
-    measured = means(run.ranks.add_up(run.window))
+    measured = means(run.ranks.sum_over_ranks(run.window))
     speed = len(run.step_seconds) * run.training.batch_size / sum(run.step_seconds)
-    flops = FORWARD_AND_BACKWARD * cost(run.objective.model.architecture).flops
+    flops = FORWARD_AND_BACKWARD * compute_cost(run.objective.model.architecture).flops
     entry = {
         "kind": "train",
         "step": progress.step,
@@ -148,7 +148,7 @@ def record(run: Run) -> None:
 
 def check_broken(run: Run) -> None:
     """A loader counts the broken images that its rank met; here those of all ranks are counted, each once."""
-    found = run.ranks.unite(set(run.training.broken))
+    found = run.ranks.union(set(run.training.broken))
     if len(found) > run.training.most_broken:
         raise DataError(
             f"{len(found)} images cannot be used, more than the {run.training.most_broken} allowed: "
@@ -181,7 +181,7 @@ def evaluate(run: Run) -> bool:
 
 
 @torch.no_grad()
-def measure(run: Run, loader: EvaluationLoader | KeptBatches) -> dict[str, float] | None:
+def measure(run: Run, loader: EvaluationLoader | CachedBatches) -> dict[str, float] | None:
     """The means over every sample of a loader, exact on any number of ranks; None where it was asked to stop."""
     sums: Sums = {}
     run.objective.eval()
@@ -191,15 +191,15 @@ def measure(run: Run, loader: EvaluationLoader | KeptBatches) -> dict[str, float
             if run.stopping:
                 break
             with autocast(run):
-                outcome = run.objective(batch.to(run.ranks.device), key=mixed(run.config.run.seed))
+                outcome = run.objective(batch.to(run.ranks.device), key=derive_seed(run.config.run.seed))
             add(sums, outcome.sums)
     run.objective.train()
-    return None if run.stopping else means(run.ranks.add_up(sums))
+    return None if run.stopping else means(run.ranks.sum_over_ranks(sums))
 
 
 def tell(run: Run, entry: dict[str, Any]) -> None:
     """Into the records, to the trackers, on the screen: the first rank does."""
-    if not run.ranks.first:
+    if not run.ranks.is_first:
         return
     try:
         run.records.append(entry)
@@ -218,11 +218,11 @@ def save(run: Run) -> None:
     catch_up(run)
     progress = run.progress
     # Sums since the last record are each rank's own; they are kept as a total, which the first rank takes up again.
-    progress.window_total = {name: pair.tolist() for name, pair in run.ranks.add_up(run.window).items()}
-    if run.ranks.first:
+    progress.window_total = {name: pair.tolist() for name, pair in run.ranks.sum_over_ranks(run.window).items()}
+    if run.ranks.is_first:
         run.records.bring_to_disk()
     kept = {**vars(progress), "scaler": run.scaler.state_dict()}
-    tensors = named_tensors(run.objective, run.optimizer, run.average)
+    tensors = name_tensors(run.objective, run.optimizer, run.average)
     run.checkpoints.save(progress.step, tensors, kept, best=progress.best[0] if progress.best else None)
 
 
@@ -231,10 +231,10 @@ def resume(run: Run) -> Path | None:
     run.checkpoints.start()
     path = run.checkpoints.newest()
     if path is None:
-        if run.ranks.first:
+        if run.ranks.is_first:
             run.records.keep_until(0)
         return None
-    kept = run.checkpoints.load(path, named_tensors(run.objective, run.optimizer, run.average))
+    kept = run.checkpoints.load(path, name_tensors(run.objective, run.optimizer, run.average))
     if kept["scaler"]:
         run.scaler.load_state_dict(kept["scaler"])
     names = vars(run.progress).keys()
@@ -244,8 +244,8 @@ def resume(run: Run) -> Path | None:
     run.training = run.loader(run.progress.position)
     for name, pair in run.progress.window_total.items():
         total = torch.tensor(pair, dtype=torch.float64, device=run.ranks.device)
-        run.window[name] = total if run.ranks.first else torch.zeros_like(total)
-    if run.ranks.first:
+        run.window[name] = total if run.ranks.is_first else torch.zeros_like(total)
+    if run.ranks.is_first:
         run.records.keep_until(run.progress.step, run.progress.owes_evaluation)
     return path
 

@@ -29,15 +29,15 @@ _BACKBONE = "model.backbone."
 
 def build_optimizer(objective: Objective, config: OptimizerConfig, device: torch.device) -> torch.optim.Optimizer:
     """With parameters grouped by decay and by the factor on their learning rate."""
-    groups = parameter_groups(objective, config.weight_decay, config.layer_decay)
+    groups = group_parameters(objective, config.weight_decay, config.layer_decay)
     if config.kind == "muon":
-        matrices = encoder_matrices(objective)
+        matrices = find_encoder_matrices(objective)
         if not matrices:
             raise ConfigError(
                 'optimizer.kind = "muon" moves the matrices of encoder blocks, and this model has none: '
                 "give optimizer.kind=adamw"
             )
-        groups = matrices_apart(groups, matrices, config.momentum)
+        groups = separate_matrices(groups, matrices, config.momentum)
     options: dict[str, Any] = {"lr": config.learning_rate}
     if device.type == "cuda":
         options["fused"] = True  # one kernel for all parameters
@@ -47,12 +47,12 @@ def build_optimizer(objective: Objective, config: OptimizerConfig, device: torch
     return kinds[config.kind](groups, betas=config.betas, eps=config.eps, **options)
 
 
-def parameter_groups(
+def group_parameters(
     objective: nn.Module, weight_decay: float, layer_decay: float | None = None
 ) -> list[dict[str, Any]]:
     """All parameters that learn, in groups of equal decay and equal `scale`, the factor on the learning rate."""
-    kernels = set(kernel_names(objective))
-    above = {} if layer_decay is None else layers_above(objective)
+    kernels = set(find_kernels(objective))
+    above = {} if layer_decay is None else count_layers_above(objective)
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in objective.named_parameters():
         if parameter.requires_grad:
@@ -64,7 +64,7 @@ def parameter_groups(
     ]
 
 
-def encoder_matrices(objective: nn.Module) -> dict[Tensor, int]:
+def find_encoder_matrices(objective: nn.Module) -> dict[Tensor, int]:
     """The weights of dense layers in encoder blocks, with the number of matrices that are stacked in each."""
     blocks = [part for part in objective.modules() if isinstance(part, EncoderBlock)]
     stacked = {block.attention.qkv.weight: 3 for block in blocks}
@@ -72,7 +72,7 @@ def encoder_matrices(objective: nn.Module) -> dict[Tensor, int]:
     return {weight: stacked.get(weight, 1) for weight in dense}
 
 
-def matrices_apart(groups: list[dict[str, Any]], matrices: dict[Tensor, int], momentum: float) -> list[dict[str, Any]]:
+def separate_matrices(groups: list[dict[str, Any]], matrices: dict[Tensor, int], momentum: float) -> list[dict[str, Any]]:
     """The groups, each without the matrices, then those in groups of their own, as `Muon` wants them."""
     found = []
     for group in groups:
@@ -84,7 +84,7 @@ def matrices_apart(groups: list[dict[str, Any]], matrices: dict[Tensor, int], mo
     return found
 
 
-def kernel_names(module: nn.Module) -> list[str]:
+def find_kernels(module: nn.Module) -> list[str]:
     """The parameters that weight decay acts on."""
     return [
         f"{name}.weight".removeprefix(".")
@@ -93,7 +93,7 @@ def kernel_names(module: nn.Module) -> list[str]:
     ]
 
 
-def layers(model: nn.Module) -> dict[str, nn.Module]:
+def find_layers(model: nn.Module) -> dict[str, nn.Module]:
     """The units that a model is stacked of, the lowest first: residual units, then encoder blocks. None of timm's."""
     blocks = AxialEncoderBlock | EncoderBlock
     found = {name: part for name, part in model.named_modules() if isinstance(part, HybridUnit | BitUnit | blocks)}
@@ -101,13 +101,13 @@ def layers(model: nn.Module) -> dict[str, nn.Module]:
     return {name: part for name, part in found.items() if not any(name.startswith(f"{other}.") for other in found)}
 
 
-def layers_above(objective: nn.Module) -> dict[str, int]:
+def count_layers_above(objective: nn.Module) -> dict[str, int]:
     """How many layers lie between each parameter and the loss; timm says it of its own networks."""
-    stack = list(layers(objective))
+    stack = list(find_layers(objective))
     found = {name: _layers_above(name, stack) for name, _ in objective.named_parameters()}
     for prefix, part in objective.named_modules():
         if isinstance(part, TimmModel):
-            found |= {f"{prefix}.{name}".removeprefix("."): count for name, count in part.layers_above().items()}
+            found |= {f"{prefix}.{name}".removeprefix("."): count for name, count in part.count_layers_above().items()}
     return found
 
 

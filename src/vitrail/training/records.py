@@ -73,7 +73,7 @@ class Records:
             flush_to_disk(self.path)
 
 
-def read(path: Path) -> list[Record]:
+def read_records(path: Path) -> list[Record]:
     """All records of a file. Half a line at the end is left out; anything else that is no record is an error."""
     return [_parsed(path, number, line) for number, line in enumerate(_whole_lines(path.read_bytes()), start=1)]
 

@@ -36,15 +36,15 @@ def resolve(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig
         for one, other in INSTEAD:
             if path == one and not any(o.partition("=")[0].strip() in (".".join(other), other[-1]) for o in overrides):
                 merged[other[0]].pop(other[1], None)
-    return checked(merged)
+    return build_config(merged)
 
 
-def checked(tree: Tree) -> RunConfig:
+def build_config(tree: Tree) -> RunConfig:
     """The configuration, if every key and value can be."""
     for section, values in tree.items():
         if section not in SECTIONS:
             raise ConfigError(f"unknown section {section!r}{_hint(section, SECTIONS)}")
-        _check_names(section, SECTIONS[section], keys_of(section), values)
+        _check_names(section, SECTIONS[section], list_keys(section), values)
     if "source" not in tree.get("data", {}):
         raise ConfigError(
             "there is no data to train on: give data.source=DATA, such as a folder with one for each class"
@@ -60,7 +60,7 @@ def _section(name: str, values: Tree) -> Config:
         return SECTIONS[name](**values)
     except ConfigError as error:
         told = str(error)
-        dotted = told.split(" ")[0].split(".")[0] in keys_of(name)
+        dotted = told.split(" ")[0].split(".")[0] in list_keys(name)
         raise ConfigError(f"{name}.{told}" if dotted else told) from None
 
 
@@ -76,7 +76,7 @@ def _check_names(where: str, kind: type[Config], allowed: list[str], values: Any
             _check_names(f"{where}.{name}", part, list(part.model_fields), value)
 
 
-def read_file(path: Path) -> Tree:
+def read_toml(path: Path) -> Tree:
     """A TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -110,12 +110,12 @@ def _path(key: str) -> list[str]:
 
 def _owned(key: str) -> list[str]:
     """A key without its section, with it."""
-    owners = [section for section in SECTIONS if key in keys_of(section)]
+    owners = [section for section in SECTIONS if key in list_keys(section)]
     if len(owners) == 1:
         return [owners[0], key]
     if owners:
         raise ConfigError(f"{key!r} could be {' or '.join(f'{owner}.{key}' for owner in owners)}: say which")
-    everything = {name: f"{section}.{name}" for section in SECTIONS for name in keys_of(section)}
+    everything = {name: f"{section}.{name}" for section in SECTIONS for name in list_keys(section)}
     raise ConfigError(f"unknown option {key!r}{did_you_mean(key, everything) or _hint(key, SECTIONS)}")
 
 
@@ -124,7 +124,7 @@ def _hint(wrong: str, allowed: Iterable[str]) -> str:
     return did_you_mean(wrong, allowed) or f"; there are {', '.join(allowed)}"
 
 
-def keys_of(section: str) -> list[str]:
+def list_keys(section: str) -> list[str]:
     """The options of a section; those of a model are the architecture's too."""
     kind = SECTIONS[section]
     names = list(kind.model_fields)

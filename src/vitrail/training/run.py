@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.data.loader import EvaluationLoader, TrainingLoader
-from vitrail.data.resident import KeptBatches, ResidentLoader
+from vitrail.data.resident import CachedBatches, ResidentLoader
 from vitrail.objectives.base import Objective
 from vitrail.objectives.metrics import Sums
 from vitrail.system.ranks import Ranks
 from vitrail.training.averaging import Average
-from vitrail.training.checkpoint import Checkpoints
+from vitrail.training.checkpoint import CheckpointFolder
 from vitrail.training.config import RunConfig
 from vitrail.training.display import Display
-from vitrail.training.recorded import RecordedStep
+from vitrail.training.graph_step import GraphStep
 from vitrail.training.records import Records
 from vitrail.training.stopping import Request
 from vitrail.training.trackers import Tracker
@@ -77,8 +77,8 @@ class Run:
     loader: Callable[[int], TrainingLoader | ResidentLoader]
     """Batches of training from a position on."""
     training: TrainingLoader | ResidentLoader
-    evaluation: EvaluationLoader | KeptBatches | None
-    checkpoints: Checkpoints
+    evaluation: EvaluationLoader | CachedBatches | None
+    checkpoints: CheckpointFolder
     records: Records
     trackers: list[Tracker]
     display: Display
@@ -88,7 +88,7 @@ class Run:
     """The same of the weights that it began from; empty for fresh ones, and on all ranks but the first."""
     deferred: bool = False
     """Whether the device itself leaves out a step without a finite gradient, and is not waited for."""
-    recorded: RecordedStep | None = None
+    recorded: GraphStep | None = None
     """In place of `learn` and what follows from it, where a step is a CUDA graph."""
     progress: Progress = field(default_factory=Progress)
     pending: Pending | None = None

@@ -9,7 +9,7 @@ from vitrail.training.averaging import Average
 from vitrail.training.muon import Muon
 
 
-def materialise(optimizer: torch.optim.Optimizer) -> None:
+def initialise_state(optimizer: torch.optim.Optimizer) -> None:
     """Give an optimiser its state before its first step, all zero, as that step would. A checkpoint is then always of
     one kind, and can be read straight into it; and a first step that is left out leaves no momentum that was never
     set, as torch's fused SGD otherwise does."""
@@ -26,7 +26,7 @@ def materialise(optimizer: torch.optim.Optimizer) -> None:
             state["exp_avg_sq"] = torch.zeros_like(parameter)
 
 
-def named_tensors(objective: nn.Module, optimizer: torch.optim.Optimizer, average: Average | None) -> dict[str, Tensor]:
+def name_tensors(objective: nn.Module, optimizer: torch.optim.Optimizer, average: Average | None) -> dict[str, Tensor]:
     """Every tensor that a run goes on from, by a name that does not depend on how it is spread over ranks."""
     found = {f"objective/{name}": tensor.detach() for name, tensor in objective.state_dict().items()}
     for name, parameter in objective.named_parameters():

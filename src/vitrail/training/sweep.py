@@ -10,7 +10,7 @@ from typing import Any
 
 from vitrail.errors import Diverged, TrainingError
 from vitrail.training.config import RunConfig
-from vitrail.training.start import TRIALS, start
+from vitrail.training.run_training import TRIAL_PREFIX, run_training
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,17 @@ class Trial:
         return f"learning rate {self.rate:.3g}: {told}"
 
 
-def trials(config: RunConfig, rates: Sequence[float]) -> Iterator[Trial]:
+def run_trials(config: RunConfig, rates: Sequence[float]) -> Iterator[Trial]:
     """Each learning rate, as soon as it was tried, in `sweep-RATE` inside the run's folder.
 
     A rate that diverges does not end the others; a full disk, which says nothing about a rate, does. What was finished
     before is not trained again. The configuration must have a part to validate on.
     """
     for rate in rates:
-        trial = changed(config, {"optimizer": {"learning_rate": rate}}, f"{TRIALS}{rate:.3g}")
+        trial = change_config(config, {"optimizer": {"learning_rate": rate}}, f"{TRIAL_PREFIX}{rate:.3g}")
         folder = trial.run.folder
         try:
-            measured = start(trial).evaluation
+            measured = run_training(trial).evaluation
         except Diverged as error:
             yield Trial(rate, folder, failure=str(error))
             continue
@@ -48,7 +48,7 @@ def trials(config: RunConfig, rates: Sequence[float]) -> Iterator[Trial]:
         yield Trial(rate, folder, measured["accuracy"], measured["loss"], failure)
 
 
-def best(tried: Sequence[Trial]) -> Trial:
+def choose_best(tried: Sequence[Trial]) -> Trial:
     """By accuracy; of equal accuracies the lower loss: with few images to choose on, many are equal."""
     led = [trial for trial in tried if not trial.failure]
     if not led:
@@ -60,7 +60,7 @@ def best(tried: Sequence[Trial]) -> Trial:
     return max(led, key=lambda trial: (trial.accuracy, -trial.loss))
 
 
-def changed(config: RunConfig, update: dict[str, dict[str, Any]], name: str = "") -> RunConfig:
+def change_config(config: RunConfig, update: dict[str, dict[str, Any]], name: str = "") -> RunConfig:
     """The configuration with some values changed; with a name, in a folder of its own inside the run's."""
     tree = config.model_dump()
     update = {**update, "run": {**update.get("run", {}), "folder": config.run.folder / name}}

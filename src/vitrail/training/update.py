@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitrail.errors import Diverged
 from vitrail.objectives.metrics import Sums, add
-from vitrail.training.clipping import clip
+from vitrail.training.clipping import clip_gradients
 from vitrail.training.run import Pending, Run
 
 
@@ -33,7 +33,7 @@ def update(run: Run, sums: Sums, norm: Tensor | None = None) -> None:
 def optimizer_step(run: Run) -> Tensor:
     """Clip the gradient and follow it. Its length."""
     run.scaler.unscale_(run.optimizer)
-    norm = clip(run.learning, run.config.optimizer.clip_norm)
+    norm = clip_gradients(run.learning, run.config.optimizer.clip_norm)
     if run.deferred:
         run.optimizer.found_inf = 1 - norm.isfinite().float()  # type: ignore[attr-defined]
         run.optimizer.step()

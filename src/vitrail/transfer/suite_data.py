@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.open import open_data, splits_of, tested_part
+from vitrail.data.open import open_data, list_splits, choose_test_split
 from vitrail.data.order import Indices
-from vitrail.data.sources.source import Sample, Source, shown
+from vitrail.data.sources.source import Sample, Source, format_path
 from vitrail.errors import ConfigError, DataError, did_you_mean
-from vitrail.training.resolve import read_file
+from vitrail.training.resolve import read_toml
 
 SUFFIXES = (".csv",)
 """Of files that can have parts in them; Parquet and tar have them in the names of files in a folder."""
@@ -26,7 +26,7 @@ REAL, TABLE = "real", "tasks"
 
 
 @dataclass(frozen=True)
-class Place:
+class DataLocation:
     """Where a set is."""
 
     data: str
@@ -36,17 +36,17 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Places:
+class SuiteData:
     """Where the sets of a suite are, of those that are anywhere."""
 
-    sets: dict[str, Place]
+    sets: dict[str, DataLocation]
     real: Path | None
     """The file of ReaL labels."""
     remarks: tuple[str, ...]
     """On entries that are no sets."""
 
 
-def find(data: str, wanted: Collection[str], known: Collection[str]) -> Places:
+def find_suite_data(data: str, wanted: Collection[str], known: Collection[str]) -> SuiteData:
     """The places of the sets that are `wanted`, of a folder or a TOML file that may hold all that are `known`."""
     path = Path(data).expanduser()
     if path.is_dir():
@@ -59,11 +59,11 @@ def find(data: str, wanted: Collection[str], known: Collection[str]) -> Places:
     if not found:
         near = "".join(f"; {remark}" for remark in places.remarks)
         raise DataError(f"{data} has none of the sets {', '.join(wanted)}{near}")
-    return Places(found, places.real, places.remarks)
+    return SuiteData(found, places.real, places.remarks)
 
 
-def _in_folder(folder: Path, known: Collection[str]) -> Places:
-    found: dict[str, Place] = {}
+def _in_folder(folder: Path, known: Collection[str]) -> SuiteData:
+    found: dict[str, DataLocation] = {}
     real, remarks = None, []
     for entry in sorted(folder.iterdir()):
         name = entry.stem if entry.suffix.lower() in SUFFIXES and entry.is_file() else entry.name
@@ -72,21 +72,21 @@ def _in_folder(folder: Path, known: Collection[str]) -> Places:
         if entry.name == f"{REAL}.json":
             real = entry
         elif name not in known:
-            remarks.append(f"{shown(entry)} is no set{did_you_mean(name, known)}")
+            remarks.append(f"{format_path(entry)} is no set{did_you_mean(name, known)}")
         elif name in found:
-            raise DataError(f"{shown(entry)} and {found[name].data} are both {name}: take one away")
+            raise DataError(f"{format_path(entry)} and {found[name].data} are both {name}: take one away")
         else:
-            found[name] = Place(str(entry))
-    return Places(found, real, tuple(remarks))
+            found[name] = DataLocation(str(entry))
+    return SuiteData(found, real, tuple(remarks))
 
 
-def _in_file(path: Path, known: Collection[str]) -> Places:
-    tree = read_file(path)
+def _in_file(path: Path, known: Collection[str]) -> SuiteData:
+    tree = read_toml(path)
     real = tree.pop(REAL, None)
     tables = tree.pop(TABLE, {})
     if not isinstance(tables, dict) or not (real is None or isinstance(real, str)):
         raise ConfigError(f'{path}: give {REAL} = "FILE", and {TABLE} as tables such as [{TABLE}.cifar10]')
-    found: dict[str, Place] = {}
+    found: dict[str, DataLocation] = {}
     for name, value in (*tree.items(), *tables.items()):
         if name not in known:
             hint = did_you_mean(name, (*known, REAL, TABLE)) or f"; there are {', '.join(known)}"
@@ -94,10 +94,10 @@ def _in_file(path: Path, known: Collection[str]) -> Places:
         if name in found:
             raise ConfigError(f"{path}: {name} is there twice")
         found[name] = _place(path, name, value)
-    return Places(found, None if real is None else Path(_from(path.parent, real)), ())
+    return SuiteData(found, None if real is None else Path(_from(path.parent, real)), ())
 
 
-def _place(path: Path, name: str, value: Any) -> Place:
+def _place(path: Path, name: str, value: Any) -> DataLocation:
     table = {"data": value} if isinstance(value, str) else value
     if not isinstance(table, dict) or not isinstance(table.get("data"), str):
         raise ConfigError(f'{path}: give {name} = "DATA", or a table with data = "DATA"')
@@ -107,7 +107,7 @@ def _place(path: Path, name: str, value: Any) -> Place:
     raw = table.get("raw", False)
     if not isinstance(raw, bool):
         raise ConfigError(f"{path}: {name}.raw = {raw!r}: give true or false")
-    return Place(_from(path.parent, table["data"]), raw)
+    return DataLocation(_from(path.parent, table["data"]), raw)
 
 
 def _from(folder: Path, data: str) -> str:
@@ -119,7 +119,7 @@ def _from(folder: Path, data: str) -> str:
 
 
 @dataclass(frozen=True)
-class Parts:
+class SuiteParts:
     """Of a set's data."""
 
     train: Source
@@ -130,11 +130,11 @@ class Parts:
     """What the data calls that part: ImageNet's public test is called val."""
 
 
-def opened(name: str, data: str) -> Parts:
+def open_suite_parts(name: str, data: str) -> SuiteParts:
     """The parts of a set; a DataError that names the set where one is missing or cannot be opened."""
     try:
-        splits = splits_of(data)
-        tested_on = tested_part(data)
+        splits = list_splits(data)
+        tested_on = choose_test_split(data)
         if "train" not in splits or tested_on is None:
             has = (
                 ", ".join(splits) or f"one part of {len(open_data(data)):,} images"
@@ -147,7 +147,7 @@ def opened(name: str, data: str) -> Parts:
             _agree(data, train, val, "val")
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
-    return Parts(train, val, test, tested_on)
+    return SuiteParts(train, val, test, tested_on)
 
 
 def _agree(data: str, train: Source, other: Source, part: str) -> None:
@@ -159,7 +159,7 @@ def _agree(data: str, train: Source, other: Source, part: str) -> None:
         )
 
 
-class Chosen(Source):
+class PickedSamples(Source):
     """Some samples of one source or several, by their numbers there. All have the same classes."""
 
     def __init__(self, samples: Sequence[tuple[Source, int]]) -> None:
@@ -184,7 +184,7 @@ class Chosen(Source):
         return np.array(found, dtype=np.int64)
 
 
-class Labelled(Source):
+class RelabelledSource(Source):
     """Another source with labels made of its own, and classes by number."""
 
     def __init__(self, whole: Source, classes: int, label: Callable[[int], int] | None = None) -> None:
@@ -232,7 +232,7 @@ class Labelled(Source):
         return self._label(int(called))
 
 
-def counted(parts: Iterable[tuple[str, int, int]]) -> str:
+def describe_count_differences(parts: Iterable[tuple[str, int, int]]) -> str:
     """What a set has, where that is not what it should have: `(what, found, expected)` of each."""
     unlike = [f"{found:,} {what} instead of {expected:,}" for what, found, expected in parts if found != expected]
     return ", ".join(unlike)

@@ -19,17 +19,17 @@ from zipfile import BadZipFile
 import numpy as np
 
 from vitrail.data.order import Indices
-from vitrail.data.sources.source import Source, fingerprint
+from vitrail.data.sources.source import Source, compute_fingerprint
 from vitrail.errors import ConfigError, DataError
-from vitrail.inference.batches import How, passes
+from vitrail.inference.batches import InferenceOptions, run_batches
 from vitrail.recipes import Recipe
 from vitrail.system.files import sha256, short_name, write_whole
 from vitrail.system.ranks import Ranks, join_ranks
-from vitrail.training.assemble import steps_of
+from vitrail.training.build import count_steps
 from vitrail.training.config import RunConfig
 from vitrail.training.resolve import resolve
-from vitrail.training.start import differences, start
-from vitrail.training.sweep import Trial, best, changed, trials
+from vitrail.training.run_training import find_differences, run_training
+from vitrail.training.sweep import Trial, choose_best, change_config, run_trials
 from vitrail.transfer.suite_table import mean_and_deviation
 from vitrail.weights.load import load
 
@@ -54,13 +54,13 @@ Extra = Callable[[Source, Indices], dict[str, int]]
 
 
 @dataclass(frozen=True)
-class Plan:
+class SuitePlan:
     """What holds for all sets of a suite."""
 
     model: str
     folder: Path
     runs: int
-    rates: tuple[float, ...] | None
+    list_rates: tuple[float, ...] | None
     """To try on every set; None for the recipe's."""
     overrides: tuple[str, ...]
 
@@ -70,27 +70,27 @@ class Plan:
         return {_key(override) for override in self.overrides}
 
 
-def plan(
-    suite: str, model: str, folder: Path | None, runs: int, overrides: Sequence[str], rates: Sequence[float] | None
-) -> Plan:
+def make_plan(
+    suite: str, model: str, folder: Path | None, runs: int, overrides: Sequence[str], list_rates: Sequence[float] | None
+) -> SuitePlan:
     """Checked; the folder is that of the suite and the model unless given, as an argument or as run.folder=…"""
     if runs < 1:
         raise ConfigError(f"--runs {runs}: give 1 or more; the paper has {RUNS}")
-    if rates is not None and (not rates or not all(0 < rate < math.inf for rate in rates)):
-        raise ConfigError(f"rates = {', '.join(map(str, rates)) or 'none'}: give learning rates above 0")
+    if list_rates is not None and (not list_rates or not all(0 < rate < math.inf for rate in list_rates)):
+        raise ConfigError(f"rates = {', '.join(map(str, list_rates)) or 'none'}: give learning rates above 0")
     kept = []
     for override in overrides:
         key, value = _key(override), override.partition("=")[2].strip()
         if key in DECIDED:
             raise ConfigError(f"{override.strip()}: a suite decides {key} itself, by {DECIDED[key]}: leave it out")
-        if key == RATE and rates is not None:
+        if key == RATE and list_rates is not None:
             raise ConfigError(f"{override.strip()} and rates are one too many: give one of them")
         if key == FOLDER and value:
             folder = folder or Path(value)
         else:
             kept.append(override)
-    tried = None if rates is None else tuple(dict.fromkeys(rates))
-    return Plan(model, folder or Path("runs") / f"suite-{suite}-{short_name(model)}", runs, tried, tuple(kept))
+    tried = None if list_rates is None else tuple(dict.fromkeys(list_rates))
+    return SuitePlan(model, folder or Path("runs") / f"suite-{suite}-{short_name(model)}", runs, tried, tuple(kept))
 
 
 def _key(override: str) -> str:
@@ -98,7 +98,7 @@ def _key(override: str) -> str:
 
 
 @dataclass(frozen=True)
-class Subject:
+class TransferTarget:
     """A set that is ready to be transferred to."""
 
     name: str
@@ -120,7 +120,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredRun:
     """A run on everything, and how many images of the test part it gets right."""
 
     seed: int
@@ -140,13 +140,13 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TransferResult:
     """Of one set."""
 
     name: str
     rate: float
     tried: tuple[Trial, ...]
-    runs: tuple[Scored, ...]
+    runs: tuple[ScoredRun, ...]
     deviations: dict[str, tuple[Any, Any]]
     """Keys whose values are not the recipe's: its own, and ours."""
     notes: tuple[str, ...]
@@ -175,7 +175,7 @@ def _trial(trial: Trial) -> dict[str, Any]:
     return {"rate": trial.rate, "folder": trial.folder.as_posix(), **measured}
 
 
-def remarks(outcomes: dict[str, Outcome], found: Collection[str], sources: dict[str, str]) -> Iterator[str]:
+def list_remarks(outcomes: dict[str, TransferResult], found: Collection[str], sources: dict[str, str]) -> Iterator[str]:
     """Lines below a table: where anything was changed that the paper says, where data is not what it should be, and
     every set without a result.
 
@@ -197,16 +197,16 @@ def remarks(outcomes: dict[str, Outcome], found: Collection[str], sources: dict[
 # ---- Configurations --------------------------------------------------------------------------------------------------
 
 
-def configured(plan: Plan, subject: Subject) -> RunConfig:
+def make_config(make_plan: SuitePlan, subject: TransferTarget) -> RunConfig:
     """Of a run that chooses. A warm-up goes with the length: what it is of the recipe's, it is of the one given."""
-    tree = _tree(plan, subject)
-    overrides = list(plan.overrides)
-    if plan.given & {"steps", "epochs"} and "warmup_steps" not in plan.given:
+    tree = _tree(make_plan, subject)
+    overrides = list(make_plan.overrides)
+    if make_plan.given & {"steps", "epochs"} and "warmup_steps" not in make_plan.given:
         warmup = int(tree["schedule"]["warmup_steps"])
-        steps = steps_of(resolve(tree, [*overrides, "schedule.warmup_steps=0"]), subject.images[1])
+        steps = count_steps(resolve(tree, [*overrides, "schedule.warmup_steps=0"]), subject.images[1])
         overrides.append(f"schedule.warmup_steps={warmup * steps // subject.recipe.steps}")
     config = resolve(tree, overrides)
-    least = min(subject.images) if len(rates(plan, subject, config)) > 1 else subject.images[1]
+    least = min(subject.images) if len(list_rates(make_plan, subject, config)) > 1 else subject.images[1]
     if config.data.batch_size > least:
         raise ConfigError(
             f"{subject.name}: data.batch_size = {config.data.batch_size} is more than the {least} images to train on: "
@@ -215,77 +215,77 @@ def configured(plan: Plan, subject: Subject) -> RunConfig:
     return config
 
 
-def _tree(plan: Plan, subject: Subject) -> dict[str, Any]:
+def _tree(make_plan: SuitePlan, subject: TransferTarget) -> dict[str, Any]:
     tree = subject.recipe.config
     for section, values in subject.changes.items():
         tree[section] |= values
-    tree["model"]["weights"] = plan.model
+    tree["model"]["weights"] = make_plan.model
     tree["data"] |= subject.choosing
     # The newest checkpoint is enough to go on from, and there are many runs.
-    tree["run"] |= {"folder": str(plan.folder / subject.name), "keep": 1}
+    tree["run"] |= {"folder": str(make_plan.folder / subject.name), "keep": 1}
     return tree
 
 
-def rates(plan: Plan, subject: Subject, config: RunConfig) -> tuple[float, ...]:
+def list_rates(make_plan: SuitePlan, subject: TransferTarget, config: RunConfig) -> tuple[float, ...]:
     """To try: those that were given, else the paper's."""
-    if RATE in plan.given:
+    if RATE in make_plan.given:
         return (config.optimizer.learning_rate,)
-    return plan.rates or subject.recipe.learning_rates
+    return make_plan.rates or subject.recipe.learning_rates
 
 
-def unlike(plan: Plan, subject: Subject, config: RunConfig) -> dict[str, tuple[Any, Any]]:
+def find_deviations(make_plan: SuitePlan, subject: TransferTarget, config: RunConfig) -> dict[str, tuple[Any, Any]]:
     """What makes it another training than the recipe's, apart from the learning rate that was chosen."""
-    found = {key: (then, now) for key, then, now in differences(resolve(_tree(plan, subject)), config)}
+    found = {key: (then, now) for key, then, now in find_differences(resolve(_tree(make_plan, subject)), config)}
     found.pop(f"optimizer.{RATE}", None)
-    tried = rates(plan, subject, config)
+    tried = list_rates(make_plan, subject, config)
     if tried != subject.recipe.learning_rates:
         found["learning rates"] = (list(subject.recipe.learning_rates), list(tried))
-    if plan.runs != RUNS:
-        found["runs"] = (RUNS, plan.runs)
+    if make_plan.runs != RUNS:
+        found["runs"] = (RUNS, make_plan.runs)
     return found
 
 
 # ---- Training and scoring --------------------------------------------------------------------------------------------
 
 
-def transferred(
-    plan: Plan, subject: Subject, prepare: Callable[[RunConfig, bool], None] | None = None
-) -> Generator[str, None, Outcome]:
+def transfer_to(
+    make_plan: SuitePlan, subject: TransferTarget, prepare: Callable[[RunConfig, bool], None] | None = None
+) -> Generator[str, None, TransferResult]:
     """Lines on what was found; then everything. What was finished before is not trained again.
 
     `prepare`: called before the first run, with the configuration and whether there is anything to choose.
     """
-    config = configured(plan, subject)
-    candidates = rates(plan, subject, config)
+    config = make_config(make_plan, subject)
+    candidates = list_rates(make_plan, subject, config)
     if prepare is not None:
         prepare(config, len(candidates) > 1)
     tried, rate = [], candidates[0]
     choosing = f"{len(candidates)} to choose the learning rate and " if len(candidates) > 1 else ""
-    yield f"{subject.name}: {choosing}{plan.runs} on all images: trainings of {_steps(config, subject):,} steps"
+    yield f"{subject.name}: {choosing}{make_plan.runs} on all images: trainings of {_steps(config, subject):,} steps"
     if len(candidates) > 1:
-        for trial in trials(config, candidates):
+        for trial in run_trials(config, candidates):
             tried.append(trial)
             told = trial.failure or f"{trial.accuracy:.1%} on {subject.chosen_on}"
             yield f"{subject.name}: learning rate {trial.rate:.3g}: {told}"
-        rate = best(tried).rate
+        rate = choose_best(tried).rate
         yield f"{subject.name}: chosen: {rate:.3g}"
     else:
         yield f"{subject.name}: learning rate {rate:.3g}: the only one, so there is nothing to choose"
     scored = []
-    for seed in range(plan.runs):
+    for seed in range(make_plan.runs):
         update = {"optimizer": {RATE: rate}, "data": subject.training, "run": {"seed": seed}}
-        scored.append(_run(changed(config, update, f"seed-{seed}"), subject))
+        scored.append(_run(change_config(config, update, f"seed-{seed}"), subject))
         yield f"{subject.name}: seed {seed}: {scored[-1].accuracy:.2%} of {scored[-1].count:,} test images"
-    return Outcome(
-        subject.name, rate, tuple(tried), tuple(scored), unlike(plan, subject, config), _notes(subject, scored)
+    return TransferResult(
+        subject.name, rate, tuple(tried), tuple(scored), find_deviations(make_plan, subject, config), _notes(subject, scored)
     )
 
 
-def _steps(config: RunConfig, subject: Subject) -> int:
-    return steps_of(config, subject.images[1])
+def _steps(config: RunConfig, subject: TransferTarget) -> int:
+    return count_steps(config, subject.images[1])
 
 
-def _notes(subject: Subject, scored: Sequence[Scored]) -> tuple[str, ...]:
+def _notes(subject: TransferTarget, scored: Sequence[ScoredRun]) -> tuple[str, ...]:
     broken = max(run.unreadable for run in scored)
     return (
         (*subject.notes, f"test images that cannot be read and are not counted: {broken:,}")
@@ -294,9 +294,9 @@ def _notes(subject: Subject, scored: Sequence[Scored]) -> tuple[str, ...]:
     )
 
 
-def _run(config: RunConfig, subject: Subject) -> Scored:
-    result = start(config)
-    predictions = predicted(config, result.model, subject.test)
+def _run(config: RunConfig, subject: TransferTarget) -> ScoredRun:
+    result = run_training(config)
+    predictions = predict_test_images(config, result.model, subject.test)
     labels = subject.test.labels(0, len(subject.test))
     read = predictions != NONE
     hits, count = int((predictions == labels)[read].sum()), int(read.sum())
@@ -304,7 +304,7 @@ def _run(config: RunConfig, subject: Subject) -> Scored:
         raise DataError(
             f"{subject.name}: none of the {len(read):,} test images can be read: `vitrail data check` says why"
         )
-    return Scored(
+    return ScoredRun(
         seed=config.run.seed,
         rate=config.optimizer.learning_rate,
         folder=result.folder.as_posix(),
@@ -316,15 +316,15 @@ def _run(config: RunConfig, subject: Subject) -> Scored:
     )
 
 
-def predicted(config: RunConfig, model: Path, source: Source) -> Indices:
+def predict_test_images(config: RunConfig, model: Path, source: Source) -> Indices:
     """The model's class for every image; kept beside it, since a test part can take longer than the training."""
     path = config.run.folder / PREDICTIONS
     with join_ranks(config.run.device, config.run.timeout) as ranks:
-        of = _digest(model, source) if ranks.first else ""
-        found: Indices | None = ranks.broadcast_from_first(_kept(path, of) if ranks.first else None)
+        of = _digest(model, source) if ranks.is_first else ""
+        found: Indices | None = ranks.broadcast_from_first(_kept(path, of) if ranks.is_first else None)
         if found is None:
             found = _computed(config, model, source, ranks)
-            if ranks.first:
+            if ranks.is_first:
                 file = io.BytesIO()
                 np.savez(file, of=np.array(of), predictions=found)
                 write_whole(path, file.getvalue())
@@ -333,7 +333,7 @@ def predicted(config: RunConfig, model: Path, source: Source) -> Indices:
 
 def _digest(model: Path, source: Source) -> str:
     """What tells these weights and these images from others."""
-    return " ".join([fingerprint(source), *(sha256(path) for path in sorted(model.glob("*.safetensors")))])
+    return " ".join([compute_fingerprint(source), *(sha256(path) for path in sorted(model.glob("*.safetensors")))])
 
 
 def _kept(path: Path, of: str) -> Indices | None:
@@ -347,23 +347,23 @@ def _kept(path: Path, of: str) -> Indices | None:
 
 def _computed(config: RunConfig, model: Path, source: Source, ranks: Ranks) -> Indices:
     loaded = load(model)
-    how = How(batch_size=config.data.batch_size, workers=config.data.workers, device=config.run.device)
+    options = InferenceOptions(batch_size=config.data.batch_size, workers=config.data.workers, device=config.run.device)
     found: Indices = np.full(len(source), NONE, dtype=np.int64)
-    for batch, logits in passes(loaded, source, loaded, how, ranks):
+    for batch, logits in run_batches(loaded, source, loaded, options, ranks):
         classes = logits.argmax(dim=1).cpu()
         found[batch.indices[batch.mask].numpy()] = classes[batch.mask].numpy()
     together: Indices = np.maximum.reduce(ranks.gather(found))  # each has its own images, and nothing of the others'
     return together
 
 
-def first_alone(config: RunConfig, work: Callable[[], None]) -> None:
+def run_on_first_rank(config: RunConfig, work: Callable[[], None]) -> None:
     """Done by the first rank, while the others wait; an error of its own is everyone's."""
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         work()
         return
     with join_ranks(config.run.device, config.run.timeout) as ranks:
         wrong = None
-        if ranks.first:
+        if ranks.is_first:
             try:
                 work()
             except Exception as error:

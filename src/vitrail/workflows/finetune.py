@@ -16,20 +16,20 @@ import numpy as np
 import torch
 
 from vitrail.config import show_size
-from vitrail.data.open import DEFAULT_HOLDOUT, open_data, splits_of
+from vitrail.data.open import DEFAULT_HOLDOUT, open_data, list_splits
 from vitrail.data.sources.source import Source
-from vitrail.data.transforms.decode import decoded_image
+from vitrail.data.transforms.decode import decode_to_pillow
 from vitrail.errors import ConfigError, DataError
 from vitrail.model.architecture import VitArchitecture
 from vitrail.model.base import ImageModel
-from vitrail.model.cost import cost, tokens
+from vitrail.model.cost import compute_cost, count_tokens
 from vitrail.model.timm_model import TimmModel, kept_for_backward
 from vitrail.system.files import short_name
-from vitrail.training.assemble import open_parts, steps_of
+from vitrail.training.build import open_training_data, count_steps
 from vitrail.training.config import RunConfig
 from vitrail.training.resolve import resolve
-from vitrail.training.start import start
-from vitrail.training.sweep import best, changed, trials
+from vitrail.training.run_training import run_training
+from vitrail.training.sweep import choose_best, change_config, run_trials
 from vitrail.weights.load import load
 from vitrail.workflows.train import told
 
@@ -78,12 +78,12 @@ def finetune(data: str, model: str | None = None, sweep: bool = False, overrides
     yield chosen(config, look)
     if sweep:
         config = yield from swept(config, rates, look)
-    yield from told(config, start(config))
+    yield from told(config, run_training(config))
 
 
 def paced(config: RunConfig, given: set[str], look: Look) -> RunConfig:
     """With a warm-up and intervals that suit the length, whoever chose that; what was `given` stays."""
-    steps = steps_of(config, look.images)
+    steps = count_steps(config, look.images)
     fitting = {
         "schedule": {"warmup_steps": steps // 10},
         "run": {"evaluate_every": max(steps // 4, 1), "checkpoint_every": max(steps // 4, 1)},
@@ -96,24 +96,24 @@ def paced(config: RunConfig, given: set[str], look: Look) -> RunConfig:
 
 def swept(config: RunConfig, rates: Sequence[float], look: Look) -> Generator[str, None, RunConfig]:
     """Train with each learning rate, choose by the held-out part, and give the configuration of the final training."""
-    if open_parts(config.data).evaluation is None:
+    if open_training_data(config.data).evaluation is None:
         raise ConfigError("--sweep chooses by a part that is held out: leave data.holdout and data.validate_on alone")
     tried = []
-    for trial in trials(config, rates):
+    for trial in run_trials(config, rates):
         tried.append(trial)
         yield str(trial)
-    found = best(tried)
+    found = choose_best(tried)
     update: dict[str, dict[str, Any]] = {"optimizer": {"learning_rate": found.rate}}
     if not look.has_validation:
         update["data"] = {"holdout": 0.0}
     seen = "" if look.has_validation else f" on all images; those of the {found.accuracy:.1%} are then among them"
     yield f"chosen: {found.rate:.3g}; now trained again{seen}"
-    return changed(config, update)
+    return change_config(config, update)
 
 
 def look_at(data: str) -> Look:
     """How many images, how many classes, how large."""
-    splits = splits_of(data)
+    splits = list_splits(data)
     source = open_data(data, "train") if splits else open_data(data)
     if source.num_classes < 2:
         raise DataError(f"{data} has {source.num_classes} class: a classifier needs a folder for each of two or more")
@@ -134,7 +134,7 @@ def _short_side(source: Source) -> int:
     for index in range(0, len(source), max(len(source) // LOOKED_AT, 1)):
         try:
             content = source.read(index).content
-            sides.append(min(content.shape[1:] if isinstance(content, torch.Tensor) else decoded_image(content).size))
+            sides.append(min(content.shape[1:] if isinstance(content, torch.Tensor) else decode_to_pillow(content).size))
         except DataError:
             continue
     if not sides:
@@ -159,9 +159,9 @@ def parts_for(model: ImageModel, size: tuple[int, int], batch: int) -> int:
         return 1
     a = model.architecture
     if isinstance(a, VitArchitecture):
-        image = 34 * tokens(a, size) * a.width * a.depth
+        image = 34 * count_tokens(a, size) * a.width * a.depth
     elif isinstance(model, TimmModel):
-        image = kept_for_backward(model.architecture.at(size)) // 2  # bf16 takes half of float32
+        image = kept_for_backward(model.architecture.copy_at_size(size)) // 2  # bf16 takes half of float32
     else:
         image = 60_000_000 * a.backbone.width_factor * size[0] * size[1] // 224**2  # of a ResNet-50, and more of others
     free, _ = torch.cuda.mem_get_info()
@@ -218,7 +218,7 @@ def raised(model: ImageModel, short_side: int, gpu: bool) -> tuple[int, int]:
     factor = min(GROWTH, short_side / min(height, width))
     higher, wider = (max(round(side * factor / stride) * stride, side) for side in (height, width))
     try:
-        flops = cost(model.architecture, (higher, wider)).flops
+        flops = compute_cost(model.architecture, (higher, wider)).flops
     except ConfigError:  # a network of timm's that is bound to its size
         return height, width
     return (height, width) if not gpu and flops > MOST_ON_A_CPU else (higher, wider)

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.config import show_size
-from vitrail.data.open import open_data, splits_of
-from vitrail.data.sources.source import Source, Subset, fingerprint
+from vitrail.data.open import open_data, list_splits
+from vitrail.data.sources.source import Source, Subset, compute_fingerprint
 from vitrail.errors import ConfigError, DataError, WeightsError, did_you_mean
-from vitrail.evaluation.features import Features, extract
-from vitrail.evaluation.intervals import wilson
-from vitrail.evaluation.linear import Linear
-from vitrail.evaluation.linear_probe import STRENGTHS, OutOfFold, cross_validate, fit
-from vitrail.inference.batches import How, Progress, passes
+from vitrail.evaluation.features import Features, extract_features
+from vitrail.evaluation.intervals import wilson_interval
+from vitrail.evaluation.linear_classifier import LinearClassifier
+from vitrail.evaluation.linear_probe import STRENGTHS, OutOfFoldPredictions, cross_validate, fit_probe
+from vitrail.inference.batches import InferenceOptions, Progress, run_batches
 from vitrail.model.base import ImageModel
 from vitrail.model.heads import DistilledHead
 from vitrail.system.files import short_name, write_whole
@@ -58,7 +58,7 @@ def quick(
     data: str,
     model: str,
     overrides: Sequence[str] = (),
-    how: How | None = None,
+    options: InferenceOptions | None = None,
     progress: Progress | None = None,
 ) -> Iterator[str]:
     """Lines to print, as they come. The model goes to runs/quick-DATA-from-MODEL/model."""
@@ -68,11 +68,11 @@ def quick(
     check_folder(folder)
     look = look_at(data)
     network: ImageModel = load(model, image_size=config.model.image_size, dtype=torch.float32)
-    splits = splits_of(data)
+    splits = list_splits(data)
     source = open_data(data, "train") if splits else open_data(data)
     # In full precision, for that is how the model will be used.
-    how = replace(how or How(workers=0 if look.images < FEW else 2), precision="fp32")
-    train = extract(network, source, how, progress=progress)
+    options = replace(options or InferenceOptions(workers=0 if look.images < FEW else 2), precision="fp32")
+    train = extract_features(network, source, options, progress=progress)
     check_classes(data, source, train)
     yield (
         f"{len(train):,} images of {look.classes} classes at {show_size(network.image_size)} pixels: "
@@ -91,15 +91,15 @@ def quick(
         yield f"accuracy on images that it was fitted without: {told_accuracy(right)}"
     else:
         yield "every class has one image: how good it is cannot be told"
-    linear = fit(train.values, train.labels, look.classes, strength)
+    linear = fit_probe(train.values, train.labels, look.classes, strength)
     for part in [name for name in ("val", "test") if name in splits]:
         try:
-            yield scored(part, open_data(data, part), source, network, linear, how, progress)
+            yield scored(part, open_data(data, part), source, network, linear, options, progress)
         except DataError as error:
             yield f"{part} is not scored: {error}"
     put_head(network, linear, source.classes)
-    check_head(network, linear, train, source, how)
-    keep(network, folder, train, source, how, model)
+    check_head(network, linear, train, source, options)
+    keep(network, folder, train, source, options, model)
     write_suspects(folder / MISLABELLED, suspected, source, train)
     yield from told_suspects(suspected, source, train, folder / MISLABELLED, accuracy)
     yield f"model: {folder / MODEL}"
@@ -145,17 +145,17 @@ def check_classes(data: str, source: Source, train: Features) -> None:
 def told_accuracy(right: Tensor) -> str:
     """Of (N,) hits, with what it could be by chance."""
     hits, count = int(right.sum()), len(right)
-    low, high = wilson(hits, count)
+    low, high = wilson_interval(hits, count)
     return f"{hits / count:.1%} of {count:,} (95% interval {low:.1%} to {high:.1%})"
 
 
 def scored(
-    part: str, other: Source, source: Source, network: ImageModel, linear: Linear, how: How, progress: Progress | None
+    part: str, other: Source, source: Source, network: ImageModel, linear: LinearClassifier, options: InferenceOptions, progress: Progress | None
 ) -> str:
     """On a part of the data that was set aside."""
     if other.classes != source.classes or other.num_classes > source.num_classes:
         return f"{part}: not scored, for its classes are not those of train; `vitrail data check` tells how they differ"
-    features = extract(network, other, how, progress=progress)
+    features = extract_features(network, other, options, progress=progress)
     return f"{part} accuracy: {told_accuracy(linear.predicted(features.values) == features.labels)}"
 
 
@@ -170,7 +170,7 @@ class Suspect(NamedTuple):
     """Of that class."""
 
 
-def suspects(judged: OutOfFold, labels: Tensor, num_classes: int) -> list[Suspect]:
+def suspects(judged: OutOfFoldPredictions, labels: Tensor, num_classes: int) -> list[Suspect]:
     """Images that look like another class than their label says, the surest first.
 
     As in confident learning (arXiv 1911.00068): a class's threshold is the mean probability that its own images have of
@@ -188,7 +188,7 @@ def suspects(judged: OutOfFold, labels: Tensor, num_classes: int) -> list[Suspec
     return sorted(found, key=lambda suspect: -suspect.probability)
 
 
-def put_head(network: ImageModel, linear: Linear, classes: Sequence[str]) -> None:
+def put_head(network: ImageModel, linear: LinearClassifier, classes: Sequence[str]) -> None:
     """What was fitted becomes the model's head."""
     network.replace_head(len(linear.bias), classes or None)
     head = network.head
@@ -206,29 +206,29 @@ def put_head(network: ImageModel, linear: Linear, classes: Sequence[str]) -> Non
         layers[-1].bias.copy_(linear.bias)
 
 
-def check_head(network: ImageModel, linear: Linear, train: Features, source: Source, how: How) -> None:
+def check_head(network: ImageModel, linear: LinearClassifier, train: Features, source: Source, options: InferenceOptions) -> None:
     """The model must say what was fitted: a head of another library may do more than it seems to."""
-    found = logits(network, train, source, how)
+    found = logits(network, train, source, options)
     fitted = linear.scores(train.values[: len(found)]).to(found)
     if not _near(found, fitted, FITTED):
         raise ConfigError("this model's head does not take its representation as it is: leave --quick out")
 
 
-def keep(network: ImageModel, folder: Path, train: Features, source: Source, how: How, model: str) -> None:
+def keep(network: ImageModel, folder: Path, train: Features, source: Source, options: InferenceOptions, model: str) -> None:
     """Save the model, load it again, and see that it says the same."""
     notes = f"A head fitted by logistic regression to {len(train):,} images; the rest is as it was in {model}."
-    network.learned_from = fingerprint(source)
-    before = logits(network, train, source, how)
+    network.learned_from = compute_fingerprint(source)
+    before = logits(network, train, source, options)
     saved = save(network, folder / MODEL, notes=notes)
-    if not _near(logits(load(saved), train, source, how), before, SAME):
+    if not _near(logits(load(saved), train, source, options), before, SAME):
         raise WeightsError(f"{saved} was saved, and when loaded again says something else: please report this")
 
 
-def logits(network: ImageModel, train: Features, source: Source, how: How) -> Tensor:
+def logits(network: ImageModel, train: Features, source: Source, options: InferenceOptions) -> Tensor:
     """What a model says about the first of the images that can be read."""
     some = Subset(source, train.indices[:CHECKED].numpy())
-    how = How(len(some), 0, how.device, "fp32")
-    return torch.cat([computed.cpu() for _, computed in passes(network, some, network, how)])
+    options = InferenceOptions(len(some), 0, options.device, "fp32")
+    return torch.cat([computed.cpu() for _, computed in run_batches(network, some, network, options)])
 
 
 def _near(one: Tensor, other: Tensor, share: float) -> bool:
@@ -264,7 +264,7 @@ def told_suspects(
 
 def named(suspect: Suspect, source: Source, train: Features) -> tuple[str, str]:
     """An image's name and the name of its label."""
-    return source.called(int(train.indices[suspect.row])), called(source, int(train.labels[suspect.row]))
+    return source.display_name(int(train.indices[suspect.row])), called(source, int(train.labels[suspect.row]))
 
 
 def called(source: Source, label: int) -> str:

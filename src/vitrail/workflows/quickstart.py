@@ -18,10 +18,10 @@ from vitrail.inspection.inspect import after
 from vitrail.model.base import ImageModel
 from vitrail.objectives.classification import Classification
 from vitrail.objectives.metrics import Sums, add, means
-from vitrail.recipes import find
+from vitrail.recipes import find_recipe
 from vitrail.recipes.small import TEST_SHARE
-from vitrail.training.resolve import read_file, resolve
-from vitrail.training.start import CONFIG, start
+from vitrail.training.resolve import read_toml, resolve
+from vitrail.training.run_training import CONFIG_FILE, run_training
 from vitrail.weights.load import load
 
 TRANSFER_SIZE = 32
@@ -37,13 +37,13 @@ def quickstart(folder: str = "runs/quickstart") -> Iterator[str]:
     """Lines to print, as they come; the last is the accuracy on the test part."""
     root = Path(folder)
     yield "1. pre-training a small Vision Transformer on handwritten digits"
-    first = resolve(find("quickstart").config, [f"run.folder={root / 'pretrain'}"])
-    pretrained = start(first)
+    first = resolve(find_recipe("quickstart").config, [f"run.folder={root / 'pretrain'}"])
+    pretrained = run_training(first)
     yield f"   test accuracy after pre-training: {tested(load(pretrained.model)):.1%}"
     yield "2. fine-tuning it at a higher resolution, with a new head that starts at zero"
     given = [f"run.folder={root / 'finetune'}", f"model.weights={pretrained.model}"]
-    second = resolve(find("quickstart-finetune").config, given)
-    tuned = start(second)
+    second = resolve(find_recipe("quickstart-finetune").config, given)
+    tuned = run_training(second)
     accuracy = tested(load(tuned.model))
     yield "3. looking inside both"
     yield from (f"   {line}" for line in after(first, pretrained))
@@ -61,7 +61,7 @@ def beside(model: str, folder: str = "runs/quickstart") -> Iterator[str]:
     yield from quickstart(folder)
     yield f"4. fine-tuning {model} on the same digits, at {TRANSFER_SIZE} pixels"
     given = [f"run.folder={Path(folder) / 'transfer'}", f"model.weights={model}", *TRANSFER]
-    yield f"model: {start(resolve(find('quickstart-finetune').config, given)).model}"
+    yield f"model: {run_training(resolve(find_recipe('quickstart-finetune').config, given)).model}"
 
 
 def compared(model: str, folder: str = "runs/quickstart") -> list[tuple[str, str, str]]:
@@ -79,7 +79,7 @@ def compared(model: str, folder: str = "runs/quickstart") -> list[tuple[str, str
 
 def looked_at(run: Path) -> int:
     """Images of digits in all steps of a run."""
-    config = resolve(read_file(run / CONFIG))
+    config = resolve(read_toml(run / CONFIG_FILE))
     return (config.schedule.steps or 0) * config.data.batch_size
 
 

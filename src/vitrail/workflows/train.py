@@ -7,32 +7,32 @@ from pathlib import Path
 
 from vitrail.errors import ConfigError
 from vitrail.inspection.inspect import after
-from vitrail.recipes import RECIPES, find
+from vitrail.recipes import RECIPES, find_recipe
 from vitrail.training.config import RunConfig
-from vitrail.training.resolve import read_file, resolve
-from vitrail.training.start import Result, start
+from vitrail.training.resolve import read_toml, resolve
+from vitrail.training.run_training import TrainingResult, run_training
 
 
 def configured(recipe: str, overrides: Sequence[str]) -> RunConfig:
     """The configuration of a recipe by name, or of a TOML file, with `key=value` laid over it."""
     if recipe in RECIPES or not recipe.endswith(".toml"):
-        found = find(recipe)
+        found = find_recipe(recipe)
         given = {override.partition("=")[0].strip() for override in overrides}
         missing = [key for key in found.needs if not given & {key, key.rpartition(".")[2]}]
         if missing:
             raise ConfigError(f"{found.name} needs {' and '.join(missing)}: {found.command}")
         return resolve(found.config, overrides)
-    tree = read_file(Path(recipe))
+    tree = read_toml(Path(recipe))
     tree.setdefault("run", {}).setdefault("folder", f"runs/{Path(recipe).stem}")
     return resolve(tree, overrides)
 
 
 def run(config: RunConfig) -> Iterator[str]:
     """Train, then lines on what came of it."""
-    yield from told(config, start(config))
+    yield from told(config, run_training(config))
 
 
-def told(config: RunConfig, result: Result) -> Iterator[str]:
+def told(config: RunConfig, result: TrainingResult) -> Iterator[str]:
     """Where everything is, a look inside the model among it, and what to type next."""
     if result.evaluation is not None:
         told = ", ".join(shown(name, value) for name, value in result.evaluation.items())

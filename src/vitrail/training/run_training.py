@@ -25,17 +25,17 @@ from vitrail.config import TrainingCost, show_size
 from vitrail.errors import ConfigError, TrainingError
 from vitrail.model.architecture import Architecture, TimmArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
-from vitrail.model.cost import FORWARD_AND_BACKWARD, cost, tokens
-from vitrail.model.create import build
+from vitrail.model.cost import FORWARD_AND_BACKWARD, compute_cost, count_tokens
+from vitrail.model.create import build_empty_model
 from vitrail.system.device import device_name
 from vitrail.system.files import write_whole
 from vitrail.system.ranks import Ranks, explain_lost_rank, join_ranks
 from vitrail.training import records
-from vitrail.training.assemble import assemble
+from vitrail.training.build import build_run
 from vitrail.training.config import RunConfig
 from vitrail.training.curves import draw_curves
 from vitrail.training.loop import full_state, resume, train
-from vitrail.training.resolve import checked, read_file, to_toml
+from vitrail.training.resolve import build_config, read_toml, to_toml
 from vitrail.training.run import Run
 from vitrail.training.trackers import open_trackers
 from vitrail.weights.card import some
@@ -45,13 +45,13 @@ ADJUSTABLE = {"data": {"source", "workers", "in_memory"}, "optimizer": {"accumul
 """What may differ when a run is gone on with, besides all of the section run but the seed."""
 
 
-CONFIG, LOCK, DATA, WEIGHTS = "config.toml", ".lock", ".data", ".weights"
-TRIALS = "sweep-"
+CONFIG_FILE, LOCK, DATA, WEIGHTS = "config.toml", ".lock", ".data", ".weights"
+TRIAL_PREFIX = "sweep-"
 """Runs inside a run's folder that a sweep makes first."""
 
 
 @dataclass(frozen=True)
-class Result:
+class TrainingResult:
     """Of a finished run."""
 
     folder: Path
@@ -63,15 +63,15 @@ class Result:
     """On so many images."""
 
 
-def start(config: RunConfig) -> Result:
+def run_training(config: RunConfig) -> TrainingResult:
     """Train, from the beginning or from where an earlier start got to."""
     folder = config.run.folder
     with join_ranks(config.run.device, config.run.timeout) as ranks, _settings(config), _in_one_line(folder, ranks):
-        run = assemble(config, ranks)
+        run = build_run(config, ranks)
         with _claimed(run), _sound_attention(run.objective.model.architecture):
             resumed = resume(run)
             run.display.start_step = run.progress.step
-            if ranks.first:
+            if ranks.is_first:
                 run.trackers = open_trackers(
                     config.run.trackers, folder, config.model_dump(mode="json"), run.progress.step
                 )
@@ -85,12 +85,12 @@ def start(config: RunConfig) -> Result:
             return finish(run)
 
 
-def finish(run: Run) -> Result:
+def finish(run: Run) -> TrainingResult:
     """Write the model and the curves. Every rank comes here; the first writes."""
     folder = run.config.run.folder
     state = full_state(run)
-    kept = records.read(run.records.path) if run.ranks.first else []
-    if run.ranks.first:
+    kept = records.read_records(run.records.path) if run.ranks.is_first else []
+    if run.ranks.is_first:
         model = exported(run.objective.model, state)
         model.training_cost, model.learned_from = spent(run), run.data
         save(model, folder / "model", notes=story(run, kept))
@@ -98,12 +98,12 @@ def finish(run: Run) -> Result:
     evaluations = [entry for entry in kept if entry["kind"] == "evaluation" and entry["step"] == run.steps]
     measured = {n: v for n, v in evaluations[-1].items() if isinstance(v, float)} if evaluations else None
     images = len(run.evaluation.source) if run.evaluation is not None else 0
-    return Result(folder, folder / "model", run.steps, run.ranks.broadcast_from_first(measured), images)
+    return TrainingResult(folder, folder / "model", run.steps, run.ranks.broadcast_from_first(measured), images)
 
 
 def exported(trained: ImageModel, state: dict[str, torch.Tensor]) -> ImageModel:
     """A model of its own with the weights of an objective's state, ready to evaluate."""
-    model = build(trained.architecture)
+    model = build_empty_model(trained.architecture)
     own = {name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")}
     model.load_state_dict(own, assign=True)
     model.preprocessing, model.labels = trained.preprocessing, trained.labels
@@ -116,7 +116,7 @@ def exported(trained: ImageModel, state: dict[str, torch.Tensor]) -> ImageModel:
 
 def spent(run: Run) -> TrainingCost:
     """What it took to get here, with what the weights that it began from had cost."""
-    forward = cost(run.objective.model.architecture).flops
+    forward = compute_cost(run.objective.model.architecture).flops
     here = TrainingCost(
         flops=FORWARD_AND_BACKWARD * forward * run.progress.position,
         device_seconds=run.progress.seconds * run.ranks.size,
@@ -128,10 +128,10 @@ def spent(run: Run) -> TrainingCost:
 def story(run: Run, kept: list[dict[str, Any]]) -> str:
     """How the model came about, for its card."""
     config, data = run.config, run.training.source
-    start = config.model.name or config.model.weights
+    run_training = config.model.name or config.model.weights
     lines = [
         f"{run.steps:,} steps of {config.data.batch_size} images, {run.training.epoch:.3g} epochs of {len(data):,} "
-        f"images of `{config.data.source}`, from {'fresh weights' if config.model.name else f'`{start}`'}, "
+        f"images of `{config.data.source}`, from {'fresh weights' if config.model.name else f'`{run_training}`'}, "
         f"objective {config.objective.kind}, seed {config.run.seed}, {run.progress.seconds:,.0f} s on "
         f"{run.ranks.size} × {device_name(run.ranks.device)}."
     ]
@@ -146,7 +146,7 @@ def story(run: Run, kept: list[dict[str, Any]]) -> str:
 
 def _introduce(run: Run, resumed: Path | None) -> None:
     """What is about to happen, in a few lines."""
-    if not run.ranks.first:
+    if not run.ranks.is_first:
         return
     model, data, config = run.objective.model, run.training.source, run.config
     parameters = sum(parameter.numel() for parameter in run.objective.parameters())
@@ -201,7 +201,7 @@ def _sound_attention(architecture: Architecture) -> Iterator[None]:
         torch.backends.cuda.enable_cudnn_sdp(False)
     if isinstance(architecture, VitArchitecture):
         axial = architecture.block == "axial"
-        lengths = architecture.grid(architecture.image_size) if axial else (tokens(architecture),)
+        lengths = architecture.grid(architecture.image_size) if axial else (count_tokens(architecture),)
         torch.backends.cuda.enable_cudnn_sdp(before and all(length % 128 != 64 for length in lengths))
     try:
         yield
@@ -214,7 +214,7 @@ def _claimed(run: Run) -> Iterator[None]:
     """The run folder is ours while the block runs, and holds this configuration."""
     config, ranks = run.config, run.ranks
     wrong, lock = None, None
-    if ranks.first:
+    if ranks.is_first:
         try:
             config.run.folder.mkdir(parents=True, exist_ok=True)
             _check_folder(config.run.folder)
@@ -236,8 +236,8 @@ def _claimed(run: Run) -> Iterator[None]:
 
 def _check_folder(folder: Path) -> None:
     """Nothing is written among other files."""
-    others = [path.name for path in folder.iterdir() if path.name != LOCK and not path.name.startswith(TRIALS)]
-    if others and not (folder / CONFIG).exists():
+    others = [path.name for path in folder.iterdir() if path.name != LOCK and not path.name.startswith(TRIAL_PREFIX)]
+    if others and not (folder / CONFIG_FILE).exists():
         raise ConfigError(f"{folder} holds {min(others)} and is no run: give a new run.folder")
 
 
@@ -261,7 +261,7 @@ def _lock(folder: Path) -> int | None:
 
 def _agree(config: RunConfig, data: str, weights: str) -> None:
     """With the images, weights and configuration that the run was begun with; the first start writes them down."""
-    path = config.run.folder / CONFIG
+    path = config.run.folder / CONFIG_FILE
     facts = ((DATA, data, "images", config.data.source), (WEIGHTS, weights, "weights", config.model.weights))
     for name, now, what, where in facts:
         told = config.run.folder / name
@@ -271,7 +271,7 @@ def _agree(config: RunConfig, data: str, weights: str) -> None:
                 "run.folder"
             )
     if path.exists():
-        for key, then, now in differences(checked(read_file(path)), config):
+        for key, then, now in find_differences(build_config(read_toml(path)), config):
             raise ConfigError(
                 f"the run in {config.run.folder} was begun with {key} = {then!r}, not {now!r}: give another "
                 "run.folder, or the same value to go on with it"
@@ -281,7 +281,7 @@ def _agree(config: RunConfig, data: str, weights: str) -> None:
     write_whole(path, to_toml(config).encode())
 
 
-def differences(then: RunConfig, now: RunConfig) -> Iterator[tuple[str, Any, Any]]:
+def find_differences(then: RunConfig, now: RunConfig) -> Iterator[tuple[str, Any, Any]]:
     """The keys that make it another run, with their values then and now."""
     old, new = then.model_dump(), now.model_dump()
     for section, values in old.items():

@@ -12,17 +12,17 @@ import vitrail
 from vitrail.data.loader import Batch
 from vitrail.data.transforms.mixing import Mixing
 from vitrail.errors import ConfigError
-from vitrail.fast.gpu.cuda_graph import Captured
+from vitrail.fast.gpu.cuda_graph import CudaGraph
 from vitrail.objectives.classification import Classification
 from vitrail.objectives.metrics import Sums
-from vitrail.training import recorded
+from vitrail.training import graph_step
 from vitrail.training.averaging import Average
-from vitrail.training.clipping import clip
+from vitrail.training.clipping import clip_gradients
 from vitrail.training.config import OptimizerConfig
 from vitrail.training.optim import build_optimizer, set_learning_rate
-from vitrail.training.recorded import RecordedStep, check_graphs
+from vitrail.training.graph_step import GraphStep, check_graphs
 from vitrail.training.resolve import resolve
-from vitrail.training.state import materialise, named_tensors
+from vitrail.training.state import initialise_state, name_tensors
 
 TREE = {"model": {"name": "Ti/4"}, "data": {"source": "digits"}, "schedule": {"steps": 10}}
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
@@ -59,21 +59,21 @@ class Learner:
         self.optimizer = build_optimizer(self.objective, config, torch.device(device))
         for group in self.optimizer.param_groups:
             group["fused"] = True  # on a CPU too: only such leave out a step by themselves
-        materialise(self.optimizer)
+        initialise_state(self.optimizer)
         self.average = Average(self.objective, 0.9)
 
     def state(self) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in self.named().items()}
 
     def named(self) -> dict[str, Tensor]:
-        return named_tensors(self.objective, self.optimizer, self.average)
+        return name_tensors(self.objective, self.optimizer, self.average)
 
     def step(self, made: Batch, number: int, most: float | None) -> tuple[Sums, Tensor]:
         """One thing after the other."""
         self.objective.zero_grad()
         outcome = self.objective(made, number)
         outcome.loss.backward()
-        norm = clip(self.objective.parameters(), most)
+        norm = clip_gradients(self.objective.parameters(), most)
         if norm.isfinite():
             self.optimizer.step()
             self.average.update(number)
@@ -83,7 +83,7 @@ class Learner:
 def compare(kind: str, device: str, most: float | None, *, fails: int | None = 2, **options) -> None:
     """Four steps, of which the one with number `fails` has no finite gradient."""
     plain, learner = (Learner(kind, device, **options) for _ in range(2))
-    step = RecordedStep(learner.objective, torch.float32, learner.optimizer, most, learner.average)
+    step = GraphStep(learner.objective, torch.float32, learner.optimizer, most, learner.average)
     for number, rate in enumerate((1e-3, 3e-3, 2e-3, 1e-3)):
         made, before = batch(number, device), learner.state()
         if number == fails:
@@ -110,7 +110,7 @@ KINDS = pytest.mark.parametrize(("kind", "most"), [("muon", 1.0), ("adamw", None
 @KINDS
 def test_a_step_is_what_it_is_one_thing_after_the_other(monkeypatch, kind, most):
     """All but the graph: in its place the function itself."""
-    monkeypatch.setattr(recorded, "Captured", lambda function, kept: function)
+    monkeypatch.setattr(graph_step, "CudaGraph", lambda function, kept: function)
     compare(kind, "cpu", most)
 
 
@@ -125,9 +125,9 @@ def test_a_graph_makes_the_same_steps(monkeypatch, kind, most, stem):
 
 
 def test_recording_changes_nothing_that_a_step_changes(monkeypatch):
-    monkeypatch.setattr(recorded, "Captured", lambda function, kept: kept)
+    monkeypatch.setattr(graph_step, "CudaGraph", lambda function, kept: kept)
     learner = Learner("muon", "cpu", conv_stem=((16, 3, 2), (32, 3, 2)))
-    kept = RecordedStep(learner.objective, torch.float32, learner.optimizer, 1.0, learner.average)._captured
+    kept = GraphStep(learner.objective, torch.float32, learner.optimizer, 1.0, learner.average)._captured
     restored = {tensor.data_ptr() for tensor in kept}
     assert {name for name, tensor in learner.named().items() if tensor.data_ptr() not in restored} == set()
 
@@ -139,7 +139,7 @@ def test_each_replay_draws_from_the_generators_as_they_stand():
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x + torch.rand(4, device="cuda", generator=own), x + torch.rand(4, device="cuda")
 
-    captured, x = Captured(function, generators=[own]), torch.zeros(4, device="cuda")
+    captured, x = CudaGraph(function, generators=[own]), torch.zeros(4, device="cuda")
     for seed in (5, 6, 5):
         own.manual_seed(seed)
         torch.manual_seed(seed)

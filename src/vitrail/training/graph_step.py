@@ -11,17 +11,17 @@ from torch import Tensor
 
 from vitrail.data.loader import Batch
 from vitrail.errors import ConfigError
-from vitrail.fast.gpu.cuda_graph import Captured
+from vitrail.fast.gpu.cuda_graph import CudaGraph
 from vitrail.objectives.classification import Classification
 from vitrail.objectives.metrics import Sums
 from vitrail.system.device import send_to_device
 from vitrail.system.ranks import Ranks
 from vitrail.training.averaging import Average
-from vitrail.training.clipping import clip
+from vitrail.training.clipping import clip_gradients
 from vitrail.training.config import RunConfig
 
 
-class RecordedStep:
+class GraphStep:
     """What steps of whole batches, one like the other, do on the device. What is random about a batch is decided
     before. Without a finite gradient nothing changes but running statistics and their average.
     """
@@ -40,7 +40,7 @@ class RecordedStep:
         self._learning = [parameter for parameter in objective.parameters() if parameter.requires_grad]
         changed = [*self._learning, *objective.buffers(), *(average.tensors.values() if average is not None else ())]
         changed += [tensor for state in optimizer.state.values() for tensor in state.values()]
-        self._captured = Captured(self._compute, kept=changed)
+        self._captured = CudaGraph(self._compute, kept=changed)
 
     def __call__(self, batch: Batch, key: int, step: int) -> tuple[Sums, Tensor]:
         """Make the step with this number, at the groups' learning rates. Its sums, and its gradient's length, which is
@@ -62,7 +62,7 @@ class RecordedStep:
         with torch.autocast(images.device.type, self._precision, reduced, cache_enabled=False):
             outcome = self._objective.learn(images, targets)
         outcome.loss.backward()
-        norm = clip(self._learning, self._clip_norm)
+        norm = clip_gradients(self._learning, self._clip_norm)
         optimizer: Any = self._optimizer
         optimizer.found_inf = 1 - norm.isfinite().float()
         *rates, share = numbers.unbind()

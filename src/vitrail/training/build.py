@@ -12,14 +12,14 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from vitrail.data.loader import EvaluationLoader, TrainingLoader
-from vitrail.data.open import DEFAULT_HOLDOUT, open_data, splits_of
-from vitrail.data.resident import KeptBatches, ResidentImages, ResidentLoader
+from vitrail.data.open import DEFAULT_HOLDOUT, open_data, list_splits
+from vitrail.data.resident import CachedBatches, ResidentImages, ResidentLoader
 from vitrail.data.sources.memory import in_memory
-from vitrail.data.sources.source import Source, fingerprint, held_out
+from vitrail.data.sources.source import Source, compute_fingerprint, hold_out
 from vitrail.errors import ConfigError, DataError
-from vitrail.fast.gpu.cuda_graph import Captured
+from vitrail.fast.gpu.cuda_graph import CudaGraph
 from vitrail.model.base import ImageModel
-from vitrail.model.cost import cost
+from vitrail.model.cost import compute_cost
 from vitrail.model.create import create_model
 from vitrail.model.initialise import initialise_head
 from vitrail.model.timm_model import TimmModel
@@ -28,36 +28,36 @@ from vitrail.objectives.classification import Classification
 from vitrail.system.precision import choose_precision
 from vitrail.system.ranks import Ranks
 from vitrail.training.averaging import Average
-from vitrail.training.checkpoint import Checkpoints
+from vitrail.training.checkpoint import CheckpointFolder
 from vitrail.training.config import DataConfig, RunConfig
 from vitrail.training.display import Display
 from vitrail.training.distributed import spread
 from vitrail.training.fusing import fuse
 from vitrail.training.optim import build_optimizer
-from vitrail.training.recorded import RecordedStep, check_graphs
+from vitrail.training.graph_step import GraphStep, check_graphs
 from vitrail.training.records import Records
 from vitrail.training.run import Run
-from vitrail.training.state import materialise
+from vitrail.training.state import initialise_state
 from vitrail.weights.digest import weights_digest
 from vitrail.weights.load import TRAINING_ONLY, load
 
 
 @dataclass(frozen=True)
-class Parts:
+class TrainingData:
     """The data of a run."""
 
     training: Source
     evaluation: Source | None
 
 
-def assemble(config: RunConfig, ranks: Ranks) -> Run:
+def build_run(config: RunConfig, ranks: Ranks) -> Run:
     """Open the data, build the model, spread it over the ranks. Nothing is written."""
-    data = open_parts(config.data)
-    steps = steps_of(config, len(data.training))
-    check(config, data, ranks)
+    data = open_training_data(config.data)
+    steps = count_steps(config, len(data.training))
+    check_run(config, data, ranks)
     precision = choose_precision(config.run.precision, ranks.device)
     model = build_model(config, data.training)
-    begun_from = weights_digest(model) if config.model.weights is not None and ranks.first else ""
+    begun_from = weights_digest(model) if config.model.weights is not None and ranks.is_first else ""
     objective = build_objective(
         model,
         mixing=config.data.mixing,
@@ -66,7 +66,7 @@ def assemble(config: RunConfig, ranks: Ranks) -> Run:
     )
     model.set_gradient_checkpointing(config.run.gradient_checkpointing)
     if isinstance(model, TimmModel):
-        cost(model.architecture)  # where timm's network cannot be counted, that is told before it is trained
+        compute_cost(model.architecture)  # where timm's network cannot be counted, that is told before it is trained
         if ranks.size > 1:
             model.share_batch_statistics(ranks.device)
     module = spread(objective, ranks, config.run.parallel, precision)
@@ -75,14 +75,14 @@ def assemble(config: RunConfig, ranks: Ranks) -> Run:
         for part in objective.parts_to_compile():
             part.compile()
     optimizer = build_optimizer(objective, config.optimizer, ranks.device)
-    materialise(optimizer)
+    initialise_state(optimizer)
     averaging = config.optimizer.averaging
     average = None if averaging is None else Average(objective, averaging)
     recorded = None
     if config.run.graphs:
         check_graphs(config, ranks, precision)
         assert isinstance(objective, Classification)
-        recorded = RecordedStep(objective, precision, optimizer, config.optimizer.clip_norm, average)
+        recorded = GraphStep(objective, precision, optimizer, config.optimizer.clip_norm, average)
     objective.train()
     images = ResidentImages(data.training, ranks.device) if config.data.on_device else data.training
     return Run(
@@ -96,21 +96,21 @@ def assemble(config: RunConfig, ranks: Ranks) -> Run:
         average=average,
         scaler=torch.amp.GradScaler(ranks.device.type, enabled=precision == torch.float16),
         precision=precision,
-        deferred=recorded is not None or can_defer(objective, optimizer, config, precision, ranks),
+        deferred=recorded is not None or can_skip_on_device(objective, optimizer, config, precision, ranks),
         recorded=recorded,
         loader=(loader := partial(training_loader, config, images, model, ranks)),
         training=loader(0),
         evaluation=evaluation_loader(config, data.evaluation, model, ranks),
-        checkpoints=Checkpoints(config.run.folder / "checkpoints", ranks, config.run.keep),
+        checkpoints=CheckpointFolder(config.run.folder / "checkpoints", ranks, config.run.keep),
         records=Records(config.run.folder / "metrics.jsonl"),
         trackers=[],
-        display=Display(steps, 0, str(config.run.folder), quiet=not ranks.first),
-        data=fingerprint(data.training),
+        display=Display(steps, 0, str(config.run.folder), quiet=not ranks.is_first),
+        data=compute_fingerprint(data.training),
         weights=begun_from,
     )
 
 
-def can_defer(
+def can_skip_on_device(
     objective: nn.Module, optimizer: torch.optim.Optimizer, config: RunConfig, precision: torch.dtype, ranks: Ranks
 ) -> bool:
     """Whether the optimiser itself can leave out a step, told by a number on the device: one kernel for all can.
@@ -125,14 +125,14 @@ def can_defer(
     return ranks.device.type == "cuda" and fused and not sharded and not moving and precision != torch.float16
 
 
-def open_parts(config: DataConfig) -> Parts:
+def open_training_data(config: DataConfig) -> TrainingData:
     """What to train and to validate on. What is held out is not trained on, validated on or not."""
-    source, part, splits = config.source, config.validate_on, splits_of(config.source)
+    source, part, splits = config.source, config.validate_on, list_splits(config.source)
     share = config.holdout
     if part == "holdout":
         whole = open_data(source, "train") if splits else open_data(source)
-        rest, out = held_out(whole, share or DEFAULT_HOLDOUT, config.holdout_seed)
-        return Parts(_kept(config, rest), _kept(config, out))
+        rest, out = hold_out(whole, share or DEFAULT_HOLDOUT, config.holdout_seed)
+        return TrainingData(_kept(config, rest), _kept(config, out))
     if share is None:
         share = DEFAULT_HOLDOUT if part == "val" and not splits else 0.0
     if "val" in splits:
@@ -150,14 +150,14 @@ def open_parts(config: DataConfig) -> Parts:
         evaluation = open_data(source, part)
     else:
         evaluation = None
-    return Parts(_kept(config, training), None if evaluation is None else _kept(config, evaluation))
+    return TrainingData(_kept(config, training), None if evaluation is None else _kept(config, evaluation))
 
 
 def _kept(config: DataConfig, source: Source) -> Source:
     return in_memory(source) if config.in_memory and not config.on_device else source
 
 
-def steps_of(config: RunConfig, samples: int) -> int:
+def count_steps(config: RunConfig, samples: int) -> int:
     """How many, whichever way it was said."""
     schedule = config.schedule
     if schedule.steps is not None:
@@ -173,7 +173,7 @@ def steps_of(config: RunConfig, samples: int) -> int:
     return steps
 
 
-def check(config: RunConfig, data: Parts, ranks: Ranks) -> None:
+def check_run(config: RunConfig, data: TrainingData, ranks: Ranks) -> None:
     """What no part of the configuration can know alone."""
     batch, samples = config.data.batch_size, len(data.training)
     if batch > samples:
@@ -252,7 +252,7 @@ def training_loader(
     if isinstance(source, ResidentImages):
         loader = ResidentLoader(source, config.data.batch_size, model.image_size, device=ranks.device, **shared)
         if config.run.graphs:
-            loader.make = Captured(loader.make, generators=[loader.generator])
+            loader.make = CudaGraph(loader.make, generators=[loader.generator])
             loader.aside = torch.cuda.Stream(ranks.device)
         return loader
     pinned = ranks.device.type == "cuda"
@@ -264,7 +264,7 @@ def training_loader(
 
 def evaluation_loader(
     config: RunConfig, source: Source | None, model: ImageModel, ranks: Ranks
-) -> EvaluationLoader | KeptBatches | None:
+) -> EvaluationLoader | CachedBatches | None:
     """Over all of a part, if there is one; prepared once where the training images stay on the device."""
     if source is None:
         return None
@@ -278,4 +278,4 @@ def evaluation_loader(
         ranks=ranks.size,
         pin_memory=ranks.device.type == "cuda",
     )
-    return KeptBatches(loader, ranks.device) if config.data.on_device else loader
+    return CachedBatches(loader, ranks.device) if config.data.on_device else loader
