@@ -28,15 +28,15 @@ import torch
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.data.open import open_data, tested_part
-from vitrail.data.transforms.decode import decode
+from vitrail.data.open import open_data, choose_test_split
+from vitrail.data.transforms.decode import decode_image
 from vitrail.errors import VitrailError
 from vitrail.exporting.graphs import graph_of
 from vitrail.exporting.int8 import write_int8
 from vitrail.exporting.onnx import write_onnx
-from vitrail.fast.cpu.candidates import CPU_PRECISIONS, cpu_embedder
+from vitrail.fast.cpu.embedders import CPU_PRECISIONS, create_cpu_embedder
 from vitrail.fast.cpu.compiler import processor_key
-from vitrail.fast.measure import Stopwatch, relative_distance, take_turns
+from vitrail.fast.timing import Stopwatch, relative_distance, take_turns
 from vitrail.inspection.images import batch as batch_of
 from vitrail.inspection.images import spread
 from vitrail.model.base import ImageModel
@@ -60,9 +60,9 @@ def images_of(given: argparse.Namespace, model: ImageModel) -> tuple[Tensor, Ten
         generator = torch.Generator().manual_seed(2)
         images = torch.randn(JUDGED + CALIBRATED, model.in_channels, *model.image_size, generator=generator)
         return images[:JUDGED], images[JUDGED:]
-    source = open_data(given.data, tested_part(given.data))
+    source = open_data(given.data, choose_test_split(given.data))
     contents = [source.read(index).content for index in spread(len(source), JUDGED + CALIBRATED)]
-    images = batch_of([one if isinstance(one, Tensor) else decode(one) for one in contents], model)
+    images = batch_of([one if isinstance(one, Tensor) else decode_image(one) for one in contents], model)
     return images[::2], images[1::2]
 
 
@@ -132,7 +132,7 @@ def contestants(
         yield "torch compiled", torch.compile(model)
     for precision in CPU_PRECISIONS:
         try:
-            embed = cpu_embedder(model, precision)
+            embed = create_cpu_embedder(model, precision)
         except VitrailError as error:
             print(f"{OURS}{precision} is left out: {error}")
             continue
@@ -143,7 +143,7 @@ def contestants(
 
 def turn(run: Run, images: Tensor) -> float:
     watch = Stopwatch(images.device)
-    return watch.together(lambda: run(images), watch.calls_in(lambda: run(images), SECONDS))
+    return watch.time_calls(lambda: run(images), watch.count_calls(lambda: run(images), SECONDS))
 
 
 def measured(

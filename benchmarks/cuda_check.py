@@ -15,8 +15,8 @@ import sys
 import torch
 
 import vitrail
-from vitrail.data.transforms.evaluation import normalise
-from vitrail.data.transforms.mixing import Mixing, mix
+from vitrail.data.transforms.preprocess import normalise
+from vitrail.data.transforms.mixing import Mixing, mix_batch
 
 SMALL = {"width": 128, "depth": 2, "mlp_dim": 256, "num_heads": 4, "image_size": (64, 96), "num_classes": 10}
 KINDS: list[tuple[str, dict[str, object]]] = [
@@ -91,7 +91,7 @@ def check_batches() -> bool:
         results = []
         for device in ("cpu", "cuda"):
             images = normalise(pixels.to(device), vitrail.Preprocessing(image_size=64))
-            results.append(mix(images, labels.to(device), 10, options, random.Random(seed)))
+            results.append(mix_batch(images, labels.to(device), 10, options, random.Random(seed)))
         (images, targets), (again, targets_again) = results
         good &= bool((targets_again.sum(dim=1) == 1).all()) and torch.equal(targets, targets_again.cpu())
         good &= difference(again, images) < 1e-6

@@ -33,8 +33,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from peers import timm, torchvision
 from vitrail.data.loader import TrainingLoader
 from vitrail.data.open import open_data
-from vitrail.data.transforms.augment import Augmentation, augment, inception_box
-from vitrail.data.transforms.decode import decode, decode_crop
+from vitrail.data.transforms.augment import Augmentation, augment_image, draw_crop_box
+from vitrail.data.transforms.decode import decode_image, decode_crop
 
 v2 = importlib.import_module("torchvision.transforms.v2")  # only after `peers` has made torchvision importable
 SIZE = 224
@@ -70,8 +70,8 @@ def ours() -> Callable[[bytes], torch.Tensor]:
     rng, options = random.Random(0), Augmentation()
 
     def one(content: bytes) -> torch.Tensor:
-        image = decode_crop(content, lambda height, width: inception_box(height, width, rng), (SIZE, SIZE))
-        return augment(image, options, rng)
+        image = decode_crop(content, lambda height, width: draw_crop_box(height, width, rng), (SIZE, SIZE))
+        return augment_image(image, options, rng)
 
     return one
 
@@ -177,7 +177,7 @@ def difference(images: list[bytes]) -> float:
     """Mean absolute difference of a decode at full size to Pillow's, of 255."""
     found = [
         (
-            decode_crop(content, lambda height, width: (0, 0, height, width), decode(content).shape[1:]).float()
+            decode_crop(content, lambda height, width: (0, 0, height, width), decode_image(content).shape[1:]).float()
             - torch.from_numpy(np.array(Image.open(io.BytesIO(content)))).permute(2, 0, 1)
         )
         .abs()

@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 
 import vitrail
-from vitrail.data.open import open_data, splits_of, tested_part
+from vitrail.data.open import open_data, list_splits, choose_test_split
 from vitrail.data.sources.source import Source
-from vitrail.data.transforms.decode import decode
+from vitrail.data.transforms.decode import decode_image
 from vitrail.exporting.graphs import Graph, graph_of
 from vitrail.exporting.int8 import write_int8
 from vitrail.exporting.onnx import open_onnx, write_onnx
@@ -41,7 +41,7 @@ def read(source: Source, model: ImageModel, indices: Sequence[int]) -> tuple[tor
     for index in indices:
         sample = source.read(index)
         content = sample.content
-        pixels.append(content if isinstance(content, torch.Tensor) else decode(content))
+        pixels.append(content if isinstance(content, torch.Tensor) else decode_image(content))
         labels.append(places[source.classes[sample.label]])
     return batch(pixels, model), torch.tensor(labels)
 
@@ -75,10 +75,10 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=1000)
     given = parser.parse_args()
     model = vitrail.load(given.model).float()
-    tested = open_data(given.data, tested_part(given.data))
+    tested = open_data(given.data, choose_test_split(given.data))
     scored = spread(len(tested), given.most)
     images, labels = read(tested, model, scored)
-    if "train" in splits_of(given.data):
+    if "train" in list_splits(given.data):
         others = open_data(given.data, "train")
         free = list(range(len(others)))
     else:

@@ -54,18 +54,18 @@ OFFLINE_SECONDS = 12.0
 VITRAIL = "import typer; from vitrail.cli.serve import serve; typer.run(serve)"
 OFFLINE = """
 import json, sys, time, torch, vitrail
-from vitrail.data.decode import decode
-from vitrail.data.evaluation import fitted, normalise
+from vitrail.data.transforms.decode import decode_image
+from vitrail.data.transforms.preprocess import normalise, resize_and_crop
 torch.set_num_threads(1)
 model, content = vitrail.load(sys.argv[1]).eval(), open(sys.argv[2], "rb").read()
 batch, seconds = int(sys.argv[4]), float(sys.argv[3])
 if sys.argv[5] == "packed":
-    from vitrail.fast.packed import pack
+    from vitrail.fast.cpu.packed import pack
     pack(model)
 how, done = model.preprocessing, -1
 with torch.inference_mode():
     while done < 0 or time.perf_counter() - start < seconds:
-        model(normalise(torch.stack([fitted(decode(content), how) for _ in range(batch)]), how)).softmax(dim=1)
+        model(normalise(torch.stack([resize_and_crop(decode_image(content), how) for _ in range(batch)]), how)).softmax(dim=1)
         if done < 0:  # the first is for warming up
             done, start = 0, time.perf_counter()
         else:
@@ -74,15 +74,15 @@ print(json.dumps(done / (time.perf_counter() - start)))
 """
 LITSERVE = """
 import sys, torch, vitrail, litserve
-from vitrail.data.decode import decode
-from vitrail.data.evaluation import fitted, normalise
+from vitrail.data.transforms.decode import decode_image
+from vitrail.data.transforms.preprocess import normalise, resize_and_crop
 
 class Api(litserve.LitAPI):
     def setup(self, device):
         torch.set_num_threads(1)
         self.model = vitrail.load(sys.argv[1]).eval()
     def decode_request(self, request):
-        return fitted(decode(request["image"].file.read()), self.model.preprocessing)
+        return resize_and_crop(decode_image(request["image"].file.read()), self.model.preprocessing)
     def batch(self, inputs):
         return normalise(torch.stack(inputs), self.model.preprocessing)
     def predict(self, images):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vitrail.data.loader import EvaluationLoader, TrainingLoader
     from vitrail.data.open import open_data
     from vitrail.data.transforms.augment import Augmentation
-    from vitrail.data.transforms.evaluation import prepare
+    from vitrail.data.transforms.preprocess import prepare
     from vitrail.errors import ConfigError, DataError, InputError, MissingExtraError, VitrailError, WeightsError
     from vitrail.inference.predictor import Predictor
     from vitrail.model.bit import BitResNet
@@ -51,7 +51,7 @@ _HOMES = {
     "create_model": "vitrail.model.create",
     "load": "vitrail.weights.load",
     "open_data": "vitrail.data.open",
-    "prepare": "vitrail.data.transforms.evaluation",
+    "prepare": "vitrail.data.transforms.preprocess",
     "record_attention": "vitrail.model.recording",
     "resize_position_embedding": "vitrail.model.positions",
     "save": "vitrail.weights.save",

@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from vitrail.cli import main
-from vitrail.data.sources.source import Listed, Sample
+from vitrail.data.sources.source import ListSource, Sample
 
 GOOD = ""
 UNREADABLE, TRUNCATED, DUPLICATE, EXTENSION = "unreadable", "truncated", "duplicate", "extension"
@@ -86,7 +86,7 @@ def bomb(side: int = 30_000) -> bytes:
     return png(side, side, 1, 0, (bytes(side // 8) for _ in range(side)))
 
 
-class Deadly(Listed):
+class Deadly(ListSource):
     """Some of its samples kill who reads them: the first time, or always."""
 
     def __init__(self, count: int, flags: Path, always: tuple[int, ...] = (), once: tuple[int, ...] = ()) -> None:

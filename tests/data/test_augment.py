@@ -21,10 +21,10 @@ from vitrail.data.transforms import augment as module
 from vitrail.data.transforms.augment import (
     OPERATIONS,
     Augmentation,
-    augment,
+    augment_image,
     color_jitter,
     flip,
-    inception_box,
+    draw_crop_box,
     rand_augment,
     random_erasing,
     shift,
@@ -80,7 +80,7 @@ SIDES = st.one_of(st.integers(1, 30), st.integers(1, 20_000))
 @settings(max_examples=600, deadline=None)
 def test_a_crop_lies_in_the_image(height, width, seed, low, ratio):
     for options in ({}, {"area": (low, 1.0), "ratio": (ratio, ratio * 1.5)}):
-        top, left, box_height, box_width = inception_box(height, width, random.Random(seed), **options)
+        top, left, box_height, box_width = draw_crop_box(height, width, random.Random(seed), **options)
         assert min(top, left) >= 0
         assert min(box_height, box_width) >= 1
         assert top + box_height <= height
@@ -92,13 +92,13 @@ def test_a_crop_lies_in_the_image(height, width, seed, low, ratio):
     [((1, 1), (0, 0, 1, 1)), ((20_000, 10), (9_993, 0, 13, 10)), ((10, 20_000), (0, 9_993, 10, 13))],
 )
 def test_images_without_room_give_the_centre(size, box):
-    assert inception_box(*size, random.Random(0), area=(0.9, 1.0)) == box
+    assert draw_crop_box(*size, random.Random(0), area=(0.9, 1.0)) == box
 
 
 @pytest.mark.parametrize("size", [(500, 375), (300, 900), (90, 400)])
 def test_crops_are_distributed_as_torchvisions(size):
     rng, image = random.Random(1), torch.empty(3, *size)
-    ours = np.array([inception_box(*size, rng) for _ in range(4000)])
+    ours = np.array([draw_crop_box(*size, rng) for _ in range(4000)])
     with torch.random.fork_rng():
         torch.manual_seed(1)
         draw = transforms.RandomResizedCrop.get_params
@@ -111,7 +111,7 @@ def test_crops_are_distributed_as_torchvisions(size):
 def test_a_crop_that_always_fits_has_uniform_area_and_log_uniform_ratio():
     # In a square, three quarters of the area fit at any ratio up to 4/3, so that no draw is refused.
     rng = random.Random(2)
-    boxes = np.array([inception_box(4000, 4000, rng, area=(0.05, 0.75)) for _ in range(5000)])
+    boxes = np.array([draw_crop_box(4000, 4000, rng, area=(0.05, 0.75)) for _ in range(5000)])
     area = boxes[:, 2] * boxes[:, 3] / 4000**2
     ratio = np.log(boxes[:, 3] / boxes[:, 2])
     assert stats.kstest(area, stats.uniform(0.05, 0.70).cdf).pvalue > RARE
@@ -128,7 +128,7 @@ def test_draws_that_do_not_fit_are_drawn_again():
     ratio = np.exp(generator.uniform(math.log(3 / 4), math.log(4 / 3), 20_000))
     fits = (area * ratio <= 1) & (area / ratio <= 1)
     rng = random.Random(3)
-    boxes = np.array([inception_box(3000, 3000, rng) for _ in range(4000)])
+    boxes = np.array([draw_crop_box(3000, 3000, rng) for _ in range(4000)])
     drawn = boxes[:, 2] * boxes[:, 3] / 3000**2
     assert stats.ks_2samp(drawn, area[fits]).pvalue > RARE
     assert stats.ks_2samp(boxes[:, 3] / boxes[:, 2], ratio[fits]).pvalue > RARE
@@ -459,7 +459,7 @@ FUNCTIONS = {
     "color_jitter": color_jitter,
     "random_erasing": lambda image, rng: random_erasing(image, rng, rate=0.9),
     "three_augment": three_augment,
-    "augment": lambda image, rng: augment(image, EVERYTHING, rng),
+    "augment": lambda image, rng: augment_image(image, EVERYTHING, rng),
 }
 
 
@@ -497,17 +497,17 @@ def test_augment_is_its_parts_in_order():
         expected = three_augment(shift(flip(IMAGE, rng, 0.7), rng, 0.2), rng)
         expected = color_jitter(rand_augment(expected, rng, 2, 9.0), rng, 0.2, 0.2, 0.2)
         expected = random_erasing(expected, rng, 0.6)
-        assert torch.equal(augment(IMAGE, EVERYTHING, random.Random(seed)), expected)
+        assert torch.equal(augment_image(IMAGE, EVERYTHING, random.Random(seed)), expected)
 
 
 def test_what_is_off_draws_nothing():
     rng = random.Random(0)
     before = rng.getstate()
-    assert torch.equal(augment(IMAGE, Augmentation(flip=0), rng), IMAGE)
+    assert torch.equal(augment_image(IMAGE, Augmentation(flip=0), rng), IMAGE)
     assert rng.getstate() == before
     rng = random.Random(0)
     assert torch.equal(
-        augment(IMAGE, Augmentation(flip=0, rand_augment=(2, 9)), random.Random(0)), rand_augment(IMAGE, rng, 2, 9)
+        augment_image(IMAGE, Augmentation(flip=0, rand_augment=(2, 9)), random.Random(0)), rand_augment(IMAGE, rng, 2, 9)
     )
 
 

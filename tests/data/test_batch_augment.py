@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitrail.data.transforms import augment, batch_operations
-from vitrail.data.transforms.augment import OPERATIONS, Augmentation, inception_box
-from vitrail.data.transforms.batch_augment import Draws, apply_draws, augment_batch, draw, draw_boxes
+from vitrail.data.transforms.augment import OPERATIONS, Augmentation, draw_crop_box
+from vitrail.data.transforms.batch_augment import AugmentationParameters, apply_parameters, augment_batch, draw_parameters, draw_boxes
 
 RARE = 1e-3
 """With the seeds fixed, a distribution that fits passes always; a wrong one has p-values far below this."""
@@ -70,9 +70,9 @@ def test_a_crop_is_interpolates_to_the_bit(size, new_size, seed):
     """Up to four times smaller; beyond, the weights of a pixel have fewer bits than there."""
     rng = random.Random(seed)
     images = torch.randint(0, 256, (3, 3, *size), dtype=torch.uint8, generator=generator(seed % 97))
-    boxes = [inception_box(*size, rng, (0.01, 1.0), (0.3, 3.0)) for _ in images]
+    boxes = [draw_crop_box(*size, rng, (0.01, 1.0), (0.3, 3.0)) for _ in images]
     mirrored = torch.tensor([True, False, True])
-    found = batch_operations.crop(images, torch.tensor(boxes), new_size, mirrored)
+    found = batch_operations.crop_and_resize(images, torch.tensor(boxes), new_size, mirrored)
     for image, (top, left, height, width), flipped, ours in zip(images, boxes, mirrored, found, strict=True):
         part = image[None, :, top : top + height, left : left + width]
         expected = F.interpolate(part, size=new_size, mode="bilinear", antialias=True)[0]
@@ -98,7 +98,7 @@ class Chosen(random.Random):
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_operations_are_those_of_single_images(name, magnitude):
     count, _, height, width = IMAGES.shape
-    drawn = draw(count, Augmentation(rand_augment=(1, magnitude)), generator(1), (height, width), (height, width))
+    drawn = draw_parameters(count, Augmentation(rand_augment=(1, magnitude)), generator(1), (height, width), (height, width))
     numbers = torch.full((count, 1), list(OPERATIONS).index(name))
     found = batch_operations.rand_augment(
         IMAGES, numbers, drawn.rand_augment.signs, drawn.rand_augment.centres, magnitude
@@ -190,8 +190,8 @@ def test_a_shift_is_that_of_single_images():
 
 
 def test_steps_come_in_the_order_of_the_fields():
-    draws = draw(len(IMAGES), EVERYTHING, generator(3), (24, 31), (16, 20))
-    expected = batch_operations.crop(IMAGES, draws.boxes, (16, 20), draws.mirrored)
+    draws = draw_parameters(len(IMAGES), EVERYTHING, generator(3), (24, 31), (16, 20))
+    expected = batch_operations.crop_and_resize(IMAGES, draws.boxes, (16, 20), draws.mirrored)
     expected = batch_operations.shift(expected, *draws.shift)
     three, rand, jitter, erasing = draws[3:]
     expected = batch_operations.three_augment(expected, three.kinds, three.radii)
@@ -201,7 +201,7 @@ def test_steps_come_in_the_order_of_the_fields():
     for image, (top, left, height, width), noise in zip(expected, erasing.boxes.tolist(), erasing.noise, strict=True):
         inside = (slice(None), slice(top, top + height), slice(left, left + width))
         image[inside] = noise[inside]
-    assert torch.equal(apply_draws(IMAGES, draws, 9.0, (16, 20)), expected)
+    assert torch.equal(apply_parameters(IMAGES, draws, 9.0, (16, 20)), expected)
     assert torch.equal(augment_batch(IMAGES, EVERYTHING, generator(3), (16, 20)), expected)
     assert 0 < (erasing.boxes[:, 2] > 0).sum() < len(IMAGES)
 
@@ -212,8 +212,8 @@ def test_steps_come_in_the_order_of_the_fields():
 @pytest.mark.parametrize("size", [(64, 64), (50, 375)])
 def test_boxes_are_distributed_as_those_of_single_images(size):
     rng, (area, ratio) = random.Random(1), ((0.05, 1.0), (3 / 4, 4 / 3))
-    theirs = np.array([inception_box(*size, rng, area, ratio) for _ in range(4000)])
-    ours = draw(4000, Augmentation(crop_area=area, crop_ratio=ratio), generator(1), size, size).boxes.numpy()
+    theirs = np.array([draw_crop_box(*size, rng, area, ratio) for _ in range(4000)])
+    ours = draw_parameters(4000, Augmentation(crop_area=area, crop_ratio=ratio), generator(1), size, size).boxes.numpy()
     for of in (lambda b: b[:, 0], lambda b: b[:, 1], lambda b: b[:, 2] * b[:, 3], lambda b: b[:, 2] / b[:, 3]):
         assert stats.ks_2samp(of(ours), of(theirs)).pvalue > RARE
 
@@ -222,7 +222,7 @@ def test_boxes_are_distributed_as_those_of_single_images(size):
 @settings(max_examples=100, deadline=None)
 def test_boxes_lie_in_the_image(height, width, seed, low, ratio):
     options = Augmentation(crop_area=(low, 1.0), crop_ratio=(ratio, ratio * 1.5))
-    top, left, box_height, box_width = draw(64, options, generator(seed), (height, width), (8, 8)).boxes.unbind(1)
+    top, left, box_height, box_width = draw_parameters(64, options, generator(seed), (height, width), (8, 8)).boxes.unbind(1)
     assert min(top.min(), left.min()) >= 0
     assert min(box_height.min(), box_width.min()) >= 1
     assert (top + box_height).max() <= height
@@ -231,13 +231,13 @@ def test_boxes_lie_in_the_image(height, width, seed, low, ratio):
 
 def test_images_without_room_give_the_centre():
     options = Augmentation(crop_area=(0.9, 1.0))
-    boxes = draw(5, options, generator(), (2000, 10), (8, 8)).boxes
-    assert boxes.tolist() == [list(inception_box(2000, 10, random.Random(0), area=(0.9, 1.0)))] * 5
+    boxes = draw_parameters(5, options, generator(), (2000, 10), (8, 8)).boxes
+    assert boxes.tolist() == [list(draw_crop_box(2000, 10, random.Random(0), area=(0.9, 1.0)))] * 5
 
 
 def test_chances_are_as_likely_as_they_should_be():
     count = 6000
-    draws = draw(count, EVERYTHING, generator(4), (24, 31), (16, 20))
+    draws = draw_parameters(count, EVERYTHING, generator(4), (24, 31), (16, 20))
     three, rand, jitter, erasing = draws[3:]
     for moved, most in zip(draws.shift, (2, 2), strict=True):  # a tenth of 16 and of 20 pixels
         assert stats.chisquare(np.bincount(moved + most, minlength=5)).pvalue > RARE
@@ -267,25 +267,25 @@ def test_erasing_is_distributed_as_for_single_images():
     for _ in range(1500):
         rows, columns = np.nonzero(augment.random_erasing(image, rng, rate=1.0).any(0).numpy())
         theirs.append((rows.min(), columns.min(), np.ptp(rows) + 1, np.ptp(columns) + 1))
-    draws = draw(3000, Augmentation(erasing=1.0), generator(4), (40, 50), (40, 50))
+    draws = draw_parameters(3000, Augmentation(erasing=1.0), generator(4), (40, 50), (40, 50))
     ours, theirs = draws.erasing.boxes.numpy(), np.array(theirs)
     for of in (lambda b: b[:, 0], lambda b: b[:, 1], lambda b: b[:, 2] * b[:, 3], lambda b: b[:, 2] / b[:, 3]):
         assert stats.ks_2samp(of(ours), of(theirs)).pvalue > RARE
-    some = draw(3000, Augmentation(erasing=0.3), generator(4), (40, 50), (40, 50)).erasing.boxes
+    some = draw_parameters(3000, Augmentation(erasing=0.3), generator(4), (40, 50), (40, 50)).erasing.boxes
     assert stats.binomtest(int((some[:, 2] > 0).sum()), 3000, 0.3).pvalue > RARE
 
 
 def test_a_color_jitter_above_one_keeps_factors_from_zero_on():
-    factors = draw(500, Augmentation(color_jitter=1.5), generator(), (8, 8), (8, 8)).color_jitter.factors
+    factors = draw_parameters(500, Augmentation(color_jitter=1.5), generator(), (8, 8), (8, 8)).color_jitter.factors
     assert 0 <= factors.min() < 0.1
     assert 2.4 < factors.max() <= 2.5
 
 
 def test_what_is_off_draws_nothing():
     ours, theirs = generator(), generator()
-    draws = draw(7, Augmentation(flip=0), ours, (24, 31), (8, 8))
+    draws = draw_parameters(7, Augmentation(flip=0), ours, (24, 31), (8, 8))
     draw_boxes(7, theirs, 24, 31, (0.05, 1.0), (3 / 4, 4 / 3))
-    assert draws[1:] == (None,) * (len(Draws._fields) - 1)
+    assert draws[1:] == (None,) * (len(AugmentationParameters._fields) - 1)
     assert torch.equal(ours.get_state(), theirs.get_state())
 
 
@@ -317,17 +317,17 @@ def test_any_augmentation_of_any_size_is_pure(config, sizes, seed):
 
 
 def test_an_image_does_not_depend_on_those_beside_it():
-    draws = draw(len(IMAGES), EVERYTHING, generator(5), (24, 31), (16, 16))
-    whole = apply_draws(IMAGES, draws, 9.0, (16, 16))
+    draws = draw_parameters(len(IMAGES), EVERYTHING, generator(5), (24, 31), (16, 16))
+    whole = apply_parameters(IMAGES, draws, 9.0, (16, 16))
     for start, stop in ((0, 1), (1, 7), (7, 12)):
-        assert torch.equal(apply_draws(IMAGES[start:stop], draws.rows(start, stop), 9.0, (16, 16)), whole[start:stop])
+        assert torch.equal(apply_parameters(IMAGES[start:stop], draws.rows(start, stop), 9.0, (16, 16)), whole[start:stop])
 
 
 def test_applying_is_one_graph_for_torch_compile():
     """Nothing that Python decides by a value: with `fullgraph` that would be an error."""
-    compiled = torch.compile(apply_draws, backend="eager", fullgraph=True)
-    draws = draw(len(IMAGES), EVERYTHING, generator(6), (24, 31), (16, 16))
-    assert torch.equal(compiled(IMAGES, draws, 9.0, (16, 16)), apply_draws(IMAGES, draws, 9.0, (16, 16)))
+    compiled = torch.compile(apply_parameters, backend="eager", fullgraph=True)
+    draws = draw_parameters(len(IMAGES), EVERYTHING, generator(6), (24, 31), (16, 16))
+    assert torch.equal(compiled(IMAGES, draws, 9.0, (16, 16)), apply_parameters(IMAGES, draws, 9.0, (16, 16)))
 
 
 class Counter(TorchDispatchMode):

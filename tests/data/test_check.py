@@ -18,10 +18,10 @@ import torch
 from hostile import GOOD, Deadly, encoded, make_hostile, picture, png, run_here
 from pictures import make_folder, make_parquet, make_tar
 
-from vitrail.data.check.check import check
-from vitrail.data.check.report import FACTS, KINDS, Part, Report
-from vitrail.data.parallel import DEADLY, in_parallel
-from vitrail.data.sources.source import Listed, shown
+from vitrail.data.check.check import check_data
+from vitrail.data.check.report import FACTS, FINDING_KINDS, SplitFacts, DataReport
+from vitrail.data.parallel import DEADLY, map_samples
+from vitrail.data.sources.source import ListSource, make_printable
 from vitrail.errors import ConfigError, DataError
 
 
@@ -36,14 +36,14 @@ def here(capsys, monkeypatch):
     return lambda *arguments: run_here(capsys, monkeypatch, "check", *arguments)
 
 
-def kinds_by_name(report: Report) -> dict[str, set[str]]:
+def kinds_by_name(report: DataReport) -> dict[str, set[str]]:
     found = defaultdict(set)
     for finding in report.findings():
         found[finding.name].add(finding.kind)
     return dict(found)
 
 
-def sentences(report: Report, kind: str) -> list[str]:
+def sentences(report: DataReport, kind: str) -> list[str]:
     return [finding.sentence for finding in report.findings(kind)]
 
 
@@ -65,7 +65,7 @@ def hostile(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def report(hostile):
-    return check(hostile[0], workers=2)
+    return check_data(hostile[0], workers=2)
 
 
 # The hostile folder.
@@ -78,15 +78,15 @@ def test_the_hostile_folder_is_what_it_says(hostile):
 
 
 def test_each_bad_file_is_named_with_its_kind_and_each_good_one_passes(hostile, report):
-    expected = {shown(path): {kind} for path, kind in hostile[1].items() if kind != GOOD}
+    expected = {make_printable(path): {kind} for path, kind in hostile[1].items() if kind != GOOD}
     assert kinds_by_name(report) == expected
     assert report.failed
 
 
 def test_counts_are_those_of_the_findings(report):
     found = [finding.kind for finding in report.findings()]
-    assert report.counts == {kind: found.count(kind) for kind in KINDS}
-    assert found == sorted(found, key=list(KINDS).index)
+    assert report.counts == {kind: found.count(kind) for kind in FINDING_KINDS}
+    assert found == sorted(found, key=list(FINDING_KINDS).index)
 
 
 def test_what_is_said_of_each(hostile, report):
@@ -111,7 +111,7 @@ def test_what_is_said_of_each(hostile, report):
 def test_what_may_not_be_read_is_named_or_an_error(tmp_path, here):
     colourful(tmp_path, {"a": 2, "b": 2})
     (tmp_path / "a/0.jpg").chmod(0)
-    assert sentences(check(tmp_path, workers=1), "unreadable") == ["cannot be read: Permission denied"]
+    assert sentences(check_data(tmp_path, workers=1), "unreadable") == ["cannot be read: Permission denied"]
     (tmp_path / "b").chmod(0)
     code, _, told = here(tmp_path)
     (tmp_path / "b").chmod(0o755)
@@ -124,7 +124,7 @@ def test_a_folder_that_cannot_be_opened_is_a_data_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "iterdir", refuse)
     with pytest.raises(DataError, match="cannot be opened: Permission denied"):
-        check(tmp_path)
+        check_data(tmp_path)
 
 
 # The command.
@@ -196,7 +196,7 @@ def test_wrong_commands(arguments, code, words, tmp_path, monkeypatch, here):
 
 def test_workers_below_one_are_refused():
     with pytest.raises(ConfigError, match="workers = 0: give at least 1"):
-        check("digits", workers=0)
+        check_data("digits", workers=0)
 
 
 # Content in two places.
@@ -207,7 +207,7 @@ def test_content_in_two_splits_is_a_leak(tmp_path, here):
     val = colourful(tmp_path / "val", {"cat": 2, "dog": 2}, first=50)
     (val / "dog/leaked.jpg").write_bytes((train / "dog/1.jpg").read_bytes())
     (val / "cat/wrong.jpg").write_bytes((train / "dog/1.jpg").read_bytes())
-    found = check(tmp_path, workers=2)
+    found = check_data(tmp_path, workers=2)
     assert [(f.split, f.name, f.sentence) for f in found.findings("leak")] == [
         (
             "val",
@@ -222,7 +222,7 @@ def test_content_in_two_splits_is_a_leak(tmp_path, here):
 
 def test_data_without_splits_has_no_leaks(tmp_path):
     images = [(encoded(picture(number % 3)), number % 2) for number in range(6)]
-    found = check(images, workers=1)
+    found = check_data(images, workers=1)
     assert (found.counts["leak"], found.counts["duplicate"]) == (0, 3)
     assert [finding.name for finding in found.findings("duplicate")] == ["sample 3", "sample 4", "sample 5"]
     assert sentences(found, "duplicate")[0] == "the same content as sample 0, and conflicting labels: 1 here, 0 there"
@@ -231,7 +231,7 @@ def test_data_without_splits_has_no_leaks(tmp_path):
 def test_twins_are_found_as_a_plain_search_finds_them():
     rng = np.random.default_rng(0)
     contents = [encoded(picture(int(number))) for number in rng.integers(0, 40, 120)]
-    found = check([(content, 0) for content in contents], workers=2)
+    found = check_data([(content, 0) for content in contents], workers=2)
     expected = [
         (f"sample {index}", f"the same content as sample {contents.index(content)}")
         for index, content in enumerate(contents)
@@ -246,13 +246,13 @@ def test_contents_are_told_apart_by_every_byte_of_their_digests():
     facts["digest"] = [
         np.void(first + bytes(14) + last) for first, last in [(b"a", b"b"), (b"a", b"c"), *[(b"d", b"b")] * 2]
     ]
-    found = Report([Part("all", Listed([(None, 0)] * 4), facts)])
+    found = DataReport([SplitFacts("all", ListSource([(None, 0)] * 4), facts)])
     assert [finding.name for finding in found.findings("duplicate")] == ["sample 3"]
 
 
 def test_pixels_are_compared_with_their_shape():
     pixels = torch.arange(96, dtype=torch.uint8)
-    found = check([(pixels.reshape(3, 4, 8), 0), (pixels.reshape(3, 8, 4), 0), (pixels.reshape(3, 4, 8), 0)], workers=1)
+    found = check_data([(pixels.reshape(3, 4, 8), 0), (pixels.reshape(3, 8, 4), 0), (pixels.reshape(3, 4, 8), 0)], workers=1)
     assert [finding.name for finding in found.findings("duplicate")] == ["sample 2"]
 
 
@@ -263,7 +263,7 @@ def test_balance_and_sizes(tmp_path):
     colourful(tmp_path / "train", {"cat": 4, "dog": 1, "bird": 0})
     (tmp_path / "train/cat/wide.png").write_bytes(encoded(picture(70, 60, 300), "PNG"))
     (tmp_path / "train/dog/bad.jpg").write_bytes(b"")
-    found = check(tmp_path, workers=1)
+    found = check_data(tmp_path, workers=1)
     assert found.classes == {
         "train": {
             "images": 7,
@@ -283,8 +283,8 @@ def test_balance_and_sizes(tmp_path):
 
 
 def test_tiny_and_grey_data_sets_are_told_once():
-    found = check("digits", workers=2)
-    assert found.counts == dict.fromkeys(KINDS, 0)
+    found = check_data("digits", workers=2)
+    assert found.counts == dict.fromkeys(FINDING_KINDS, 0)
     assert len(found.notes) == 2
     assert found.classes["all"]["readable"] == 1797
     assert not found.failed
@@ -292,29 +292,29 @@ def test_tiny_and_grey_data_sets_are_told_once():
 
 def test_half_of_the_images_tiny_are_still_named_one_by_one():
     small, large = [(encoded(picture(n, 31, 31)), 0) for n in range(3)], [(encoded(picture(n)), 0) for n in range(3, 6)]
-    assert check(small + large, workers=1).counts["tiny"] == 3
-    more = check([*small, (encoded(picture(9, 8, 90)), 0), *large], workers=1)
+    assert check_data(small + large, workers=1).counts["tiny"] == 3
+    more = check_data([*small, (encoded(picture(9, 8, 90)), 0), *large], workers=1)
     assert more.counts["tiny"] == 0
     assert "32 pixels" in more.notes[0]
 
 
 def test_huge_is_above_40_megapixels():
     black = [png(width, 5000, 1, 0, (bytes(width // 8) for _ in range(5000))) for width in (8000, 8008)]
-    found = check([(content, 0) for content in black], workers=1)
+    found = check_data([(content, 0) for content in black], workers=1)
     assert [(f.name, f.sentence) for f in found.findings("huge")] == [("sample 1", "8008×5000 pixels")]
 
 
 def test_labels_that_mean_nothing_are_named():
-    class Two(Listed):
+    class Two(ListSource):
         def __init__(self, labels):
             super().__init__([(encoded(picture(n)), label) for n, label in enumerate(labels)], ("cat", "dog"))
 
-    found = check(Two([0, 1, 2, -1]), workers=1)
+    found = check_data(Two([0, 1, 2, -1]), workers=1)
     assert {f.name: f.sentence for f in found.findings("unreadable")} == {
         "sample 2": "its label is 2, and there are 2 classes",
         "sample 3": "has no label",
     }
-    assert sentences(check([(encoded(picture(0)), 1 << 40)], workers=1), "unreadable")[0].startswith("its label is")
+    assert sentences(check_data([(encoded(picture(0)), 1 << 40)], workers=1), "unreadable")[0].startswith("its label is")
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_labels_that_mean_nothing_are_named():
 )
 def test_splits_whose_classes_differ_are_told(classes, how):
     parts = [("train", ("bird", "cat", "dog")), ("val", ("bird", "cat", "dog")), ("test", classes)]
-    found = Report([Part(split, Listed([], names), np.zeros(0, FACTS)) for split, names in parts])
+    found = DataReport([SplitFacts(split, ListSource([], names), np.zeros(0, FACTS)) for split, names in parts])
     sentence = f"its classes are not those of train: {how}, so that labels do not agree"
     assert [(f.split, f.sentence) for f in found.findings()] == [("test", sentence)]
     assert found.counts["classes"] == 1
@@ -338,7 +338,7 @@ def test_images_beside_the_class_folders_are_told(tmp_path):
     (tmp_path / "lonely.jpg").write_bytes(encoded(picture(9)))
     (tmp_path / "README.md").write_text("about")
     (tmp_path / ".hidden.jpg").write_bytes(b"")
-    found = [(f.name, f.sentence) for f in check(tmp_path, workers=1).findings()]
+    found = [(f.name, f.sentence) for f in check_data(tmp_path, workers=1).findings()]
     assert found == [(f"{tmp_path}/lonely.jpg", "lies in no class folder")]
 
 
@@ -347,7 +347,7 @@ def test_a_csv_names_what_it_wants(tmp_path):
     (tmp_path / "a/notes.txt").write_text("")
     (tmp_path / "labels.csv").write_text("image,label\na/0.jpg,x\na/missing.jpg,y\n")
     for data in (tmp_path, tmp_path / "labels.csv"):
-        assert kinds_by_name(check(data, workers=1)) == {f"{tmp_path}/a/missing.jpg": {"unreadable"}}
+        assert kinds_by_name(check_data(data, workers=1)) == {f"{tmp_path}/a/missing.jpg": {"unreadable"}}
 
 
 def test_bad_images_inside_shards_are_named(tmp_path):
@@ -355,10 +355,10 @@ def test_bad_images_inside_shards_are_named(tmp_path):
     content = tar.read_bytes()
     at = content.index(b"000002.png") + 512
     tar.write_bytes(content[:at] + b"nothing!" + content[at + 8 :])
-    found = check(tmp_path / "tar", workers=1)
+    found = check_data(tmp_path / "tar", workers=1)
     assert [f.name for f in found.findings("unreadable")] == [f"{tar}:000002.png"]
     parquet = make_parquet(tmp_path / "parquet/train.parquet", [0, 1, None, 1] * 4, rows=3)
-    found = check(tmp_path / "parquet", workers=2)
+    found = check_data(tmp_path / "parquet", workers=2)
     assert [f.name for f in found.findings("unreadable")] == [f"{parquet}:{row}" for row in (2, 6, 10, 14)]
 
 
@@ -366,7 +366,7 @@ def test_progress_goes_from_the_first_to_the_last(tmp_path):
     make_folder(tmp_path / "train", {"a": 50, "b": 50})
     make_folder(tmp_path / "val", {"a": 5, "b": 5}, first=200)
     seen = []
-    check(tmp_path, workers=2, progress=lambda done, total: seen.append((done, total)))
+    check_data(tmp_path, workers=2, progress=lambda done, total: seen.append((done, total)))
     assert seen == sorted(seen)
     assert seen[-1] == (110, 110)
     assert len(seen) > 2
@@ -378,15 +378,15 @@ def test_progress_goes_from_the_first_to_the_last(tmp_path):
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_process_that_is_killed_is_replaced(workers, tmp_path, caplog):
-    found = check(Deadly(200, tmp_path, once=(7, 8, 150)), workers=workers)
-    assert found.counts == dict.fromkeys(KINDS, 0)
+    found = check_data(Deadly(200, tmp_path, once=(7, 8, 150)), workers=workers)
+    assert found.counts == dict.fromkeys(FINDING_KINDS, 0)
     assert found.classes["all"]["readable"] == 200
     assert "ended by the system" in caplog.text
 
 
 @pytest.mark.timeout(60)
 def test_an_image_that_kills_every_process_is_named(tmp_path):
-    found = check(Deadly(100, tmp_path, always=(0, 42, 99)), workers=2)
+    found = check_data(Deadly(100, tmp_path, always=(0, 42, 99)), workers=2)
     assert [(f.name, f.sentence) for f in found.findings()] == [(f"sample {n}", DEADLY) for n in (0, 42, 99)]
     assert found.classes["all"]["readable"] == 97
 
@@ -404,7 +404,7 @@ def large_answer(source: Deadly, index: int) -> bytes:
 def test_a_process_that_is_killed_while_it_answers_is_replaced(tmp_path):
     source = Deadly(6, tmp_path, once=(0, 2, 3))
     answers = []
-    for _, (answer,) in in_parallel(large_answer, source, [[index] for index in range(6)], 2):
+    for _, (answer,) in map_samples(large_answer, source, [[index] for index in range(6)], 2):
         time.sleep(0.1)  # answers wait in their pipes meanwhile
         answers.append((len(answer), answer[0]))
     assert answers == [(30 << 20, index) for index in range(6)]
@@ -419,7 +419,7 @@ def test_answers_come_in_order_and_not_far_ahead(tmp_path):
             yield range(first, first + 3)
 
     taken = 0
-    for job, answers in in_parallel(twice, Listed([(None, 0)] * 300), jobs(), 2):
+    for job, answers in map_samples(twice, ListSource([(None, 0)] * 300), jobs(), 2):
         assert answers == [2 * index for index in job]
         assert job.start == 3 * taken
         taken += 1
@@ -427,11 +427,11 @@ def test_answers_come_in_order_and_not_far_ahead(tmp_path):
     assert taken == 100
 
 
-def twice(source: Listed, index: int) -> int:
+def twice(source: ListSource, index: int) -> int:
     return 2 * index
 
 
-def failing(source: Listed, index: int) -> int:
+def failing(source: ListSource, index: int) -> int:
     if index == 1:
         raise DataError("two\nlines")
     if index == 2:
@@ -440,7 +440,7 @@ def failing(source: Listed, index: int) -> int:
 
 
 def test_what_goes_wrong_in_a_process_is_told_in_the_place_of_an_answer():
-    (found,) = in_parallel(failing, Listed([(None, 0)] * 4), [range(4)], 1)
+    (found,) = map_samples(failing, ListSource([(None, 0)] * 4), [range(4)], 1)
     assert found == (range(4), [0, "two lines", "unexpected ZeroDivisionError: by nothing", 3])
 
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageCms, ImageOps
 
 import vitrail
-from vitrail.data.transforms.decode import check_size, decode, decode_crop, to_channels, to_rgb
+from vitrail.data.transforms.decode import check_size, decode_image, decode_crop, to_channels, to_rgb
 
 
 def photo(width: int = 320, height: int = 240) -> Image.Image:
@@ -41,7 +41,7 @@ def whole(height: int, width: int) -> tuple[int, int, int, int]:
 def test_a_jpeg_at_full_size_has_the_pixels_of_the_decoder_of_record(subsampling, progressive, size):
     content = encoded(photo(*size), quality=90, subsampling=subsampling, progressive=progressive)
     reference = pixels(Image.open(io.BytesIO(content)))
-    assert torch.equal(decode(content), reference)
+    assert torch.equal(decode_image(content), reference)
     assert torch.equal(decode_crop(content, whole, (size[1], size[0])), reference)
 
 
@@ -53,7 +53,7 @@ def test_orientation(orientation, fast):
     exif[0x0112] = orientation
     content = encoded(image, "JPEG" if fast else "PNG", exif=exif)
     upright = pixels(ImageOps.exif_transpose(Image.open(io.BytesIO(content))))
-    assert torch.equal(decode(content), upright)
+    assert torch.equal(decode_image(content), upright)
     found = decode_crop(content, lambda height, width: (4, 6, height - 10, width - 20), (24, 32))
     expected = torch.nn.functional.interpolate(
         upright[None, :, 4:-6, 6:-14].contiguous(memory_format=torch.channels_last),
@@ -72,8 +72,8 @@ def test_orientation_in_xmp_turns_training_images_too():
     plain = encoded(photo(64, 48))
     segment = b"http://ns.adobe.com/xap/1.0/\x00" + packet
     content = plain[:2] + b"\xff\xff\xe1" + struct.pack(">H", len(segment) + 2) + segment + plain[2:]
-    assert decode(content).shape == (3, 64, 48)
-    assert torch.equal(decode_crop(content, whole, (64, 48)), decode(content))
+    assert decode_image(content).shape == (3, 64, 48)
+    assert torch.equal(decode_crop(content, whole, (64, 48)), decode_image(content))
 
 
 @pytest.mark.parametrize("scale", [2, 4, 8])
@@ -95,7 +95,7 @@ def test_a_jpeg_much_larger_than_needed_is_decoded_smaller(scale, monkeypatch):
     found = decode_crop(content, lambda *_: (80, 160, 800, 960), (side, side * 6 // 5))
     assert sizes == [(960 // scale, 1280 // scale)]
     exact = torch.nn.functional.interpolate(
-        decode(content)[None, :, 80:880, 160:1120], size=(side, side * 6 // 5), mode="bilinear", antialias=True
+        decode_image(content)[None, :, 80:880, 160:1120], size=(side, side * 6 // 5), mode="bilinear", antialias=True
     )[0]
     difference = (found.float() - exact.float()).abs().mean()
     assert difference < 3  # of 255: another filter, no more
@@ -106,7 +106,7 @@ def test_one_that_is_hardly_larger_is_not():
     content = encoded(photo(), quality=92)
     found = decode_crop(content, lambda *_: (0, 0, 200, 200), (110, 110))
     exact = torch.nn.functional.interpolate(
-        decode(content)[None, :, :200, :200].contiguous(memory_format=torch.channels_last),
+        decode_image(content)[None, :, :200, :200].contiguous(memory_format=torch.channels_last),
         size=(110, 110),
         mode="bilinear",
         antialias=True,
@@ -120,35 +120,35 @@ def test_one_that_is_hardly_larger_is_not():
 def test_sixteen_bits_keep_their_upper_half():
     values = np.array([[0, 255, 256], [4095, 32768, 65535]], dtype=np.uint16)
     content = encoded(Image.fromarray(values), "PNG")
-    assert decode(content)[0].tolist() == [[0, 0, 1], [15, 128, 255]]
-    assert torch.equal(decode(content)[0], decode(content)[2])
+    assert decode_image(content)[0].tolist() == [[0, 0, 1], [15, 128, 255]]
+    assert torch.equal(decode_image(content)[0], decode_image(content)[2])
 
 
 def test_sixteen_bits_in_tiff():
     values = np.array([[0, 65535], [25600, 51200]], dtype=np.uint16)
-    assert decode(encoded(Image.fromarray(values), "TIFF"))[1].tolist() == [[0, 255], [100, 200]]
+    assert decode_image(encoded(Image.fromarray(values), "TIFF"))[1].tolist() == [[0, 255], [100, 200]]
 
 
 def test_transparent_pixels_lie_on_white():
     clear = Image.new("RGBA", (2, 1), (200, 0, 0, 255))
     clear.putpixel((1, 0), (200, 0, 0, 0))
-    assert decode(encoded(clear, "PNG"))[:, 0].T.tolist() == [[200, 0, 0], [255, 255, 255]]
+    assert decode_image(encoded(clear, "PNG"))[:, 0].T.tolist() == [[200, 0, 0], [255, 255, 255]]
     half = Image.new("RGBA", (1, 1), (0, 0, 0, 128))
-    assert decode(encoded(half, "PNG"))[:, 0, 0].tolist() == [127] * 3
+    assert decode_image(encoded(half, "PNG"))[:, 0, 0].tolist() == [127] * 3
     palette = Image.new("P", (2, 1))
     palette.putpalette([10, 20, 30, 40, 50, 60])
     palette.putpixel((1, 0), 1)
-    assert decode(encoded(palette, "PNG", transparency=0))[:, 0].T.tolist() == [[255, 255, 255], [40, 50, 60]]
-    assert decode(encoded(palette, "PNG"))[:, 0].T.tolist() == [[10, 20, 30], [40, 50, 60]]
+    assert decode_image(encoded(palette, "PNG", transparency=0))[:, 0].T.tolist() == [[255, 255, 255], [40, 50, 60]]
+    assert decode_image(encoded(palette, "PNG"))[:, 0].T.tolist() == [[10, 20, 30], [40, 50, 60]]
     grey = Image.new("LA", (1, 1), (100, 255))
-    assert decode(encoded(grey, "PNG"))[:, 0, 0].tolist() == [100] * 3
+    assert decode_image(encoded(grey, "PNG"))[:, 0, 0].tolist() == [100] * 3
 
 
 @pytest.mark.parametrize("mode", ["L", "1", "P", "CMYK", "YCbCr"])
 def test_other_modes(mode):
     kind = "TIFF" if mode == "YCbCr" else "JPEG" if mode in ("L", "CMYK") else "PNG"
     content = encoded(photo().convert(mode), kind, **({"quality": 95} if kind == "JPEG" else {}))
-    found = decode(content)
+    found = decode_image(content)
     assert found.shape == (3, 240, 320)
     assert torch.equal(found, pixels(Image.open(io.BytesIO(content)).convert("RGB")))
     colours = mode in ("CMYK", "YCbCr", "P")
@@ -162,7 +162,7 @@ def test_other_modes(mode):
 def test_such_numbers_have_no_range(dtype):
     content = encoded(Image.fromarray(np.array([[0.5, 7.0]]).astype(dtype)), "TIFF")
     with pytest.raises(vitrail.DataError, match="numbers without a range"):
-        decode(content)
+        decode_image(content)
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP"])
@@ -171,7 +171,7 @@ def test_the_first_frame_of_an_animation(kind):
     content = encoded(
         frames[0], kind, save_all=True, append_images=frames[1:], **({"lossless": True} if kind == "WEBP" else {})
     )
-    assert decode(content)[:, 0, 0].tolist() == [255, 0, 0]
+    assert decode_image(content)[:, 0, 0].tolist() == [255, 0, 0]
 
 
 def test_grey_is_pillows_grey():
@@ -185,7 +185,7 @@ def test_grey_is_pillows_grey():
 
 def test_a_colour_profile_does_not_stop_it():
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
-    assert decode(encoded(photo(), icc_profile=profile)).shape == (3, 240, 320)
+    assert decode_image(encoded(photo(), icc_profile=profile)).shape == (3, 240, 320)
 
 
 # What is broken
@@ -226,7 +226,7 @@ def huge_jpeg() -> bytes:
 )
 def test_what_is_no_image(content, sentence):
     with pytest.raises(vitrail.DataError, match=sentence):
-        decode(content)
+        decode_image(content)
     with pytest.raises(vitrail.DataError, match=sentence):
         decode_crop(content, whole, (8, 8))
 
@@ -234,10 +234,10 @@ def test_what_is_no_image(content, sentence):
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
 def test_cut_short_anywhere_is_an_error_or_an_image(kind):
     content = encoded(photo(64, 48), kind)
-    assert decode(content).shape == (3, 48, 64)
+    assert decode_image(content).shape == (3, 48, 64)
     reasons = []
     for length in range(0, len(content), max(len(content) // 60, 1)):
-        for read in (decode, lambda c: decode_crop(c, whole, (16, 16))):
+        for read in (decode_image, lambda c: decode_crop(c, whole, (16, 16))):
             try:
                 read(content[:length])
             except vitrail.DataError as error:
@@ -250,6 +250,6 @@ def test_sizes():
     check_size(10, 10, 100)
     with pytest.raises(vitrail.DataError, match="11×10 pixels, more than the 100 allowed"):
         check_size(10, 11, 100)
-    strip = decode(encoded(Image.new("RGB", (20000, 10), "red"), "PNG"))
+    strip = decode_image(encoded(Image.new("RGB", (20000, 10), "red"), "PNG"))
     assert strip.shape == (3, 10, 20000)
     assert to_rgb(Image.new("RGB", (1, 1))).size == (1, 1)

@@ -13,7 +13,7 @@ from PIL import Image
 
 import peers
 import vitrail
-from vitrail.data.transforms.evaluation import prepare
+from vitrail.data.transforms.preprocess import prepare
 
 assert peers.torchvision  # imported there in a way that works without CUDA; its v2 can follow
 v2 = importlib.import_module("torchvision.transforms.v2")

@@ -14,7 +14,7 @@ from hostile import GOOD, IGNORED, TRUNCATED, UNREADABLE, make_hostile
 import vitrail
 from vitrail.data.loader import TrainingLoader
 from vitrail.data.open import open_data
-from vitrail.data.sources.source import shown
+from vitrail.data.sources.source import make_printable
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pipes, links and such names are not on Windows")
 
@@ -49,8 +49,8 @@ def test_it_stops_with_the_list_where_too_much_is_broken(tmp_path):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_or_replaces_and_counts_each_of_them(workers, tmp_path):
     facts = make_hostile(tmp_path / "photos")
-    broken = {shown(path) for path, kind in facts.items() if kind in (UNREADABLE, TRUNCATED)}
-    good = {shown(path) for path, kind in facts.items() if kind not in (UNREADABLE, TRUNCATED, IGNORED)}
+    broken = {make_printable(path) for path, kind in facts.items() if kind in (UNREADABLE, TRUNCATED)}
+    good = {make_printable(path) for path, kind in facts.items() if kind not in (UNREADABLE, TRUNCATED, IGNORED)}
     assert len(broken) > 50
     assert sum(kind == GOOD for kind in facts.values()) > 20
     source = open_data(tmp_path / "photos")

@@ -22,10 +22,10 @@ from vitrail.config import Preprocessing
 from vitrail.data import loader as loader_module
 from vitrail.data.loader import EvaluationLoader, TrainingLoader
 from vitrail.data.open import open_data
-from vitrail.data.sources.source import Listed, Sample
+from vitrail.data.sources.source import ListSource, Sample
 from vitrail.data.transforms.augment import Augmentation
-from vitrail.data.transforms.decode import decode
-from vitrail.data.transforms.evaluation import fitted
+from vitrail.data.transforms.decode import decode_image
+from vitrail.data.transforms.preprocess import resize_and_crop
 
 EVERYTHING = Augmentation(rand_augment=(2, 10.0), color_jitter=0.4, erasing=0.25)
 STEPS, BATCH, COUNT = 60, 12, 101
@@ -144,7 +144,7 @@ def quick_to_notice(monkeypatch):
     monkeypatch.setattr(batches._try_get_data, "__defaults__", (0.3,))
 
 
-class Deadly(Listed):
+class Deadly(ListSource):
     """Kills its own process the first times a certain sample is read."""
 
     def __init__(self, samples, marks, times):
@@ -162,7 +162,7 @@ class Deadly(Listed):
 @pytest.mark.usefixtures("quick_to_notice")
 def test_a_worker_that_dies_is_replaced_and_nothing_is_lost(tmp_path, caplog):
     samples = [(picture(n), 0) for n in range(40)]
-    expected = [digest(batch) for batch in itertools.islice(make(Listed(samples)), 10)]
+    expected = [digest(batch) for batch in itertools.islice(make(ListSource(samples)), 10)]
     source = Deadly(samples, tmp_path, times=2)
     found = [digest(batch) for batch in itertools.islice(make(source, workers=2, start_method="fork"), 10)]
     assert found == expected
@@ -243,8 +243,8 @@ def _alive(pid: int) -> bool:
 # Broken samples
 
 
-def with_broken(count: int, broken: set[int]) -> Listed:
-    return Listed([(b"broken" if n in broken else picture(n), n % 3) for n in range(count)])
+def with_broken(count: int, broken: set[int]) -> ListSource:
+    return ListSource([(b"broken" if n in broken else picture(n), n % 3) for n in range(count)])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -262,7 +262,7 @@ def test_a_broken_sample_is_named_counted_and_replaced(workers, caplog):
 
 
 def test_what_replaces_it_brings_its_own_label():
-    source = Listed([(b"broken", 0), *[(picture(n), 1) for n in range(20)]])
+    source = ListSource([(b"broken", 0), *[(picture(n), 1) for n in range(20)]])
     for batch in itertools.islice(make(source), 10):
         assert set(batch.labels.tolist()) == {1}
 
@@ -280,7 +280,7 @@ def test_too_many_stop_the_run_with_the_list(workers):
 
 
 def test_the_limit_is_a_thousandth_and_can_be_set():
-    assert make(Listed([(b"", 0)] * 50_000)).most_broken == 50
+    assert make(ListSource([(b"", 0)] * 50_000)).most_broken == 50
     assert make(with_broken(50, set())).most_broken == 10
     with pytest.raises(vitrail.DataError, match="more than the 0 allowed"):
         list(itertools.islice(make(with_broken(30, {4}), most_broken=0), 10))
@@ -293,7 +293,7 @@ def test_a_data_set_of_nothing_but_broken_images(workers):
 
 
 def test_a_strange_error_in_one_sample_is_told_not_raised():
-    class Strange(Listed):
+    class Strange(ListSource):
         def read(self, index):
             return super().read(index) if index != 5 else [][1]
 
@@ -303,7 +303,7 @@ def test_a_strange_error_in_one_sample_is_told_not_raised():
 
 
 def test_a_label_beyond_the_classes_is_broken():
-    loader = make(Listed([(picture(n), n % 3) for n in range(30)], ("a", "b")), most_broken=100)
+    loader = make(ListSource([(picture(n), n % 3) for n in range(30)], ("a", "b")), most_broken=100)
     labels = torch.cat([batch.labels for batch in itertools.islice(loader, 5)])
     assert set(labels.tolist()) == {0, 1}
     assert loader.broken[2].reason == "its label is 2, and there are 2 classes"
@@ -340,7 +340,7 @@ def test_what_people_give(tmp_path):
 
 def test_impossible_loaders():
     with pytest.raises(vitrail.DataError, match="the data set is empty"):
-        make(Listed([]))
+        make(ListSource([]))
     with pytest.raises(vitrail.ConfigError, match=r"batch_size = 12 for rank 0 of 5: .* multiple of their number"):
         make(with_broken(5, set()), ranks=5)
 
@@ -363,7 +363,7 @@ def test_evaluation_counts_every_sample_once_on_any_number_of_ranks(ranks, worke
             for image, label, index in zip(batch.images, batch.labels, batch.indices, strict=True):
                 if index >= 0:
                     sample = source.read(int(index))
-                    assert torch.equal(image, fitted(decode(sample.content), preprocessing))
+                    assert torch.equal(image, resize_and_crop(decode_image(sample.content), preprocessing))
                     assert label == sample.label
             assert torch.equal(batch.mask, batch.indices >= 0)
             seen += batch.indices[batch.mask].tolist()
@@ -384,10 +384,10 @@ def test_an_evaluation_of_broken_images_is_an_error():
         list(loader)
     assert len(loader.broken) > 10
     with pytest.raises(vitrail.DataError, match="the data set is empty"):
-        EvaluationLoader(Listed([]), Preprocessing(image_size=16), 5)
+        EvaluationLoader(ListSource([]), Preprocessing(image_size=16), 5)
 
 
-class Counted(Listed):
+class Counted(ListSource):
     """Leaves a mark for each sample that is read."""
 
     def __init__(self, samples, marks):

@@ -18,9 +18,9 @@ from vitrail.data.loader import EvaluationLoader, TrainingLoader
 from vitrail.data.open import open_data
 from vitrail.data.sources import memory
 from vitrail.data.sources.memory import in_memory
-from vitrail.data.sources.source import Listed, Source
+from vitrail.data.sources.source import ListSource, Source
 from vitrail.data.transforms.augment import Augmentation
-from vitrail.data.transforms.decode import decode
+from vitrail.data.transforms.decode import decode_image
 from vitrail.errors import DataError
 
 EVERYTHING = Augmentation(rand_augment=(2, 10.0), color_jitter=0.4, erasing=0.25)
@@ -48,10 +48,10 @@ BROKEN = {b"": "empty", b"no image": "not an image of a known kind", WHOLE[0][:-
 
 
 @pytest.fixture(scope="module")
-def mixed() -> Listed:
+def mixed() -> ListSource:
     """Whole and broken ones in turn."""
     contents = [*WHOLE[:3], *BROKEN, *WHOLE[3:], "/no/such/file.png"]
-    return Listed([(content, number % 3) for number, content in enumerate(contents)], ["a", "b", "c"])
+    return ListSource([(content, number % 3) for number, content in enumerate(contents)], ["a", "b", "c"])
 
 
 def test_every_sample_is_that_of_the_source(mixed):
@@ -68,7 +68,7 @@ def test_every_sample_is_that_of_the_source(mixed):
             assert reason(kept, index) == reason(mixed, index)
         if index not in broken:
             pixels, label = kept.read(index)
-            assert label == mixed.read(index).label == kept.sample(index).label
+            assert label == mixed.read(index).label == kept.read_checked(index).label
             assert pixels.dtype == torch.uint8
             assert torch.equal(pixels, decoded(mixed, index))
             assert pixels.permute(1, 2, 0).is_contiguous()  # the order of a decoded image
@@ -76,7 +76,7 @@ def test_every_sample_is_that_of_the_source(mixed):
 
 def decoded(source: Source, index: int) -> torch.Tensor:
     content = source.read(index).content
-    return content if isinstance(content, torch.Tensor) else decode(content)
+    return content if isinstance(content, torch.Tensor) else decode_image(content)
 
 
 def reason(source: Source, index: int) -> str | None:
@@ -97,26 +97,26 @@ def test_reasons_are_kept(mixed):
 def test_the_source_is_read_once(mixed, monkeypatch):
     kept = in_memory(mixed)
     monkeypatch.setattr(mixed, "read", None)
-    monkeypatch.setattr(memory, "decode", None)
+    monkeypatch.setattr(memory, "decode_image", None)
     assert kept.read(0).content.shape == (3, 20, 24)
 
 
 def test_a_label_without_meaning_is_broken_as_in_the_source():
-    source = Listed([(WHOLE[0], 0), (WHOLE[1], -1), (WHOLE[2], 7)], ["a", "b"])
+    source = ListSource([(WHOLE[0], 0), (WHOLE[1], -1), (WHOLE[2], 7)], ["a", "b"])
     kept = in_memory(source)
     for index in (1, 2):
         with pytest.raises(DataError) as plain:
-            source.sample(index)
+            source.read_checked(index)
         with pytest.raises(DataError) as found:
-            kept.sample(index)
+            kept.read_checked(index)
         assert str(found.value) == str(plain.value)
 
 
 def test_nothing_and_only_broken_ones():
-    assert len(in_memory(Listed([]))) == 0
+    assert len(in_memory(ListSource([]))) == 0
     with pytest.raises(DataError, match="the data set is empty"):
-        TrainingLoader(in_memory(Listed([])), 4, 16)
-    kept = in_memory(Listed([(b"", 0)], ["a"]))
+        TrainingLoader(in_memory(ListSource([])), 4, 16)
+    kept = in_memory(ListSource([(b"", 0)], ["a"]))
     with pytest.raises(DataError, match="empty"):
         kept.read(0)
 
@@ -176,10 +176,10 @@ def test_the_order_of_shards_stays(tmp_path):
 
 def test_too_much_is_refused(monkeypatch):
     monkeypatch.setattr(memory, "MOST_BYTES", 3000)
-    source = Listed([(picture(n), 0) for n in range(3)], ["a"])  # of 1,440 bytes each
+    source = ListSource([(picture(n), 0) for n in range(3)], ["a"])  # of 1,440 bytes each
     with pytest.raises(DataError, match=r"data\.in_memory is for small images; pack them instead"):
         in_memory(source)
-    assert len(in_memory(Listed(source.samples[:2], ["a"]))) == 2
+    assert len(in_memory(ListSource(source.samples[:2], ["a"]))) == 2
 
 
 def test_too_little_shared_memory_is_told(mixed, monkeypatch):

@@ -16,8 +16,8 @@ from PIL import Image
 from scipy import stats
 
 import vitrail
-from vitrail.data.transforms.evaluation import normalise, prepare
-from vitrail.data.transforms.mixing import Mixing, cutmix, mix, mixup, one_hot
+from vitrail.data.transforms.preprocess import normalise, prepare
+from vitrail.data.transforms.mixing import Mixing, cutmix, mix_batch, mixup, one_hot
 
 RARE = 1e-3
 CLASSES = 8
@@ -246,7 +246,7 @@ def frequencies(config: Mixing, draws: int = 600) -> dict[str, float]:
     rng, found = random.Random(2), []
     images = torch.rand(6, 1, 7, 7, generator=torch.Generator().manual_seed(0))
     for _ in range(draws):
-        mixed, targets = mix(images, LABELS, CLASSES, config, rng)
+        mixed, targets = mix_batch(images, LABELS, CLASSES, config, rng)
         found.append(kind_of(images, mixed))
         if found[-1] == "none":
             assert torch.equal(targets, one_hot(LABELS, CLASSES))
@@ -282,14 +282,14 @@ def test_mix_does_what_is_asked_as_often(config, expected):
 def test_mix_hands_each_its_own_strength():
     for config, alpha in ((Mixing(mixup=0.3, cutmix=2, switch=0), 0.3), (Mixing(mixup=0.3, cutmix=2, switch=1), 2)):
         rng = Recorder(0)
-        mix(batch(), LABELS, CLASSES, config, rng)
+        mix_batch(batch(), LABELS, CLASSES, config, rng)
         assert rng.alphas == (alpha, alpha)
 
 
 def test_nothing_is_drawn_for_what_is_off():
     rng = random.Random(0)
     before = rng.getstate()
-    images, targets = mix(batch(), LABELS, CLASSES, Mixing(), rng)
+    images, targets = mix_batch(batch(), LABELS, CLASSES, Mixing(), rng)
     assert rng.getstate() == before
     assert torch.equal(images, batch())
     assert torch.equal(targets, one_hot(LABELS, CLASSES))

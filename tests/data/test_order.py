@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from vitrail.data.order import Order, mixed, permuted
+from vitrail.data.order import Order, derive_seed, permute
 
 
 @given(count=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
 @settings(max_examples=100, deadline=None)
 def test_permuted_is_a_permutation_and_its_inverse_undoes_it(count, key):
     everything = np.arange(count)
-    found = permuted(everything, count, key)
+    found = permute(everything, count, key)
     assert np.array_equal(np.sort(found), everything)
-    assert np.array_equal(permuted(found, count, key, inverse=True), everything)
+    assert np.array_equal(permute(found, count, key, inverse=True), everything)
 
 
 @given(
@@ -49,7 +49,7 @@ def test_a_stretch_is_the_same_however_it_is_cut(count, block, start, length):
 
 
 def test_all_permutations_of_few_are_equally_likely():
-    found = Counter(tuple(permuted(np.arange(4), 4, key).tolist()) for key in range(24_000))
+    found = Counter(tuple(permute(np.arange(4), 4, key).tolist()) for key in range(24_000))
     assert len(found) == 24
     assert stats.chisquare(list(found.values())).pvalue > 1e-4
 
@@ -98,8 +98,8 @@ def test_memory_does_not_grow_with_the_number_of_samples(count):
 
 
 def test_mixed_depends_on_every_value_and_their_order():
-    found = {mixed(*values) for values in [(), (0,), (0, 0), (1, 0), (0, 1), (2**40, 1), (1, 2**40), (-1,)]}
+    found = {derive_seed(*values) for values in [(), (0,), (0, 0), (1, 0), (0, 1), (2**40, 1), (1, 2**40), (-1,)]}
     assert len(found) == 8
     assert all(0 <= value < 2**64 for value in found)
-    flips = [bin(mixed(7, 1) ^ mixed(7, 1 ^ (1 << bit))).count("1") for bit in range(64)]
+    flips = [bin(derive_seed(7, 1) ^ derive_seed(7, 1 ^ (1 << bit))).count("1") for bit in range(64)]
     assert 26 < np.mean(flips) < 38

@@ -22,13 +22,13 @@ import torch
 from hostile import ORIENTATION, Deadly, encoded, make_hostile, picture, run_here
 from PIL import Image, JpegImagePlugin
 
-from vitrail.data.open import open_data, splits_of
+from vitrail.data.open import open_data, list_splits
 from vitrail.data.order import Order
 from vitrail.data.packing import pack_journal as unfinished
-from vitrail.data.packing.pack import pack
-from vitrail.data.sources.parquet import Parquet
-from vitrail.data.sources.shards import RECORD, Shards, scan
-from vitrail.data.transforms.decode import decode
+from vitrail.data.packing.pack import pack_data
+from vitrail.data.sources.parquet import ParquetSource
+from vitrail.data.sources.shards import RECORD_DTYPE, TarSource, scan_tar
+from vitrail.data.transforms.decode import decode_image
 from vitrail.errors import ConfigError, DataError
 
 KB = 0.001
@@ -80,7 +80,7 @@ def photos(tmp_path_factory):
 def packed(photos, tmp_path_factory):
     out = tmp_path_factory.mktemp("packed")
     return {
-        form: (out / form, pack(photos, out / form, format=form, shard_mb=12 * KB, workers=2))
+        form: (out / form, pack_data(photos, out / form, format=form, shard_mb=12 * KB, workers=2))
         for form in ("tar", "parquet")
     }
 
@@ -103,10 +103,10 @@ def test_the_files_of_a_pack(packed):
     assert {name for name in parquet if not name.endswith(".parquet")} == beside
 
 
-@pytest.mark.parametrize(("form", "kind"), [("tar", Shards), ("parquet", Parquet)])
+@pytest.mark.parametrize(("form", "kind"), [("tar", TarSource), ("parquet", ParquetSource)])
 def test_every_sample_once_with_its_bytes_and_class(form, kind, photos, packed):
     out = packed[form][0]
-    assert splits_of(out) == ("train", "val")
+    assert list_splits(out) == ("train", "val")
     for split in ("train", "val"):
         before, after = open_data(photos, split), open_data(out, split)
         assert isinstance(after, kind)
@@ -139,9 +139,9 @@ def test_the_index_is_what_a_look_through_the_shards_finds(packed):
     out, manifest = packed["tar"]
     for split in ("train", "val"):
         index = np.load(out / manifest["splits"][split]["index"], mmap_mode="r")
-        assert index.dtype == RECORD
+        assert index.dtype == RECORD_DTYPE
         shards = sorted(out.glob(f"{split}-*.tar"))
-        found = [(number, *record) for number, path in enumerate(shards) for record in scan(path, {})]
+        found = [(number, *record) for number, path in enumerate(shards) for record in scan_tar(path, {})]
         assert index.tolist() == found
     assert packed["parquet"][1]["splits"]["train"]["index"] is None
 
@@ -163,7 +163,7 @@ def test_parquet_as_hugging_face_has_it(packed):
 
 def test_parquet_comes_in_small_row_groups(tmp_path):
     images = [(encoded(picture(number % 7, 8, 8)), number % 3) for number in range(250)]
-    pack(images, tmp_path / "out", format="parquet", shuffle=False, workers=1)
+    pack_data(images, tmp_path / "out", format="parquet", shuffle=False, workers=1)
     file = pq.ParquetFile(tmp_path / "out/all-00000-of-00001.parquet")
     assert [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)] == [100, 100, 50]
     source = open_data(tmp_path / "out")
@@ -198,11 +198,11 @@ def test_sha256sum_agrees(packed):
 
 def test_shards_are_about_as_large_as_asked(tmp_path):
     images = [(encoded(picture(n, 64, 64), "PNG"), 0) for n in range(60)]
-    manifest = pack(images, tmp_path / "out", shard_mb=50 * KB, workers=1)
+    manifest = pack_data(images, tmp_path / "out", shard_mb=50 * KB, workers=1)
     sizes = [shard["bytes"] for shard in manifest["splits"]["all"]["shards"]]
     assert len(sizes) > 3
     assert all(35_000 < size < 62_000 for size in sizes[:-1])
-    one_each = pack(images, tmp_path / "one each", shard_mb=0.01 * KB, workers=1)
+    one_each = pack_data(images, tmp_path / "one each", shard_mb=0.01 * KB, workers=1)
     assert [shard["samples"] for shard in one_each["splits"]["all"]["shards"]] == [1] * 60
 
 
@@ -221,27 +221,27 @@ def test_samples_are_mixed_by_the_seed(photos, packed, tmp_path):
     after = open_data(packed["tar"][0], "train")
     assert [after.read(index).content for index in range(24)] == expected
     assert labels_in(packed["tar"][0]) != sorted(labels_in(packed["tar"][0]))
-    pack(photos, tmp_path / "other", seed=1, shard_mb=12 * KB, workers=1)
+    pack_data(photos, tmp_path / "other", seed=1, shard_mb=12 * KB, workers=1)
     assert labels_in(tmp_path / "other") != labels_in(packed["tar"][0])
 
 
 def test_the_order_can_be_kept(photos, tmp_path):
-    pack(photos, tmp_path / "out", shuffle=False, workers=2)
+    pack_data(photos, tmp_path / "out", shuffle=False, workers=2)
     before, after = open_data(photos, "train"), open_data(tmp_path / "out", "train")
     assert [after.read(index)[:2] for index in range(24)] == [before.read(index)[:2] for index in range(24)]
 
 
 def test_one_split_and_data_without_splits(photos, tmp_path):
-    pack(photos, tmp_path / "val", split="val", workers=1)
-    assert splits_of(tmp_path / "val") == ("val",)
-    pack(photos / "train", tmp_path / "all", workers=1)
-    assert splits_of(tmp_path / "all") == ()
+    pack_data(photos, tmp_path / "val", split="val", workers=1)
+    assert list_splits(tmp_path / "val") == ("val",)
+    pack_data(photos / "train", tmp_path / "all", workers=1)
+    assert list_splits(tmp_path / "all") == ()
     assert samples(open_data(tmp_path / "all")) == samples(open_data(photos, "train"))
 
 
 def test_shards_can_be_packed_again(packed, tmp_path):
-    pack(packed["parquet"][0], tmp_path / "tar", workers=1)
-    pack(packed["tar"][0], tmp_path / "parquet", format="parquet", workers=1)
+    pack_data(packed["parquet"][0], tmp_path / "tar", workers=1)
+    pack_data(packed["tar"][0], tmp_path / "parquet", format="parquet", workers=1)
     for split in ("train", "val"):
         expected = samples(open_data(packed["tar"][0], split))
         assert (
@@ -250,17 +250,17 @@ def test_shards_can_be_packed_again(packed, tmp_path):
 
 
 def test_pixels_become_png_without_loss(tmp_path):
-    pack("digits", tmp_path / "digits", shuffle=False, workers=2)
+    pack_data("digits", tmp_path / "digits", shuffle=False, workers=2)
     before, after = open_data("digits"), open_data(tmp_path / "digits")
     assert (len(after), after.classes) == (1797, before.classes)
     assert np.array_equal(after.labels(0, 1797), before.labels(0, 1797))
     for index in (0, 100, 1796):
-        assert torch.equal(decode(after.read(index).content), before.read(index).content.expand(3, -1, -1))
+        assert torch.equal(decode_image(after.read(index).content), before.read(index).content.expand(3, -1, -1))
     colours = torch.arange(3 * 40 * 50, dtype=torch.int32).remainder(251).to(torch.uint8).reshape(3, 40, 50)
-    pack([(colours, 5)], tmp_path / "colours", workers=1)
+    pack_data([(colours, 5)], tmp_path / "colours", workers=1)
     sample = open_data(tmp_path / "colours").read(0)
     assert sample.label == 5
-    assert torch.equal(decode(sample.content), colours)
+    assert torch.equal(decode_image(sample.content), colours)
 
 
 # The same bytes every time.
@@ -269,13 +269,13 @@ def test_pixels_become_png_without_loss(tmp_path):
 @pytest.mark.parametrize("form", ["tar", "parquet"])
 def test_the_same_bytes_from_anywhere_with_any_number_of_processes(form, photos, packed, tmp_path):
     moved = shutil.copytree(photos, tmp_path / "elsewhere" / "photos")
-    pack(moved, tmp_path / "out", format=form, shard_mb=12 * KB, workers=1)
+    pack_data(moved, tmp_path / "out", format=form, shard_mb=12 * KB, workers=1)
     assert tree(tmp_path / "out") == tree(packed[form][0])
 
 
 def test_resized_bytes_are_the_same_too(photos, tmp_path):
     for workers in (1, 2):
-        pack(photos, tmp_path / str(workers), resize=30, workers=workers)
+        pack_data(photos, tmp_path / str(workers), resize=30, workers=workers)
     assert tree(tmp_path / "1") == tree(tmp_path / "2")
 
 
@@ -283,8 +283,8 @@ def test_a_process_that_is_killed_changes_nothing(tmp_path):
     flags = [tmp_path / "a", tmp_path / "b"]
     for folder in flags:
         folder.mkdir()
-    pack(Deadly(60, flags[0], once=(5, 41)), tmp_path / "killed", shard_mb=10 * KB, workers=2)
-    pack(Deadly(60, flags[1]), tmp_path / "calm", shard_mb=10 * KB, workers=1)
+    pack_data(Deadly(60, flags[0], once=(5, 41)), tmp_path / "killed", shard_mb=10 * KB, workers=2)
+    pack_data(Deadly(60, flags[1]), tmp_path / "calm", shard_mb=10 * KB, workers=1)
     assert tree(tmp_path / "killed") == tree(tmp_path / "calm")
 
 
@@ -298,7 +298,7 @@ def test_stopped_anywhere_and_going_on_gives_the_same_bytes(form, tmp_path, monk
     photos = make_photos(tmp_path / "photos", train=6, val=3)
     (photos / "train/bee/bad.jpg").write_bytes(b"")
     options = {"format": form, "shard_mb": 4 * KB, "skip_broken": True, "workers": 1}
-    pack(photos, tmp_path / "whole", **options)
+    pack_data(photos, tmp_path / "whole", **options)
     expected, sync = tree(tmp_path / "whole"), os.fsync
     for stop in range(1000):
         calls = 0
@@ -313,7 +313,7 @@ def test_stopped_anywhere_and_going_on_gives_the_same_bytes(form, tmp_path, monk
         out = tmp_path / "stopped"
         monkeypatch.setattr(os, "fsync", fsync)
         try:
-            pack(photos, out, **options)
+            pack_data(photos, out, **options)
         except Stopped:
             found = {name: content for name, content in tree(out).items() if not name.startswith(".unfinished")}
             assert "dataset.json" not in found or found == expected
@@ -321,7 +321,7 @@ def test_stopped_anywhere_and_going_on_gives_the_same_bytes(form, tmp_path, monk
             break
         finally:
             monkeypatch.setattr(os, "fsync", sync)
-        pack(photos, out, **options)
+        pack_data(photos, out, **options)
         assert tree(out) == expected
         shutil.rmtree(out)
     assert stop > 20
@@ -368,9 +368,9 @@ def is_running(pid: str) -> bool:
 
 def stop_before_the_end(photos: Path, out: Path, monkeypatch, **options) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(unfinished.Unfinished, "finish", lambda self: (_ for _ in ()).throw(Stopped()))
+        patch.setattr(unfinished.PackJournal, "finish", lambda self: (_ for _ in ()).throw(Stopped()))
         with pytest.raises(Stopped):
-            pack(photos, out, workers=1, **options)
+            pack_data(photos, out, workers=1, **options)
 
 
 @pytest.mark.parametrize("damage", ["other bytes", "shorter", "gone", "journal cut"])
@@ -386,19 +386,19 @@ def test_what_was_spoilt_meanwhile_is_written_again(damage, photos, packed, tmp_
         shard.unlink()
     else:
         journal.write_bytes(journal.read_bytes()[:700])
-    assert pack(photos, out, shard_mb=12 * KB, workers=1) == packed["tar"][1]
+    assert pack_data(photos, out, shard_mb=12 * KB, workers=1) == packed["tar"][1]
     assert tree(out) == tree(packed["tar"][0])
 
 
 def test_a_finished_pack_is_looked_at_and_left_alone(photos, packed, tmp_path):
     out = shutil.copytree(packed["tar"][0], tmp_path / "out")
     before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
-    assert pack(photos, out, shard_mb=12 * KB) == packed["tar"][1]
+    assert pack_data(photos, out, shard_mb=12 * KB) == packed["tar"][1]
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
     spoilt = out / "train-000001.tar"
     spoilt.write_bytes(spoilt.read_bytes()[:-1] + b"x")
     with pytest.raises(DataError, match=r"train-000001\.tar is not as it was written"):
-        pack(photos, out, shard_mb=12 * KB)
+        pack_data(photos, out, shard_mb=12 * KB)
 
 
 # What is refused.
@@ -409,10 +409,10 @@ def test_files_that_changed_since_are_not_taken_for_packed(tmp_path):
     folder.mkdir(parents=True)
     for number in range(4):
         (folder / f"{number}.png").write_bytes(encoded(picture(number), "PNG"))
-    pack(tmp_path / "photos", tmp_path / "out", workers=1)
+    pack_data(tmp_path / "photos", tmp_path / "out", workers=1)
     (folder / "2.png").write_bytes(encoded(picture(9, 60, 60), "PNG"))
     with pytest.raises(ConfigError, match="holds these files as they were before they changed"):
-        pack(tmp_path / "photos", tmp_path / "out", workers=1)
+        pack_data(tmp_path / "photos", tmp_path / "out", workers=1)
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -433,15 +433,15 @@ def test_another_pack_in_the_same_folder_is_refused(finished, photos, packed, tm
         ({**same, "split": "val"}, "other samples or classes"),
     ):
         with pytest.raises(ConfigError, match=f"holds a pack of something else \\({words}\\): give a new folder"):
-            pack(photos, out, **options)
+            pack_data(photos, out, **options)
     other = shutil.copytree(photos, tmp_path / "photos")
     (other / "val/ant/new.jpg").write_bytes(encoded(picture(999)))
     with pytest.raises(ConfigError, match="other samples or classes"):
-        pack(other, out, **same)
+        pack_data(other, out, **same)
     (other / "val/ant/new.jpg").unlink()
     (other / "val/ant/000.jpg").rename(other / "val/ant/zero.jpg")
     with pytest.raises(ConfigError, match="other samples or classes"):
-        pack(other, out, **same)
+        pack_data(other, out, **same)
     assert tree(out) == before
 
 
@@ -449,23 +449,23 @@ def test_folders_that_are_not_for_packing_are_refused(photos, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/thesis.txt").write_text("years of work")
     with pytest.raises(ConfigError, match="full is not empty, and no pack was begun in it"):
-        pack(photos, tmp_path / "full")
+        pack_data(photos, tmp_path / "full")
     with pytest.raises(ConfigError, match="is a file: give a new folder"):
-        pack(photos, tmp_path / "full/thesis.txt")
+        pack_data(photos, tmp_path / "full/thesis.txt")
     assert (tmp_path / "full/thesis.txt").read_text() == "years of work"
     for out in (photos / "packed", photos, photos / "train/.."):
         with pytest.raises(ConfigError, match="would become a part of it"):
-            pack(photos, out)
+            pack_data(photos, out)
     (tmp_path / "foreign").mkdir()
     for text in ("[1, 2]", '{"splits": 3}', "nonsense", "{}"):
         (tmp_path / "foreign/dataset.json").write_text(text)
         with pytest.raises(ConfigError, match="is not by `vitrail data pack`"):
-            pack(photos, tmp_path / "foreign")
+            pack_data(photos, tmp_path / "foreign")
 
 
 def test_an_empty_folder_will_do(photos, tmp_path):
     (tmp_path / "out").mkdir()
-    assert pack(photos, tmp_path / "out", split="val", workers=1)["splits"]["val"]["samples"] == 6
+    assert pack_data(photos, tmp_path / "out", split="val", workers=1)["splits"]["val"]["samples"] == 6
 
 
 @pytest.mark.parametrize(
@@ -480,7 +480,7 @@ def test_an_empty_folder_will_do(photos, tmp_path):
 )
 def test_wrong_options(options, words, photos, tmp_path):
     with pytest.raises(ConfigError, match=words.replace("?", r"\?")):
-        pack(photos, tmp_path / "out", **options)
+        pack_data(photos, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
 
@@ -492,7 +492,7 @@ def test_two_at_once_are_refused(photos, tmp_path):
         if not seen:
             seen.append(run(photos, out))
 
-    pack(photos, out, workers=1, progress=meanwhile)
+    pack_data(photos, out, workers=1, progress=meanwhile)
     assert seen[0].returncode == 2
     assert "another process is packing into" in seen[0].stderr
 
@@ -511,16 +511,16 @@ def test_a_full_disk_is_told_and_can_be_mended(photos, packed, tmp_path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(writer, "add", add)
         with pytest.raises(DataError, match="out cannot be written: No space left on device; the same command"):
-            pack(photos, tmp_path / "out", shard_mb=12 * KB, workers=1)
-    pack(photos, tmp_path / "out", shard_mb=12 * KB, workers=1)
+            pack_data(photos, tmp_path / "out", shard_mb=12 * KB, workers=1)
+    pack_data(photos, tmp_path / "out", shard_mb=12 * KB, workers=1)
     assert tree(tmp_path / "out") == tree(packed["tar"][0])
 
 
 def test_splits_with_different_classes_are_refused():
     from vitrail.data.packing.pack import _classes
-    from vitrail.data.sources.source import Listed
+    from vitrail.data.sources.source import ListSource
 
-    sources = {"train": Listed([], ("a", "b")), "val": Listed([], ("b",))}
+    sources = {"train": ListSource([], ("a", "b")), "val": ListSource([], ("b",))}
     with pytest.raises(DataError, match="train, val have different classes"):
         _classes(sources)
 
@@ -539,18 +539,18 @@ def test_broken_samples_stop_it_and_are_all_listed(tmp_path):
     for name in ("train/ant/a.jpg", "train/bee/z.jpg", "val/ant/m.jpg"):
         (photos / name).write_bytes(b"")
     with pytest.raises(DataError, match="3 samples cannot be packed; --skip-broken") as told:
-        pack(photos, tmp_path / "out", shard_mb=8 * KB, workers=2)
+        pack_data(photos, tmp_path / "out", shard_mb=8 * KB, workers=2)
     lines = str(told.value).splitlines()[1:]
     assert sorted(lines) == [f"  {name}: empty" for name in ("train/ant/a.jpg", "train/bee/z.jpg", "val/ant/m.jpg")]
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".unfinished"]
     # The same folder goes on when they may be left out, and is what it would have been.
-    manifest = pack(photos, tmp_path / "out", shard_mb=8 * KB, skip_broken=True, workers=1)
+    manifest = pack_data(photos, tmp_path / "out", shard_mb=8 * KB, skip_broken=True, workers=1)
     assert tree(tmp_path / "out") == tree_of_new(photos, tmp_path / "new", shard_mb=8 * KB, skip_broken=True)
     assert [broken["name"] for broken in manifest["splits"]["val"]["broken"]] == ["val/ant/m.jpg"]
     assert manifest["splits"]["train"]["samples"] == 24
     assert manifest["samples"]["train"]["number"] == 26
     with pytest.raises(DataError, match="3 samples cannot be packed"):
-        pack(photos, tmp_path / "out", shard_mb=8 * KB)
+        pack_data(photos, tmp_path / "out", shard_mb=8 * KB)
 
 
 def test_what_was_broken_can_be_mended_and_the_same_command_goes_on(tmp_path):
@@ -559,27 +559,27 @@ def test_what_was_broken_can_be_mended_and_the_same_command_goes_on(tmp_path):
     content = broken.read_bytes()
     broken.write_bytes(content[:50])
     with pytest.raises(DataError, match="1 sample cannot be packed"):
-        pack(photos, tmp_path / "out", shard_mb=8 * KB, workers=1)
+        pack_data(photos, tmp_path / "out", shard_mb=8 * KB, workers=1)
     broken.write_bytes(content)
-    pack(photos, tmp_path / "out", shard_mb=8 * KB, workers=1)
+    pack_data(photos, tmp_path / "out", shard_mb=8 * KB, workers=1)
     assert tree(tmp_path / "out") == tree_of_new(photos, tmp_path / "new", shard_mb=8 * KB)
 
 
 def tree_of_new(photos: Path, out: Path, **options) -> dict[str, bytes]:
-    pack(photos, out, workers=2, **options)
+    pack_data(photos, out, workers=2, **options)
     return tree(out)
 
 
 def test_a_long_list_is_cut(tmp_path):
     with pytest.raises(DataError, match="70 samples cannot be packed") as told:
-        pack([(b"", 0)] * 70, tmp_path / "out", workers=1)
+        pack_data([(b"", 0)] * 70, tmp_path / "out", workers=1)
     assert len(str(told.value).splitlines()) == 52
     assert str(told.value).endswith("and 20 more; `vitrail data check` names all")
 
 
 def test_nothing_but_broken_samples_is_an_error(tmp_path):
     with pytest.raises(DataError, match="no sample of all can be read"):
-        pack([(b"", 0)] * 3, tmp_path / "out", skip_broken=True, workers=1)
+        pack_data([(b"", 0)] * 3, tmp_path / "out", skip_broken=True, workers=1)
 
 
 def test_the_hostile_folder_without_what_is_broken(hostile, tmp_path, here):
@@ -612,7 +612,7 @@ def test_resize_makes_the_shorter_side_so_long_and_keeps_the_shape(tmp_path):
         "odd": (encoded(picture(4, 65, 2001), "WEBP"), (64, 1970)),
         "grey": (encoded(picture(5, 80, 80, channels=1)), (64, 64)),
     }
-    pack([(content, 0) for content, _ in images.values()], tmp_path / "out", resize=64, shuffle=False, workers=1)
+    pack_data([(content, 0) for content, _ in images.values()], tmp_path / "out", resize=64, shuffle=False, workers=1)
     source = open_data(tmp_path / "out")
     for index, (content, size) in enumerate(images.values()):
         sample = source.read(index)
@@ -621,36 +621,36 @@ def test_resize_makes_the_shorter_side_so_long_and_keeps_the_shape(tmp_path):
         assert image.format == "JPEG"
         assert JpegImagePlugin.get_sampling(image) == 0  # colours at full resolution
         assert image.quantization[0][0] <= 2  # quality 95
-        pixels = decode(sample.content)
+        pixels = decode_image(sample.content)
         assert pixels.shape[1:] == size
         reference = torch.nn.functional.interpolate(
-            decode(content)[None].float(), size=size, mode="bicubic", antialias=True
+            decode_image(content)[None].float(), size=size, mode="bicubic", antialias=True
         )[0]
         assert (pixels.float() - reference).abs().mean() < 2
 
 
 def test_what_is_small_enough_stays_byte_for_byte(photos, tmp_path):
-    pack(photos, tmp_path / "out", resize=50, workers=2)
+    pack_data(photos, tmp_path / "out", resize=50, workers=2)
     before, after = samples(open_data(photos, "train")), samples(open_data(tmp_path / "out", "train"))
-    kept = {sample: count for sample, count in before.items() if min(decode(sample[0]).shape[1:]) <= 50}
+    kept = {sample: count for sample, count in before.items() if min(decode_image(sample[0]).shape[1:]) <= 50}
     assert after == before
     assert len(kept) == 24
-    pack(photos, tmp_path / "smaller", resize=45, split="train", workers=2)
+    pack_data(photos, tmp_path / "smaller", resize=45, split="train", workers=2)
     smaller = open_data(tmp_path / "smaller", "train")
-    shorter = [min(decode(smaller.read(index).content).shape[1:]) for index in range(24)]
+    shorter = [min(decode_image(smaller.read(index).content).shape[1:]) for index in range(24)]
     assert max(shorter) == 45
     common = before & samples(smaller)
-    assert sum(common.values()) == sum(min(decode(content).shape[1:]) <= 45 for content, _ in before)
+    assert sum(common.values()) == sum(min(decode_image(content).shape[1:]) <= 45 for content, _ in before)
 
 
 def test_pixels_are_made_smaller_too_and_strips_stay_possible(tmp_path):
     pixels = torch.from_numpy(np.array(picture(6, 90, 120))).permute(2, 0, 1)
     strip = encoded(picture(7, 4, 70_000), "PNG")
-    pack([(pixels, 1), (strip, 2)], tmp_path / "out", resize=3, shuffle=False, workers=1)
+    pack_data([(pixels, 1), (strip, 2)], tmp_path / "out", resize=3, shuffle=False, workers=1)
     source = open_data(tmp_path / "out")
-    assert decode(source.read(0).content).shape == (3, 3, 4)
+    assert decode_image(source.read(0).content).shape == (3, 3, 4)
     assert source.name(1).endswith(".jpg")
-    pack([(strip, 2)], tmp_path / "long", resize=4, workers=1)
+    pack_data([(strip, 2)], tmp_path / "long", resize=4, workers=1)
     assert open_data(tmp_path / "long").read(0).content == strip
 
 
@@ -685,6 +685,6 @@ def test_wrong_commands(arguments, code, words, photos, tmp_path, here):
 
 def test_progress_counts_everything(photos, tmp_path):
     seen = []
-    pack(photos, tmp_path / "out", workers=2, progress=lambda done, total: seen.append((done, total)))
+    pack_data(photos, tmp_path / "out", workers=2, progress=lambda done, total: seen.append((done, total)))
     assert seen == sorted(seen)
     assert seen[-1] == (30, 30)

@@ -13,10 +13,10 @@ from pictures import make_folder, make_parquet, make_tar, picture
 from PIL import Image
 
 import vitrail
-from vitrail.data.open import open_data, splits_of
-from vitrail.data.sources.folder import Files
-from vitrail.data.sources.source import Listed, Source, held_out, shown
-from vitrail.data.transforms.decode import decode
+from vitrail.data.open import open_data, list_splits
+from vitrail.data.sources.folder import FileSource
+from vitrail.data.sources.source import ListSource, Source, hold_out, make_printable
+from vitrail.data.transforms.decode import decode_image
 
 LABELS = [0, 1, 2, 1, 0, 2, 2, 1, 0, 0]
 NAMES = ("ant", "bee", "cow")
@@ -51,7 +51,7 @@ KINDS = {"csv": as_csv, "tar": as_tars, "parquet": as_parquet}
 @pytest.fixture(params=[*KINDS, "list"])
 def source(request, tmp_path) -> Source:
     if request.param == "list":
-        return Listed([(picture(number), label) for number, label in enumerate(LABELS)], NAMES)
+        return ListSource([(picture(number), label) for number, label in enumerate(LABELS)], NAMES)
     return open_data(KINDS[request.param](tmp_path / "data"))
 
 
@@ -66,13 +66,13 @@ def test_every_source_gives_the_same_samples(source):
     assert contents(source) == [(picture(number), label) for number, label in enumerate(LABELS)]
     assert source.labels(0, 10).tolist() == LABELS
     assert source.labels(3, 7).tolist() == LABELS[3:7]
-    assert len({source.called(index) for index in range(10)}) == 10
+    assert len({source.display_name(index) for index in range(10)}) == 10
 
 
 def test_every_source_can_be_sent_to_another_process(source):
     source.read(3)  # with files open
     sent = pickle.dumps(source)
-    if not isinstance(source, Listed):
+    if not isinstance(source, ListSource):
         assert len(sent) < 5000  # and not the table with it
     assert contents(pickle.loads(sent)) == contents(source)
 
@@ -147,7 +147,7 @@ def test_parts_by_folder(tmp_path):
     make_folder(tmp_path / "photos" / "train", {"cat": 4, "dog": 4})
     make_folder(tmp_path / "photos" / "validation", {"cat": 1, "dog": 2}, first=100)
     data = tmp_path / "photos"
-    assert splits_of(data) == ("train", "val")
+    assert list_splits(data) == ("train", "val")
     assert (len(open_data(data, "train")), len(open_data(data, "val"))) == (8, 3)
     with pytest.raises(vitrail.DataError, match="has no split 'test': it has train, val"):
         open_data(data, "test")
@@ -166,7 +166,7 @@ def test_parts_by_file_name(layout, tmp_path):
     for first, split in ((0, "train"), (50, "test")):
         make(tmp_path / layout.format(split=split), LABELS, first)
     (tmp_path / "classes.txt").write_text("\n".join(NAMES))
-    assert splits_of(tmp_path) == ("train", "test")
+    assert list_splits(tmp_path) == ("train", "test")
     test = open_data(tmp_path, "test")
     assert test.read(0).content == picture(50)
     assert test.classes == NAMES
@@ -205,7 +205,7 @@ def as_released(root):
 
 def test_tiny_imagenet_as_it_was_released(tmp_path):
     table = as_released(tmp_path)
-    assert set(splits_of(tmp_path)) == {"train", "val"}
+    assert set(list_splits(tmp_path)) == {"train", "val"}
     training, validation = (open_data(tmp_path, split=part) for part in ("train", "val"))
     assert training.classes == validation.classes == ("n1", "n2")
     assert [sample.label for sample in map(validation.read, range(3))] == [1, 0, 1]
@@ -244,7 +244,7 @@ def test_what_is_set_aside_is_a_share_of_every_class_and_depends_on_the_seed(tmp
     other = open_data(root, "val", seed=1)
     assert {other.name(i) for i in range(len(other))} != names[1]
     with pytest.raises(vitrail.ConfigError, match=r"holdout = 1\.5"):
-        held_out(train, 1.5, 0)
+        hold_out(train, 1.5, 0)
 
 
 # What is broken
@@ -344,14 +344,14 @@ def test_the_digits_are_always_there():
 
 def test_lists_take_what_people_have(tmp_path):
     (tmp_path / "a.png").write_bytes(picture(1))
-    pixels = decode(picture(1))
+    pixels = decode_image(picture(1))
     image = Image.open(tmp_path / "a.png")
     forms = [tmp_path / "a.png", str(tmp_path / "a.png"), picture(1), image, np.array(image), pixels]
     source = open_data([(form, 4) for form in forms])
     assert source.num_classes == 5
     for index in range(len(forms)):
         content = source.read(index).content
-        assert torch.equal(content if isinstance(content, torch.Tensor) else decode(content), pixels)
+        assert torch.equal(content if isinstance(content, torch.Tensor) else decode_image(content), pixels)
     for wrong, sentence in [
         (torch.zeros(3, 4, 4), "must be uint8"),
         (torch.zeros(3, 0, 4, dtype=torch.uint8), "must be uint8"),
@@ -369,13 +369,13 @@ def test_lists_take_what_people_have(tmp_path):
 
 def test_a_data_set_of_the_library_datasets(tmp_path):
     datasets = pytest.importorskip("datasets", reason="the extra `datasets` is not installed")
-    from vitrail.data.sources.hub import HubData
+    from vitrail.data.sources.hub import HubSource
 
     make_parquet(tmp_path / "a.parquet", LABELS, names=NAMES)
     rows = datasets.load_dataset(
         "parquet", data_files=str(tmp_path / "a.parquet"), split="train", cache_dir=str(tmp_path / "cache")
     )
-    source = HubData(rows, "hf:someone/animals/train")
+    source = HubSource(rows, "hf:someone/animals/train")
     assert contents(source) == [(picture(number), label) for number, label in enumerate(LABELS)]
     assert (source.classes, source.labels(2, 5).tolist()) == (NAMES, LABELS[2:5])
     assert source.name(3) == "hf:someone/animals/train:3"
@@ -392,22 +392,22 @@ def test_missing_extras_are_told(monkeypatch, tmp_path):
 
 
 def test_shown():
-    assert shown("a/b c.jpg") == "a/b c.jpg"
-    assert shown("a\nb\x1b[31m") == r"a\nb\x1b[31m"
-    assert isinstance(open_data([]), Listed)
-    assert Files.block == 1
+    assert make_printable("a/b c.jpg") == "a/b c.jpg"
+    assert make_printable("a\nb\x1b[31m") == r"a\nb\x1b[31m"
+    assert isinstance(open_data([]), ListSource)
+    assert FileSource.block == 1
 
 
 def test_shards_that_were_packed_bring_their_index(tmp_path, monkeypatch):
-    from vitrail.data.packing.pack import pack
+    from vitrail.data.packing.pack import pack_data
     from vitrail.data.sources import shards
 
     make_folder(tmp_path / "photos" / "train", {"cat": 6, "dog": 5})
     make_folder(tmp_path / "photos" / "val", {"cat": 2, "dog": 1}, first=50)
-    pack(tmp_path / "photos", tmp_path / "out", shard_mb=0.01, workers=1)
-    looked_through = sorted(contents(shards.Shards(sorted((tmp_path / "out").glob("train*.tar")), ())))
+    pack_data(tmp_path / "photos", tmp_path / "out", shard_mb=0.01, workers=1)
+    looked_through = sorted(contents(shards.TarSource(sorted((tmp_path / "out").glob("train*.tar")), ())))
     with monkeypatch.context() as patch:
-        patch.setattr(shards, "scan", lambda *_: pytest.fail("it was looked through"))
+        patch.setattr(shards, "scan_tar", lambda *_: pytest.fail("it was looked through"))
         train, val = (open_data(tmp_path / "out", split) for split in ("train", "val"))
     assert (len(train), len(val), train.classes) == (11, 3, ("cat", "dog"))
     assert len(train.paths) > 1
@@ -462,13 +462,13 @@ def test_a_folder_with_one_csv_is_that_csv_splits_and_all(tmp_path):
     folder = as_csv(tmp_path / "data")
     text = (folder / "labels.csv").read_text().splitlines()
     (folder / "labels.csv").write_text("\n".join([text[0] + ",split", *(f"{line},train" for line in text[1:])]))
-    assert splits_of(folder) == ("train",)
+    assert list_splits(folder) == ("train",)
     assert len(open_data(folder, "train")) == 10
 
 
 def test_a_class_called_train_is_a_class(tmp_path):
     root = make_folder(tmp_path / "photos", {"train": 2, "bus": 1})
-    assert splits_of(root) == ()
+    assert list_splits(root) == ()
     assert open_data(root).classes == ("bus", "train")
 
 
@@ -493,7 +493,7 @@ def test_what_lies_beside_splits_is_not_left_out_in_silence(tmp_path):
 def test_splits_anywhere_in_a_name_and_by_other_words(tmp_path):
     make_tar(tmp_path / "imagenet1k-train-0000.tar", LABELS)
     make_tar(tmp_path / "imagenet1k-validation-00.tar", LABELS[:4], first=50)
-    assert splits_of(tmp_path) == ("train", "val")
+    assert list_splits(tmp_path) == ("train", "val")
     assert len(open_data(tmp_path, "validation")) == 4
     make_tar(tmp_path / "train-test.tar", LABELS)
     with pytest.raises(vitrail.DataError, match="could be of train or test: rename it"):
@@ -527,7 +527,7 @@ def test_parquet_groups_are_read_about_once_an_epoch(tmp_path, monkeypatch):
         make_parquet(tmp_path / f"{number}.parquet", [0] * 45, first=45 * number, rows=10)
     source = open_data(tmp_path)
     assert 4 <= source.kept < 25  # of 30 groups
-    part, _ = held_out(source, 0.1, 0)
+    part, _ = hold_out(source, 0.1, 0)
     reads = []
     plain = source._columns
     monkeypatch.setattr(source, "_columns", lambda group, names: reads.append(group) or plain(group, names))
@@ -577,7 +577,7 @@ def test_a_csv_with_holes(content, sentence, tmp_path):
 
 def test_a_path_that_no_system_takes():
     with pytest.raises(vitrail.DataError, match="cannot be read"):
-        Listed([("a\0b.png", 0)]).read(0)
+        ListSource([("a\0b.png", 0)]).read(0)
 
 
 def test_parquet_with_labels_that_are_words_and_without_rows(tmp_path):
@@ -613,7 +613,7 @@ def test_a_tar_that_is_a_link_to_nothing(tmp_path):
 def test_a_name_that_cannot_be_read_is_a_number(tmp_path):
     source = open_data(make_tar(tmp_path / "a.tar", LABELS))
     (tmp_path / "a.tar").unlink()
-    assert source.called(3) == "sample 3"
+    assert source.display_name(3) == "sample 3"
 
 
 def test_images_beside_the_class_folders_are_told(tmp_path, caplog):

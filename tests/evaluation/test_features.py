@@ -20,12 +20,12 @@ from pictures import picture
 
 import vitrail
 from vitrail.data.open import open_data
-from vitrail.data.sources.source import Listed, Source, Subset
+from vitrail.data.sources.source import ListSource, Source, Subset
 from vitrail.errors import DataError
-from vitrail.evaluation.features import Features, extract, features_folder, weights_digest
-from vitrail.inference.batches import How
+from vitrail.evaluation.features import Features, extract_features, features_folder, weights_digest
+from vitrail.inference.batches import InferenceOptions
 
-HOW = How(batch_size=16, device="cpu")
+HOW = InferenceOptions(batch_size=16, device="cpu")
 IMAGES = 100
 
 
@@ -63,7 +63,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def right(model):
-    return extract(model, Watched(), HOW, cache=None)
+    return extract_features(model, Watched(), HOW, cache=None)
 
 
 def same(one: Features, other: Features) -> bool:
@@ -84,19 +84,19 @@ def test_they_are_what_the_model_embeds(model, right):
 def test_the_second_time_nothing_is_computed(model, right, tmp_path):
     told: list[tuple[int, int]] = []
     first, second = Watched(), Watched()
-    found = extract(model, first, HOW, tmp_path, progress=lambda done, total: told.append((done, total)))
+    found = extract_features(model, first, HOW, tmp_path, progress=lambda done, total: told.append((done, total)))
     assert same(found, right)
     assert computed(first) == IMAGES
     assert told[0] == (16, IMAGES)
     assert told[-1] == (IMAGES, IMAGES)
-    assert same(extract(model, second, HOW, tmp_path), right)
+    assert same(extract_features(model, second, HOW, tmp_path), right)
     assert computed(second) == 0
     assert [path.suffix for path in tmp_path.iterdir()] == [".features"]
 
 
 def test_they_lie_beside_the_tables(model, monkeypatch, tmp_path):
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
-    extract(model, Watched(), HOW)
+    extract_features(model, Watched(), HOW)
     assert features_folder() == tmp_path / "features"
     assert len(list(features_folder().glob("*.features"))) == 1
 
@@ -116,18 +116,18 @@ class Repainted(Watched):
 
 
 def test_another_model_data_or_precision_is_another_entry(model, tmp_path):
-    def entries(model, source, how=HOW):
-        extract(model, source, how, tmp_path)
+    def entries(model, source, options=HOW):
+        extract_features(model, source, options, tmp_path)
         return len(list(tmp_path.iterdir()))
 
     assert entries(model, Watched()) == 1
     assert entries(small_model(seed=1), Watched()) == 2
     assert entries(small_model(image_size=20), Watched()) == 3
-    assert entries(model, Watched(), How(16, device="cpu", precision="bf16")) == 4
+    assert entries(model, Watched(), InferenceOptions(16, device="cpu", precision="bf16")) == 4
     assert entries(model, Watched(99)) == 5
     assert entries(model, Relabelled()) == 6
     assert entries(model, Repainted()) == 7
-    assert entries(model, Watched(), How(50, device="cpu", precision="auto")) == 7, (
+    assert entries(model, Watched(), InferenceOptions(50, device="cpu", precision="auto")) == 7, (
         "fp32 by another name, in other batches"
     )
 
@@ -151,19 +151,19 @@ def test_what_cannot_be_read_is_left_out(caplog, tmp_path):
     samples = [(picture(number), number % 2) for number in range(12)]
     for number in (0, 5, 6, 7, 11):  # also a whole batch
         samples[number] = (b"no image", 0)
-    model, how = small_model(in_channels=3), How(2, device="cpu")
-    found = extract(model, Listed(samples), how, tmp_path)
+    model, options = small_model(in_channels=3), InferenceOptions(2, device="cpu")
+    found = extract_features(model, ListSource(samples), options, tmp_path)
     assert found.indices.tolist() == [1, 2, 3, 4, 8, 9, 10]
     assert found.labels.tolist() == [1, 0, 1, 0, 0, 1, 0]
-    assert same(extract(model, Listed(samples), how, tmp_path), found)
+    assert same(extract_features(model, ListSource(samples), options, tmp_path), found)
     with pytest.raises(DataError, match="none of the images can be read"):
-        extract(model, Listed([(b"no image", 0)] * 3), how, None)
+        extract_features(model, ListSource([(b"no image", 0)] * 3), options, None)
 
 
 @pytest.fixture(scope="module")
 def entry(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("entry")
-    extract(model, Watched(), HOW, folder)
+    extract_features(model, Watched(), HOW, folder)
     (path,) = folder.iterdir()
     return path.name, path.read_bytes()
 
@@ -177,7 +177,7 @@ def test_a_torn_file_is_gone_on_with_from_its_last_whole_part(data, model, right
     rubbish = data.draw(st.binary(max_size=60))
     (folder / name).with_suffix(".unfinished").write_bytes(content[:cut] + rubbish)
     source = Watched()
-    assert same(extract(model, source, HOW, folder), right)
+    assert same(extract_features(model, source, HOW, folder), right)
     row, head = 2 * 8 + 32 * 4, 3 * 8 + 16
     assert len(content) == IMAGES * row + 7 * head, "six parts of 16 images, one of 4"
     whole = 7 if cut == len(content) else cut // (16 * row + head)
@@ -200,7 +200,7 @@ def test_a_damaged_entry_is_made_anew(place, bit, model, right, entry, tmp_path_
     logger = logging.getLogger("vitrail")
     logger.addHandler(handler)
     try:
-        assert same(extract(model, Watched(), HOW, folder), right)
+        assert same(extract_features(model, Watched(), HOW, folder), right)
     finally:
         logger.removeHandler(handler)
     assert len(messages) == 1
@@ -276,12 +276,12 @@ def test_killed_again_and_again_then_two_at_once(model, tmp_path):
     assert child.returncode == 0, child.stderr
     sizes = json.loads(child.stdout)
     assert len(sizes) > 2, "it was killed in the middle"
-    whole = extract(model, Watched(900), HOW, None)
+    whole = extract_features(model, Watched(900), HOW, None)
     for name in ("one.npz", "other.npz"):
         with np.load(tmp_path / name) as found:
             assert all(np.array_equal(found[key], getattr(whole, key)) for key in ("values", "labels", "indices"))
     again = Watched(900)
-    assert same(extract(model, again, HOW, folder), whole)
+    assert same(extract_features(model, again, HOW, folder), whole)
     assert computed(again) == 0
     assert [path.suffix for path in folder.iterdir()] == [".features"]
 
@@ -295,7 +295,7 @@ def test_who_comes_second_waits_and_computes_nothing(model, right, tmp_path):
     sources = [Slow(), Slow(), Slow()]
     found: list[Features] = []
     threads = [
-        threading.Thread(target=lambda source=source: found.append(extract(model, source, HOW, tmp_path)))
+        threading.Thread(target=lambda source=source: found.append(extract_features(model, source, HOW, tmp_path)))
         for source in sources
     ]
     for thread in threads:
@@ -310,7 +310,7 @@ def test_who_comes_second_waits_and_computes_nothing(model, right, tmp_path):
 
 def test_a_cache_that_cannot_be_written_is_no_reason_to_stop(model, right, tmp_path, caplog):
     (tmp_path / "file").write_text("in the way")
-    assert same(extract(model, Watched(), HOW, tmp_path / "file" / "cache"), right)
+    assert same(extract_features(model, Watched(), HOW, tmp_path / "file" / "cache"), right)
     assert "the features are not kept in" in caplog.text
 
 
@@ -324,27 +324,27 @@ def test_a_disk_that_fills_up_is_no_reason_to_stop(model, right, tmp_path, caplo
         return written(part)
 
     monkeypatch.setattr("vitrail.evaluation.features._written", full)
-    assert same(extract(model, Watched(), HOW, tmp_path), right)
+    assert same(extract_features(model, Watched(), HOW, tmp_path), right)
     assert caplog.text.count("No space left on device") == 1
     assert not list(tmp_path.iterdir())
 
 
 def test_entries_that_nobody_uses_are_forgotten(model, tmp_path):
     old = time.time() - 40 * 24 * 3600
-    extract(model, Watched(50), HOW, tmp_path)
+    extract_features(model, Watched(50), HOW, tmp_path)
     (used,) = tmp_path.iterdir()
     (tmp_path / "unused.features").write_bytes(b"")
     (tmp_path / "left.unfinished").write_bytes(b"")
     for path in tmp_path.iterdir():
         os.utime(path, (old, old))
-    extract(model, Watched(50), HOW, tmp_path)
-    extract(model, Watched(60), HOW, tmp_path)
+    extract_features(model, Watched(50), HOW, tmp_path)
+    extract_features(model, Watched(60), HOW, tmp_path)
     assert used.exists(), "it was used just now"
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_workers_do_not_change_a_bit(model, right, tmp_path):
-    assert same(extract(model, Watched(), How(16, workers=2, device="cpu"), tmp_path), right)
+    assert same(extract_features(model, Watched(), InferenceOptions(16, workers=2, device="cpu"), tmp_path), right)
 
 
 def test_an_empty_source(model):
@@ -364,4 +364,4 @@ def test_an_empty_source(model):
             return np.empty(0, np.int64)
 
     with pytest.raises(DataError, match="empty"):
-        extract(model, Nothing(), HOW, None)
+        extract_features(model, Nothing(), HOW, None)

@@ -19,14 +19,14 @@ from pictures import picture
 
 import vitrail
 from vitrail.data.open import open_data
-from vitrail.data.sources.source import Listed
-from vitrail.data.transforms.evaluation import prepare
+from vitrail.data.sources.source import ListSource
+from vitrail.data.transforms.preprocess import prepare
 from vitrail.errors import ConfigError, DataError, WeightsError
-from vitrail.evaluation.answers import _rows, _table, ask
-from vitrail.evaluation.evaluation import evaluate
+from vitrail.evaluation.predictions import _accepted_matrix, _score_batch, predict_all
+from vitrail.evaluation.evaluate import score_model
 from vitrail.evaluation.figures import draw_report
 from vitrail.evaluation.labels import LabelMap
-from vitrail.inference.batches import How
+from vitrail.inference.batches import InferenceOptions
 
 HERE = Path(__file__).parent
 SMALL = {"image_size": 16, "width": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64}
@@ -56,7 +56,7 @@ def one_by_one(model, source):
     """Hits, hits among five and negative log-likelihoods, an image at a time."""
     hits, among_five, losses, sure = 0, 0, [], []
     for index in range(len(source)):
-        sample = source.sample(index)
+        sample = source.read_checked(index)
         with torch.inference_mode():
             logits = model(prepare(sample.content, model.preprocessing)[None])[0].double()
         order = logits.argsort(descending=True).tolist()
@@ -74,7 +74,7 @@ def one_by_one(model, source):
 
 @pytest.mark.parametrize(("batch", "workers"), [(1, 0), (7, 0), (64, 2), (1000, 0)])
 def test_a_report_is_that_of_a_loop_over_single_images(model, source, one_by_one, batch, workers):
-    report, _ = evaluate(model, source, how=How(batch_size=batch, workers=workers, device="cpu"))
+    report, _ = score_model(model, source, options=InferenceOptions(batch_size=batch, workers=workers, device="cpu"))
     assert report.images == len(source)
     assert round(report.top1.value * report.images) == one_by_one["hits"]
     assert round(report.top5.value * report.images) == one_by_one["among_five"]
@@ -102,7 +102,7 @@ def test_two_ranks_count_what_one_counts(model, source, tmp_path):
     assert not (tmp_path / "rank1").exists()  # the first rank writes
     del first["about"], second["about"]
     assert first == second
-    alone = json.loads(json.dumps(evaluate(model, source, how=How(batch_size=33, device="cpu"))[0].as_dict()))
+    alone = json.loads(json.dumps(score_model(model, source, options=InferenceOptions(batch_size=33, device="cpu"))[0].as_dict()))
     for name in ("images", "top1", "top5", "confusion", "classes"):
         assert first[name] == alone[name], name
     for name in ("negative_log_likelihood", "calibration_error"):
@@ -118,7 +118,7 @@ def test_places_and_likelihoods_against_a_loop(data):
     logits = torch.tensor([[data.draw(few) for _ in range(classes)] for _ in range(images)], dtype=torch.float64)
     accepted = tuple(tuple(sorted(data.draw(st.sets(st.integers(0, classes - 1), min_size=1)))) for _ in range(classes))
     labels = torch.tensor([data.draw(st.integers(0, classes - 1)) for _ in range(images)])
-    columns = _rows(logits, labels, _table(LabelMap(accepted, ""), classes))
+    columns = _score_batch(logits, labels, _accepted_matrix(LabelMap(accepted, ""), classes))
     for row in range(images):
         scores, right = logits[row].tolist(), accepted[int(labels[row])]
         order = sorted(range(classes), key=lambda c: (-scores[c], c))
@@ -139,9 +139,9 @@ def test_other_classes_another_order_and_guesses_among_them():
     model = tiny(4, channels=3)
     model.labels = ["ant", "bee", "cat", "dog"]
     samples = [(picture(number), number % 3) for number in range(12)]
-    source = Listed(samples)
+    source = ListSource(samples)
     source.classes = ("dog", "ant", "emu")
-    report, scored = evaluate(model, source, how=How(device="cpu"))
+    report, scored = score_model(model, source, options=InferenceOptions(device="cpu"))
     assert (report.images, report.left_out, len(scored)) == (8, 4, 8)
     free = {"guess": 0, "among": 0}
     for number, label in ((n, n % 3) for n in range(12) if n % 3 < 2):
@@ -150,7 +150,7 @@ def test_other_classes_another_order_and_guesses_among_them():
         free["guess"] += int(logits.argmax()) == (3, 0)[label]
         free["among"] += bool(logits[(3, 0)[label]] > logits[(0, 3)[label]])
     assert round(report.top1.value * 8) == free["guess"]
-    among, _ = evaluate(model, source, how=How(device="cpu"), among=True)
+    among, _ = score_model(model, source, options=InferenceOptions(device="cpu"), among=True)
     assert round(among.top1.value * 8) == free["among"]
     assert among.confusion[:, -1].sum() == 0
     others = sum(count for _, guess, count in report.confusions if guess in ("bee", "cat"))
@@ -161,9 +161,9 @@ def test_other_classes_another_order_and_guesses_among_them():
 def test_broken_images_are_counted_not_guessed(model):
     contents = [(open_data("digits").read(index).content, index % 10) for index in range(20)]
     contents[3] = (b"broken", 3)
-    source = Listed(contents)
+    source = ListSource(contents)
     source.classes = tuple(str(number) for number in range(10))
-    report, _ = evaluate(model, source, how=How(batch_size=6, device="cpu"))
+    report, _ = score_model(model, source, options=InferenceOptions(batch_size=6, device="cpu"))
     assert (report.images, report.broken) == (19, 1)
 
 
@@ -180,17 +180,17 @@ def test_real_labels_are_scored_beside_the_usual_ones(tmp_path):
     (tmp_path / "n01514859").mkdir()
     (tmp_path / "n01514859" / "ILSVRC2012_val_00000005.JPEG").write_bytes(picture(5))
     (tmp_path / "real.json").write_text(json.dumps([[7], [1, 7], [3], [], [2]] + [[0]] * 49_995))
-    report, _ = evaluate(model, open_data(tmp_path), how=How(device="cpu"), real=tmp_path / "real.json")
+    report, _ = score_model(model, open_data(tmp_path), options=InferenceOptions(device="cpu"), real=tmp_path / "real.json")
     assert report.top1.value == 0.0  # the folders are ImageNet's classes 0 and 8
     assert (report.real.images, report.real.without_labels) == (4, 1)
     assert report.real.accuracy.value == 2 / 4
 
 
 def test_the_surest_mistakes_come_first_and_are_drawn(model, source, tmp_path):
-    report, scored = evaluate(model, source, how=How(device="cpu"), names=("a", "digits", "val"))
+    report, scored = score_model(model, source, options=InferenceOptions(device="cpu"), names=("a", "digits", "val"))
     confidences = [mistake.confidence for mistake in report.mistakes]
     assert confidences == sorted(confidences, reverse=True)
-    answers = ask(model, source, LabelMap(tuple((n,) for n in range(10)), ""), How(device="cpu"))
+    answers = predict_all(model, source, LabelMap(tuple((n,) for n in range(10)), ""), InferenceOptions(device="cpu"))
     assert confidences[0] == answers.confidences[~answers.hits].max()
     paths = draw_report(report, scored, tmp_path)
     assert [path.name for path in paths] == ["confusion.png", "calibration.png", "mistakes.png"]
@@ -205,10 +205,10 @@ def test_without_mistakes_there_is_no_contact_sheet(tmp_path):
     torch.nn.init.zeros_(model.head.weight)
     with torch.no_grad():
         model.head.bias.copy_(torch.tensor([1.0, 0.0]))
-    source = Listed([(open_data("digits").read(index).content, 0) for index in range(4)])
+    source = ListSource([(open_data("digits").read(index).content, 0) for index in range(4)])
     source.classes = ("a", "b")
     model.labels = ("a", "b")
-    report, scored = evaluate(model, source, how=How(device="cpu"))
+    report, scored = score_model(model, source, options=InferenceOptions(device="cpu"))
     assert report.top1.value == 1.0
     assert report.top5 is None
     assert [path.name for path in draw_report(report, scored, tmp_path)] == ["confusion.png", "calibration.png"]
@@ -216,34 +216,34 @@ def test_without_mistakes_there_is_no_contact_sheet(tmp_path):
 
 def test_what_cannot_be_evaluated_is_said(source):
     with pytest.raises(ConfigError, match="vitrail fewshot"):
-        evaluate(tiny(0), source)
+        score_model(tiny(0), source)
     broken = tiny()
     torch.nn.init.constant_(broken.head.bias, float("nan"))
     with pytest.raises(WeightsError, match="not numbers"):
-        evaluate(broken, source, how=How(device="cpu"))
+        score_model(broken, source, options=InferenceOptions(device="cpu"))
 
 
 def test_half_precision_weights_are_evaluated_in_float32(model, source):
     half = tiny().half()
     half.labels = model.labels
-    report, _ = evaluate(half, source, how=How(device="cpu"))
+    report, _ = score_model(half, source, options=InferenceOptions(device="cpu"))
     whole = tiny().half().float()
     whole.labels = model.labels
-    assert report.likelihood == evaluate(whole, source, how=How(device="cpu"))[0].likelihood
+    assert report.likelihood == score_model(whole, source, options=InferenceOptions(device="cpu"))[0].likelihood
 
 
 def test_too_many_broken_images_are_an_error(model):
     """Counted over all ranks, which is why the loader of one does not."""
-    source = Listed([(b"broken", 0)] * 11 + [(open_data("digits").read(index).content, 0) for index in range(10)])
+    source = ListSource([(b"broken", 0)] * 11 + [(open_data("digits").read(index).content, 0) for index in range(10)])
     source.classes = model.labels
     with pytest.raises(DataError, match="11 of 21 images cannot be used, more than the 10 allowed"):
-        evaluate(model, source, how=How(batch_size=6, device="cpu"))
+        score_model(model, source, options=InferenceOptions(batch_size=6, device="cpu"))
 
 
 def test_among_few_classes_there_is_no_top_5():
     model = tiny(6, channels=3)
     model.labels = ["ant", "bee", "cat", "dog", "emu", "fox"]
-    source = Listed([(picture(number), number % 2) for number in range(6)])
+    source = ListSource([(picture(number), number % 2) for number in range(6)])
     source.classes = ("dog", "ant")
-    assert evaluate(model, source, how=How(device="cpu"))[0].top5 is not None
-    assert evaluate(model, source, how=How(device="cpu"), among=True)[0].top5 is None
+    assert score_model(model, source, options=InferenceOptions(device="cpu"))[0].top5 is not None
+    assert score_model(model, source, options=InferenceOptions(device="cpu"), among=True)[0].top5 is None

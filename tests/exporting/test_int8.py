@@ -11,7 +11,7 @@ from PIL import Image
 
 from vitrail.config import Preprocessing
 from vitrail.data.transforms.decode import to_channels
-from vitrail.data.transforms.evaluation import fitted
+from vitrail.data.transforms.preprocess import resize_and_crop
 from vitrail.errors import ExportError
 from vitrail.exporting import export as workflow
 from vitrail.exporting import int8
@@ -103,7 +103,7 @@ def test_colours_of_any_size_calibrate_a_grey_model(resize):
     assert [each.shape for each in inputs] == 2 * [(1, 20, 20, 1)]
     for one, each in zip(given, inputs, strict=True):
         seen = fitted_in_graph(each.permute(0, 3, 1, 2).float(), model.preprocessing)[0]
-        assert (seen - fitted(to_channels(one, 1), model.preprocessing)).abs().max() <= 1
+        assert (seen - resize_and_crop(to_channels(one, 1), model.preprocessing)).abs().max() <= 1
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import torch
 from exported import difference, images, made, pixels
 
 from vitrail.config import Preprocessing
-from vitrail.data.transforms.evaluation import prepare
+from vitrail.data.transforms.preprocess import prepare
 from vitrail.exporting.export import export
 from vitrail.exporting.onnx import open_onnx
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitrail.config import Preprocessing
-from vitrail.data.transforms.evaluation import fitted, prepare
+from vitrail.data.transforms.preprocess import resize_and_crop, prepare
 from vitrail.exporting.graphs import FromPixels, fitted_in_graph
 from vitrail.inspection.images import photographs
 
@@ -19,7 +19,7 @@ SIDES = st.integers(1, 90)
 def apart(content: torch.Tensor, preprocessing: Preprocessing) -> torch.Tensor:
     """(C, height, width) uint8 → how far each pixel is from what evaluation gives."""
     found = fitted_in_graph(content[None].float(), preprocessing)[0]
-    return (found - fitted(content, preprocessing).float()).abs()
+    return (found - resize_and_crop(content, preprocessing).float()).abs()
 
 
 @settings(max_examples=80, deadline=None)

@@ -24,10 +24,10 @@ import vitrail
 from samples import randomise
 from vitrail.errors import ConfigError, DataError, InputError
 from vitrail.inference import predictor as predict
-from vitrail.inference.class_names import names, wnids
-from vitrail.inference.predictor import AHEAD, Predictor, labels_of
+from vitrail.inference.class_names import get_display_labels, list_class_words, list_wnids
+from vitrail.inference.predictor import AHEAD, Predictor
 from vitrail.model.architecture import TimmArchitecture
-from vitrail.model.create import build
+from vitrail.model.create import build_empty_model
 
 SMALL = {"image_size": 16, "width": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64, "num_classes": 5, "seed": 0}
 COVER = vitrail.Preprocessing(image_size=(16, 16), resize="cover", crop_fraction=0.9, interpolation="bicubic")
@@ -130,7 +130,7 @@ def test_best_first_and_no_more_than_there_are():
     found = predictor(IMAGES[0], top=99)
     assert [share for _, share in found] == pytest.approx(sorted(WANTED[0].tolist(), reverse=True), rel=1e-4)
     assert found[:3] == predictor(IMAGES[0], top=3)
-    assert predictor.ranked(np.float32([0.2, 0.4, 0.4]), 3) == [
+    assert predictor.rank_labels(np.float32([0.2, 0.4, 0.4]), 3) == [
         ("class 1", pytest.approx(0.4)),
         ("class 2", pytest.approx(0.4)),
         ("class 0", pytest.approx(0.2)),
@@ -153,7 +153,7 @@ def test_embeddings_are_those_of_the_model_also_beside_probabilities():
 
 
 def of_timm():
-    model = build(TimmArchitecture(name="test_resnet", image_size=(32, 32), num_classes=3))
+    model = build_empty_model(TimmArchitecture(name="test_resnet", image_size=(32, 32), num_classes=3))
     empty = {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in model.state_dict().items()}
     model.load_state_dict(empty, assign=True)
     return randomise(model)
@@ -186,19 +186,19 @@ def test_half_precision_becomes_float32_and_training_ends(tmp_path):
 
 def test_labels_in_words():
     model = tiny(num_classes=3)
-    assert labels_of(model) == ("class 0", "class 1", "class 2")
+    assert get_display_labels(model) == ("class 0", "class 1", "class 2")
     model.labels = ["n01440764", "cat, tom", "Größe"]
     assert Predictor(model, device="cpu").labels == ("tench", "cat, tom", "Größe")
     model.labels = ["n02012849", "n03126707", "tench"]
-    assert labels_of(model) == ("crane (n02012849)", "crane (n03126707)", "tench")
+    assert get_display_labels(model) == ("crane (n02012849)", "crane (n03126707)", "tench")
     model.labels = ["crane", "n03126707", "tench"]
-    assert labels_of(model) == ("crane", "crane (n03126707)", "tench")
+    assert get_display_labels(model) == ("crane", "crane (n03126707)", "tench")
 
 
 def test_a_thousand_classes_without_names_are_those_of_imagenet():
-    found = labels_of(tiny(num_classes=1000))
+    found = get_display_labels(tiny(num_classes=1000))
     assert len(set(found)) == 1000
-    for label, words, wnid in zip(found, names(), wnids(), strict=True):
+    for label, words, wnid in zip(found, list_class_words(), list_wnids(), strict=True):
         assert label in (words[0], f"{words[0]} ({wnid})")
     assert found[0] == "tench"
 
@@ -313,7 +313,7 @@ def test_many_threads_at_once_are_as_one(tmp_path):
 
 
 def test_decoding_in_threads_leaves_the_warnings_of_the_process_as_they_were(monkeypatch):
-    both, gone, decode = threading.Barrier(2), threading.Event(), predict.decode
+    both, gone, decode = threading.Barrier(2), threading.Event(), predict.decode_image
 
     def overlapping(content: bytes, most_pixels: int) -> torch.Tensor:
         """As `decode` does it; the first to enter is the first to leave."""
@@ -328,8 +328,8 @@ def test_decoding_in_threads_leaves_the_warnings_of_the_process_as_they_were(mon
         gone.set()
         return decode(content, most_pixels)
 
-    monkeypatch.setattr(predict, "decode", overlapping)
-    monkeypatch.setattr(predict, "worker_count", lambda _: 2)
+    monkeypatch.setattr(predict, "decode_image", overlapping)
+    monkeypatch.setattr(predict, "resolve_worker_count", lambda _: 2)
     before = list(warnings.filters)
     assert len(Predictor(MODEL, device="cpu")([picture(0), picture(1)])) == 2
     assert warnings.filters == before

@@ -12,7 +12,7 @@ import torch
 import vitrail
 from samples import randomise, small_vit
 from vitrail.data.loader import Batch
-from vitrail.data.transforms.mixing import Mixing, mix
+from vitrail.data.transforms.mixing import Mixing, mix_batch
 from vitrail.objectives.build import build_objective
 from vitrail.objectives.classification import Classification, sigmoid_losses
 from vitrail.objectives.metrics import add, means
@@ -97,7 +97,7 @@ def test_loss_of_mixed_targets(loss, smoothing, mixing):
     given.labels[:4] = torch.tensor(logits_of(trained, trained.images(given))[:4]).argmax(dim=1)  # not all wrong
     for key in range(12):
         outcome = trained(given, key)
-        images, targets = mix(trained.images(given), given.labels, CLASSES, mixing, random.Random(key))
+        images, targets = mix_batch(trained.images(given), given.labels, CLASSES, mixing, random.Random(key))
         expected = losses_of(trained, images, targets.double().tolist(), smoothing)
         assert outcome.loss.item() == pytest.approx(sum(expected) / 6, rel=1e-6)
         guesses = [row.index(max(row)) for row in logits_of(trained, images)]

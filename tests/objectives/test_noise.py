@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from vitrail.data.order import mixed
+from vitrail.data.order import derive_seed
 from vitrail.objectives.noise import integers, uniform, words
 
 SAMPLES, COLUMNS = 1000, 500
@@ -25,7 +25,7 @@ def scrambled(value: int) -> int:
 
 def word(key: int, sample: int, column: int) -> int:
     """Unsigned, without torch."""
-    start = scrambled((sample & WORD) ^ mixed(key))
+    start = scrambled((sample & WORD) ^ derive_seed(key))
     return scrambled(scrambled((start + (column + 1) * 0x9E3779B97F4A7C15) & WORD))
 
 

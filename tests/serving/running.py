@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 
 import vitrail
-from vitrail.data.transforms.evaluation import prepare
+from vitrail.data.transforms.preprocess import prepare
 from vitrail.weights.save import save
 
 COMMAND = "import typer; from vitrail.cli.serve import serve; typer.run(serve)"
@@ -161,10 +161,10 @@ def free_port() -> int:
 
 
 def main() -> None:
-    from vitrail.serving.batching import Limits
+    from vitrail.serving.batching import QueueLimits
     from vitrail.serving.serve import open_model
-    from vitrail.serving.server import serve
-    from vitrail.serving.settings import Settings
+    from vitrail.serving.server import run_server
+    from vitrail.serving.settings import ServerSettings
 
     told, _, port = sys.argv[1:]
     given = json.loads(told)
@@ -176,8 +176,8 @@ def main() -> None:
         return compute(pixels)
 
     model.backend.probabilities = slowly
-    settings = Settings(port=int(port), limits=Limits(**given["limits"]), threads=1, **given["settings"])
-    serve({"tiny": model}, settings, lambda: print("serving tiny", flush=True))
+    settings = ServerSettings(port=int(port), limits=QueueLimits(**given["limits"]), threads=1, **given["settings"])
+    run_server({"tiny": model}, settings, lambda: print("serving tiny", flush=True))
 
 
 if __name__ == "__main__":

@@ -15,16 +15,17 @@ from PIL import Image
 from running import command_line, expected, image, make_model
 
 import vitrail
-from vitrail.data.transforms.evaluation import prepare
+from vitrail.data.transforms.preprocess import prepare
 from vitrail.inspection.measure.attention import attention_rollout, rollout_by_layer
 from vitrail.model.architecture import Backbone, ResNetArchitecture
 from vitrail.model.bit import BitResNet
-from vitrail.model.create import build
+from vitrail.model.create import build_empty_model
 from vitrail.model.initialise import initialise
 from vitrail.model.variants import BIT
-from vitrail.serving.app import Service, build_app
+from vitrail.serving.app import build_app
 from vitrail.serving.serve import open_model, read_token
-from vitrail.serving.settings import Settings
+from vitrail.serving.service import Service
+from vitrail.serving.settings import ServerSettings
 from vitrail.weights.save import save
 
 PNG = {"content-type": "image/png"}
@@ -56,7 +57,7 @@ def client(server):
 
 def small_resnet() -> BitResNet:
     sizes = ResNetArchitecture(image_size=32, num_classes=3, backbone=Backbone(blocks=(1, 1), **BIT))
-    model = build(sizes).to_empty(device="cpu")
+    model = build_empty_model(sizes).to_empty(device="cpu")
     initialise(model, torch.Generator().manual_seed(0))
     return model
 
@@ -236,7 +237,7 @@ def test_state_and_metrics(client):
 
 def test_a_model_that_computes_no_longer_is_noticed(folders):
     async def test() -> None:
-        service = Service({"tiny": open_model("tiny", str(folders["tiny"]))}, Settings(threads=1))
+        service = Service({"tiny": open_model("tiny", str(folders["tiny"]))}, ServerSettings(threads=1))
         transport = httpx.ASGITransport(app=build_app(service))
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
             await service.start()
@@ -251,8 +252,8 @@ def test_a_model_that_computes_no_longer_is_noticed(folders):
 
 def test_a_failure_that_nobody_thought_of_is_told_as_one(folders, monkeypatch, caplog):
     async def test() -> None:
-        service = Service({"tiny": open_model("tiny", str(folders["tiny"]))}, Settings(threads=1))
-        monkeypatch.setattr(service, "named", lambda name: 1 / 0)
+        service = Service({"tiny": open_model("tiny", str(folders["tiny"]))}, ServerSettings(threads=1))
+        monkeypatch.setattr(service, "find_model", lambda name: 1 / 0)
         transport = httpx.ASGITransport(app=build_app(service))
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
             await service.start()
@@ -290,7 +291,7 @@ def test_the_reference_is_there_and_asks_nobody_else(client):
 
 def test_the_token(folders, tmp_path):
     (tmp_path / "token").write_text("open sesame\n")
-    settings = Settings(token=read_token(tmp_path / "token"), threads=1)
+    settings = ServerSettings(token=read_token(tmp_path / "token"), threads=1)
     model = open_model("tiny", str(folders["tiny"]))
 
     async def test() -> None:

@@ -14,7 +14,7 @@ import vitrail
 from commands import runner
 from peer_models import huggingface_model, images_for, scramble, timm_folder, timm_model, torchvision_model
 from peers import timm, torchvision, transformers
-from vitrail.data.transforms.evaluation import prepare
+from vitrail.data.transforms.preprocess import prepare
 from vitrail.weights import convert as convert_module
 from vitrail.weights.formats.native import sha256
 

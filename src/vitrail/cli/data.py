@@ -11,7 +11,7 @@ import typer
 from vitrail.cli.printing import progress_bar
 
 if TYPE_CHECKING:
-    from vitrail.data.check.report import Report
+    from vitrail.data.check.report import DataReport
 
 EXAMPLES = 3
 """Of each kind of finding, at a terminal."""
@@ -42,7 +42,7 @@ def check(
     """
     import json
 
-    from vitrail.data.check.check import check as run
+    from vitrail.data.check.check import check_data as run
     from vitrail.errors import ConfigError
 
     if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
@@ -79,7 +79,7 @@ def pack(
     """
     from vitrail.cli.printing import print_table
     from vitrail.data.check.check import WHOLE
-    from vitrail.data.packing.pack import pack as run
+    from vitrail.data.packing.pack import pack_data as run
 
     with progress_bar("packing") as progress:
         manifest = run(
@@ -114,14 +114,14 @@ def pack(
             )
 
 
-def _print_report(report: Report) -> None:
+def _print_report(report: DataReport) -> None:
     """Tables at a terminal; else lines, and the summary on stderr."""
     from itertools import islice
 
     from rich.console import Console
 
     from vitrail.cli.printing import print_table
-    from vitrail.data.check.report import KINDS
+    from vitrail.data.check.report import FINDING_KINDS
 
     if not Console().is_terminal:
         for finding in report.findings():
@@ -129,7 +129,7 @@ def _print_report(report: Report) -> None:
         for line in report.summary():
             print(line, file=sys.stderr)
         return
-    found = [kind for kind in KINDS if report.counts[kind]]
+    found = [kind for kind in FINDING_KINDS if report.counts[kind]]
     rows = []
     for kind in found:
         examples = [f"{finding.name}: {finding.sentence}" for finding in islice(report.findings(kind), EXAMPLES)]

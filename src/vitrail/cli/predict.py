@@ -13,7 +13,7 @@ import typer
 from vitrail.cli.printing import interruptible, progress_bar, tell_of_pane
 
 if TYPE_CHECKING:
-    from vitrail.inference.predict import Predicted, Predictions
+    from vitrail.inference.predict import FilePrediction, PredictionRun
 
 GAP = "  "
 PERCENT = len("probability")
@@ -53,14 +53,14 @@ def predict(
     on stderr, and the exit code at the end is 1.
     """
     from vitrail.errors import ConfigError
-    from vitrail.inference.predict import Predictions
+    from vitrail.inference.predict import PredictionRun
     from vitrail.weights.source import PANE
 
     if as_json and as_csv:
         raise ConfigError("--json and --csv: give one of them")
     kept = "the rest was not looked at" + ("" if embed is None else f", and {embed} was not written")
     with interruptible(kept):
-        predictions = Predictions(
+        predictions = PredictionRun(
             files or [],
             PANE if model is None else model,
             top=top,
@@ -68,7 +68,7 @@ def predict(
             batch_size=batch_size,
             device=device,
             precision=precision,
-            tell=lambda line: print(line, file=sys.stderr),
+            on_message=lambda line: print(line, file=sys.stderr),
         )
         if model is None:
             tell_of_pane("--model MODEL takes another")
@@ -79,7 +79,7 @@ def predict(
         raise typer.Exit(1)
 
 
-def _print(predictions: Predictions, heading: str | None, lines: Lines) -> None:
+def _print(predictions: PredictionRun, heading: str | None, lines: Lines) -> None:
     stdout = sys.stdout  # a progress bar puts another in its place, which leads to stderr
     encoding = stdout.encoding or "utf-8"
 
@@ -91,7 +91,7 @@ def _print(predictions: Predictions, heading: str | None, lines: Lines) -> None:
     # Rows on a terminal are progress enough, and a bar between them would be in the way.
     silent = not predictions.labels or not stdout.isatty()
     bar = progress_bar("predicting") if silent else nullcontext()
-    with bar as progress, closing(predictions.rows(progress)) as rows:
+    with bar as progress, closing(predictions.predict_files(progress)) as rows:
         for row in rows:
             if row.error is not None:
                 print(f"left out: {_named(row.file)}: {row.error}", file=sys.stderr)
@@ -99,7 +99,7 @@ def _print(predictions: Predictions, heading: str | None, lines: Lines) -> None:
                 say(line)
 
 
-def _form(as_json: bool, as_csv: bool, predictions: Predictions) -> tuple[str | None, Lines]:
+def _form(as_json: bool, as_csv: bool, predictions: PredictionRun) -> tuple[str | None, Lines]:
     """A heading, if there is one, and what makes lines of a row."""
     if as_json:
         return None, _json_lines
@@ -110,14 +110,14 @@ def _form(as_json: bool, as_csv: bool, predictions: Predictions) -> tuple[str | 
     return None, _tab_lines
 
 
-def _json_lines(row: Predicted) -> Iterator[str]:
+def _json_lines(row: FilePrediction) -> Iterator[str]:
     import json
 
     labels = [{"label": label, "probability": _number(probability)} for label, probability in row.labels]
     yield json.dumps({"file": row.file, "labels": labels})
 
 
-def _csv_lines(row: Predicted) -> Iterator[str]:
+def _csv_lines(row: FilePrediction) -> Iterator[str]:
     for rank, (label, probability) in enumerate(row.labels, start=1):
         yield _csv_line(row.file, rank, label, _number(probability))
 
@@ -132,47 +132,47 @@ def _csv_line(*cells: str | float) -> str:
     return line.getvalue().removesuffix("\r\n")
 
 
-def _tab_lines(row: Predicted) -> Iterator[str]:
-    from vitrail.data.sources.source import shown
+def _tab_lines(row: FilePrediction) -> Iterator[str]:
+    from vitrail.data.sources.source import make_printable
 
-    guesses = [cell for label, probability in row.labels for cell in (shown(label), f"{probability:.4f}")]
-    yield "\t".join([shown(row.file), *guesses])
+    guesses = [cell for label, probability in row.labels for cell in (make_printable(label), f"{probability:.4f}")]
+    yield "\t".join([make_printable(row.file), *guesses])
 
 
-def _table(predictions: Predictions) -> tuple[str, Lines]:
+def _table(predictions: PredictionRun) -> tuple[str, Lines]:
     """Columns whose widths are known before the first row; names that are too long have a line to themselves."""
     from rich.cells import cell_len, set_cell_size
     from rich.console import Console
 
-    from vitrail.data.sources.source import shown
-    from vitrail.inference.predict import file_name
+    from vitrail.data.sources.source import make_printable
+    from vitrail.inference.predict import to_valid_text
 
     across = Console().width
-    longest = max(cell_len(shown(file_name(image))) for image in predictions.images)
+    longest = max(cell_len(make_printable(to_valid_text(image))) for image in predictions.images)
     file = max(min(longest, across // 2), len("file"))
-    widest = max((cell_len(shown(label)) for label in predictions.labels), default=0)
+    widest = max((cell_len(make_printable(label)) for label in predictions.labels), default=0)
     label = max(min(widest, across - file - PERCENT - 2 * len(GAP)), len("label"))
 
     def line(first: str, second: str, third: str) -> str:
         padded = second if cell_len(second) > label else set_cell_size(second, label)
         return f"{set_cell_size(first, file)}{GAP}{padded}{GAP}{third:>{PERCENT}}"
 
-    def lines(row: Predicted) -> Iterator[str]:
-        name = shown(row.file)
+    def lines(row: FilePrediction) -> Iterator[str]:
+        name = make_printable(row.file)
         if cell_len(name) > file:
             yield name
             name = ""
         for guess, probability in row.labels:
-            yield line(name, shown(guess), f"{probability:.2%}")
+            yield line(name, make_printable(guess), f"{probability:.2%}")
             name = ""
 
     return f"{set_cell_size('file', file)}{GAP}{set_cell_size('label', label)}{GAP}probability", lines
 
 
 def _named(file: str) -> str:
-    from vitrail.data.sources.source import shown
+    from vitrail.data.sources.source import make_printable
 
-    return "standard input" if file == "-" else shown(file)
+    return "standard input" if file == "-" else make_printable(file)
 
 
 def _number(probability: float) -> float:

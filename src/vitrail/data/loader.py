@@ -27,12 +27,12 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from vitrail.config import Preprocessing
 from vitrail.data.open import Data, open_data
-from vitrail.data.order import Order, mixed
-from vitrail.data.parallel import end_with_parent
+from vitrail.data.order import Order, derive_seed
+from vitrail.data.parallel import exit_with_parent
 from vitrail.data.sources.source import Sample, Source
-from vitrail.data.transforms.augment import Augmentation, augment, inception_box
-from vitrail.data.transforms.decode import MOST_PIXELS_TRAINING, decode, decode_crop, to_channels
-from vitrail.data.transforms.evaluation import fitted
+from vitrail.data.transforms.augment import Augmentation, augment_image, draw_crop_box
+from vitrail.data.transforms.decode import MOST_PIXELS_TRAINING, decode_image, decode_crop, to_channels
+from vitrail.data.transforms.preprocess import resize_and_crop
 from vitrail.errors import ConfigError, DataError
 
 log = logging.getLogger("vitrail")
@@ -46,7 +46,7 @@ WORKER_DEATHS = 3
 
 
 @dataclass(frozen=True)
-class Broken:
+class BrokenSample:
     """A sample that could not be used."""
 
     index: int
@@ -67,7 +67,7 @@ class Batch:
     is none."""
     mask: Tensor
     """(B,) bool: False for what only fills up an evaluation batch, or could not be read there."""
-    broken: tuple[Broken, ...] = ()
+    broken: tuple[BrokenSample, ...] = ()
 
     def to(self, device: torch.device | str) -> Batch:
         """On another device; without waiting where memory is pinned."""
@@ -100,7 +100,7 @@ class _Loader:
         self._account = _Account(len(self.source), self.most_broken)
 
     @property
-    def broken(self) -> dict[int, Broken]:
+    def broken(self) -> dict[int, BrokenSample]:
         """The samples found to be broken, by their numbers."""
         return self._account.broken
 
@@ -116,9 +116,9 @@ class _Account:
 
     total: int
     most: int
-    broken: dict[int, Broken] = field(default_factory=dict)
+    broken: dict[int, BrokenSample] = field(default_factory=dict)
 
-    def add(self, found: Sequence[Broken], instead: str) -> None:
+    def add(self, found: Sequence[BrokenSample], instead: str) -> None:
         """Each broken sample is named once; too many are an error that lists them."""
         for broken in found:
             if broken.index not in self.broken:
@@ -306,31 +306,31 @@ class _TrainingSamples(_Samples):
         epochs, indices = order(np.asarray(positions))
         images = _empty(len(positions), self.channels, self.image_size)
         labels = torch.empty(len(positions), dtype=torch.int64)
-        broken: list[Broken] = []
+        broken: list[BrokenSample] = []
         for place, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist(), strict=True)):
             images[place], labels[place] = self._image(epoch, index, broken)
         mask = torch.ones(len(positions), dtype=torch.bool)
         return Batch(images, labels, torch.from_numpy(indices), mask, tuple(broken))
 
-    def _image(self, epoch: int, index: int, broken: list[Broken]) -> tuple[Tensor, int]:
+    def _image(self, epoch: int, index: int, broken: list[BrokenSample]) -> tuple[Tensor, int]:
         """One sample augmented; where it is broken another, which depends on nothing but seed, epoch and sample."""
-        key = mixed(self.seed, epoch, index)
+        key = derive_seed(self.seed, epoch, index)
         for attempt in range(REPLACEMENTS):
-            chosen = index if attempt == 0 else mixed(key, attempt) % len(self.source)
+            chosen = index if attempt == 0 else derive_seed(key, attempt) % len(self.source)
             try:
-                return self._augmented(self.source.sample(chosen), random.Random(key))
+                return self._augmented(self.source.read_checked(chosen), random.Random(key))
             except Exception as error:
-                broken.append(Broken(chosen, self.source.called(chosen), _reason(error)))
+                broken.append(BrokenSample(chosen, self.source.display_name(chosen), _reason(error)))
         raise DataError(f"{broken[0].name}: {broken[0].reason}; and every other that was tried is broken too")
 
     def _augmented(self, sample: Sample, rng: random.Random) -> tuple[Tensor, int]:
         options = self.augmentation
 
         def box(height: int, width: int) -> tuple[int, int, int, int]:
-            return inception_box(height, width, rng, options.crop_area, options.crop_ratio)
+            return draw_crop_box(height, width, rng, options.crop_area, options.crop_ratio)
 
         image = decode_crop(sample.content, box, self.image_size, self.most_pixels)
-        return to_channels(augment(to_channels(image, 3), options, rng), self.channels), sample.label
+        return to_channels(augment_image(to_channels(image, 3), options, rng), self.channels), sample.label
 
 
 @dataclass
@@ -349,18 +349,18 @@ class _EvaluationSamples(_Samples):
         images = _empty(len(indices), channels, self.preprocessing.image_size).zero_()
         labels = torch.zeros(len(indices), dtype=torch.int64)
         mask = torch.zeros(len(indices), dtype=torch.bool)
-        broken: list[Broken] = []
+        broken: list[BrokenSample] = []
         for place, index in enumerate(indices):
             if index < 0:
                 continue
             try:
-                sample = self.source.sample(index)
+                sample = self.source.read_checked(index)
                 content = sample.content
-                pixels = content if isinstance(content, Tensor) else decode(content, self.most_pixels)
-                images[place] = fitted(to_channels(pixels, channels), self.preprocessing)
+                pixels = content if isinstance(content, Tensor) else decode_image(content, self.most_pixels)
+                images[place] = resize_and_crop(to_channels(pixels, channels), self.preprocessing)
                 labels[place], mask[place] = sample.label, True
             except Exception as error:
-                broken.append(Broken(index, self.source.called(index), _reason(error)))
+                broken.append(BrokenSample(index, self.source.display_name(index), _reason(error)))
         return Batch(images, labels, torch.tensor(indices), mask, tuple(broken))
 
 
@@ -436,7 +436,7 @@ def _loader_options(workers: int, pin_memory: bool | None, start_method: str | N
     return {
         "num_workers": workers,
         "collate_fn": _as_it_is,
-        "worker_init_fn": end_with_parent,
+        "worker_init_fn": exit_with_parent,
         "generator": torch.Generator(),  # of its own: else it would draw from the program's
         "pin_memory": torch.cuda.is_available() if pin_memory is None else pin_memory,
         "multiprocessing_context": start_method if workers else None,

@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.data.sources.folder import (
-    ANNOTATED,
-    annotated,
-    annotation_table,
-    class_folders,
-    class_names,
-    csv_splits,
-    from_csv,
+    ANNOTATED_FOLDER,
+    open_annotated_folder,
+    find_annotation_table,
+    open_class_folders,
+    list_class_folders,
+    read_csv_splits,
+    open_csv,
 )
-from vitrail.data.sources.source import SPLITS, Listed, Source, held_out
+from vitrail.data.sources.source import SPLITS, ListSource, Source, hold_out
 from vitrail.errors import ConfigError, DataError, MissingExtraError, did_you_mean
 
 DEFAULT_HOLDOUT = 0.1
@@ -78,20 +78,20 @@ def _opened(data: Data, parts: Parts, split: str | None, holdout: float | None, 
             "train aside"
         )
     whole = parts["train"]() if parts else _whole(data, parts)
-    rest, out = held_out(whole, holdout or DEFAULT_HOLDOUT, seed)
+    rest, out = hold_out(whole, holdout or DEFAULT_HOLDOUT, seed)
     return out if split == "val" else rest
 
 
-def splits_of(data: Data) -> tuple[str, ...]:
+def list_splits(data: Data) -> tuple[str, ...]:
     """The parts that a data set comes in; none where it is one."""
     with _told(data):
         return tuple(_parts(data))
 
 
-def tested_part(data: Data) -> str | None:
+def choose_test_split(data: Data) -> str | None:
     """What to test on, of the parts that a data set has: "test", or "val" where there is none with labels to be read;
     None where there is neither. ImageNet's own test has labels nowhere, and often lies about as it is."""
-    splits = splits_of(data)
+    splits = list_splits(data)
     if "test" in splits and ("val" not in splits or _labelled(data)):
         return "test"
     return "val" if "val" in splits else None
@@ -122,31 +122,31 @@ def _parts(data: Data) -> Parts:
         return _hub_parts(text)
     path = _place(text)
     if path.suffix.lower() == ".csv" and path.is_file():
-        return {ours: partial(from_csv, path, theirs) for ours, theirs in _all_named(path, csv_splits(path))}
+        return {ours: partial(open_csv, path, theirs) for ours, theirs in _all_named(path, read_csv_splits(path))}
     if not path.is_dir():
         return {}
     if files := _shard_files(path):
         return _parts_of_files(path, files)
     folders = {child.name: child for child in path.iterdir() if child.is_dir() and not child.name.startswith(".")}
     named = _named(set(folders))
-    if not any(class_names(folders[theirs]) for _, theirs in named):
+    if not any(list_class_folders(folders[theirs]) for _, theirs in named):
         return {}  # classes that happen to be called like splits, perhaps
     splits = _all_named(path, set(folders))
-    tables = {theirs: table for _, theirs in splits if (table := annotation_table(folders[theirs])) is not None}
+    tables = {theirs: table for _, theirs in splits if (table := find_annotation_table(folders[theirs])) is not None}
     if tables:  # Tiny-ImageNet as it was released: val/ has a table in place of classes, test/ has none
         splits = [(ours, theirs) for ours, theirs in splits if theirs in tables or not _unlabelled(folders[theirs])]
-    named_here = (class_names(folders[theirs]) for _, theirs in splits if theirs not in tables)
+    named_here = (list_class_folders(folders[theirs]) for _, theirs in splits if theirs not in tables)
     classes = sorted({name for names in named_here for name in names})  # so that they agree
     return {
-        ours: partial(annotated, tables[theirs], classes)
+        ours: partial(open_annotated_folder, tables[theirs], classes)
         if theirs in tables
-        else partial(class_folders, folders[theirs], classes)
+        else partial(open_class_folders, folders[theirs], classes)
         for ours, theirs in splits
     }
 
 
 def _unlabelled(folder: Path) -> bool:
-    return class_names(folder) == [ANNOTATED]
+    return list_class_folders(folder) == [ANNOTATED_FOLDER]
 
 
 def _parts_of_files(path: Path, files: Sequence[Path]) -> Parts:
@@ -189,13 +189,13 @@ def _whole(data: Any, parts: Parts) -> Source:
     if isinstance(data, Source):
         return data
     if not isinstance(data, str | Path):
-        return Listed(data)
+        return ListSource(data)
     if parts:
         raise DataError(f"{data} comes in parts: name one of {', '.join(parts)}")
     if str(data) == "digits":
-        from vitrail.data.sources.builtin import Digits
+        from vitrail.data.sources.builtin import DigitsSource
 
-        return Digits()
+        return DigitsSource()
     path = _place(str(data))
     if path.is_file():
         return _from_file(path)
@@ -204,12 +204,12 @@ def _whole(data: Any, parts: Parts) -> Source:
         raise DataError(f"there is no data set {str(data)!r}: give {kinds}")
     if files := _shard_files(path):
         return _from_files(path, files)
-    return class_folders(path)
+    return open_class_folders(path)
 
 
 def _from_file(path: Path) -> Source:
     if path.suffix.lower() == ".csv":
-        return from_csv(path)
+        return open_csv(path)
     if path.suffix.lower() in (".parquet", ".tar"):
         return _from_files(path.parent, [path])
     raise DataError(f"{path} is no data set: give a folder, or a .csv, .parquet or .tar file")
@@ -241,12 +241,12 @@ def _split_of(root: Path, path: Path) -> str | None:
 
 def _from_files(folder: Path, files: Sequence[Path]) -> Source:
     if files[0].suffix == ".parquet":
-        from vitrail.data.sources.parquet import Parquet
+        from vitrail.data.sources.parquet import ParquetSource
 
-        return Parquet(files, _class_names(folder))
-    from vitrail.data.sources.shards import Shards
+        return ParquetSource(files, _class_names(folder))
+    from vitrail.data.sources.shards import TarSource
 
-    return Shards(files, _class_names(folder))
+    return TarSource(files, _class_names(folder))
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:
@@ -261,6 +261,6 @@ def _hub_parts(source: str) -> Parts:
         import datasets  # noqa: F401
     except ImportError:
         raise MissingExtraError(f"loading {source}", "datasets") from None
-    from vitrail.data.sources.hub import HubData, splits_on_hub
+    from vitrail.data.sources.hub import HubSource, list_hub_splits
 
-    return {ours: partial(HubData.load, source, theirs) for ours, theirs in _named(splits_on_hub(source))}
+    return {ours: partial(HubSource.load, source, theirs) for ours, theirs in _named(list_hub_splits(source))}

@@ -17,7 +17,7 @@ ROUNDS = 8
 _MASK = (1 << 64) - 1
 
 
-def mixed(*values: int) -> int:
+def derive_seed(*values: int) -> int:
     """A 64-bit number that depends on every bit of every value: the key of whatever is random."""
     state = 0x9E3779B97F4A7C15
     for value in values:
@@ -28,14 +28,14 @@ def mixed(*values: int) -> int:
     return state
 
 
-def permuted(positions: Indices, count: int, key: int, inverse: bool = False) -> Indices:
+def permute(positions: Indices, count: int, key: int, inverse: bool = False) -> Indices:
     """Where a keyed permutation of 0 … count − 1 sends each position (or where from), in constant memory.
 
     A Feistel network permutes the next power of four; what lands beyond `count` goes through it again, until it does
     not. That is a permutation too.
     """
     half = max((count - 1).bit_length() + 1 >> 1, 1)
-    keys = [np.uint64(mixed(key, count, number)) for number in range(ROUNDS)]
+    keys = [np.uint64(derive_seed(key, count, number)) for number in range(ROUNDS)]
     through = _feistel_back if inverse else _feistel
     found = positions.astype(np.uint64)
     outside = np.ones(found.shape, dtype=bool)
@@ -87,7 +87,7 @@ class Order:
         return epochs, _each(epochs, places, self._in_epoch)
 
     def _in_epoch(self, epoch: int, places: Indices) -> Indices:
-        key = mixed(self.seed, epoch)
+        key = derive_seed(self.seed, epoch)
         if self.block > 1:
             windows, within = np.divmod(places, self.window)
             places = windows * self.window + _each(windows, within, lambda w, p: self._in_window(key, w, p))
@@ -95,17 +95,17 @@ class Order:
 
     def _in_window(self, key: int, window: int, within: Indices) -> Indices:
         length = min(self.window, self.count - window * self.window)
-        return permuted(within, length, mixed(key, 1, window))
+        return permute(within, length, derive_seed(key, 1, window))
 
     def _by_blocks(self, key: int, places: Indices) -> Indices:
         """The last block may be short; what comes after the place it is sent to moves up."""
-        blocks, key = -(-self.count // self.block), mixed(key, 0)
+        blocks, key = -(-self.count // self.block), derive_seed(key, 0)
         short = blocks * self.block - self.count
         if short:
-            (last,) = permuted(np.array([blocks - 1]), blocks, key, inverse=True)
+            (last,) = permute(np.array([blocks - 1]), blocks, key, inverse=True)
             places = places + np.where(places >= (last + 1) * self.block - short, short, 0)
         order, offset = np.divmod(places, self.block)
-        return permuted(order, blocks, key) * self.block + offset
+        return permute(order, blocks, key) * self.block + offset
 
 
 def _each(groups: Indices, values: Indices, function: Callable[[int, Indices], Indices]) -> Indices:

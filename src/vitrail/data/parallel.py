@@ -34,7 +34,7 @@ TRIES = 2
 DEADLY = "reading it ended the process: killed by the system, perhaps because memory ran out"
 
 
-def worker_count(workers: int | None) -> int:
+def resolve_worker_count(workers: int | None) -> int:
     """So many, or one for each core."""
     if workers is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -43,7 +43,7 @@ def worker_count(workers: int | None) -> int:
     return workers
 
 
-def end_with_parent(_: int = 0) -> None:
+def exit_with_parent(_: int = 0) -> None:
     """Called in a worker: it ends soon after its parent, however that one ended, whatever it is waiting for.
 
     A parent killed in the middle of something takes a lock with it that torch's own workers ask for before they look
@@ -59,7 +59,7 @@ def end_with_parent(_: int = 0) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def in_parallel(
+def map_samples(
     work: Callable[[Source, int], Answer], source: Source, jobs: Iterable[Job], workers: int
 ) -> Generator[tuple[Job, list[Answer | str]]]:
     """Each job with `work(source, index)` of each of its samples, in the order of the jobs.
@@ -174,7 +174,7 @@ def _serve(pipe: Connection, other_end: Connection, work: Callable[[Source, int]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is asked to stop, and ends us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which is how; a fork may have brought a handler along
     torch.set_num_threads(1)
-    end_with_parent()
+    exit_with_parent()
     try:
         pipe.send(None)
         while True:

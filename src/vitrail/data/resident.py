@@ -22,20 +22,20 @@ from vitrail.data.loader import (
     BROKEN_SHARE,
     REPLACEMENTS,
     Batch,
-    Broken,
+    BrokenSample,
     EvaluationLoader,
     _Account,
     _EndlessLoader,
     _reason,
 )
 from vitrail.data.open import Data, open_data
-from vitrail.data.order import Order, mixed
-from vitrail.data.parallel import worker_count
+from vitrail.data.order import Order, derive_seed
+from vitrail.data.parallel import resolve_worker_count
 from vitrail.data.sources.source import Sample, Source
 from vitrail.data.transforms.augment import Augmentation
-from vitrail.data.transforms.batch_augment import apply_draws, draw, magnitude_of
+from vitrail.data.transforms.batch_augment import apply_parameters, draw_parameters, get_magnitude
 from vitrail.data.transforms.batch_operations import luma
-from vitrail.data.transforms.decode import MOST_PIXELS_TRAINING, decode, to_channels
+from vitrail.data.transforms.decode import MOST_PIXELS_TRAINING, decode_image, to_channels
 from vitrail.errors import ConfigError, DataError
 from vitrail.system.device import send_to_device
 
@@ -69,7 +69,7 @@ class ResidentImages:
         self.labels = torch.zeros(count, dtype=torch.int64, device=self.device)
         self._first = -1
         # A source is read by one thread alone; decoding releases Python's lock.
-        with ThreadPoolExecutor(worker_count(None)) as threads:
+        with ThreadPoolExecutor(resolve_worker_count(None)) as threads:
             for start in range(0, count, AT_ONCE):
                 self._add(range(start, min(start + AT_ONCE, count)), threads, most_pixels)
         if self._first < 0:
@@ -80,8 +80,8 @@ class ResidentImages:
         """(samples,) int64: each sample's own number; for a broken one that of another, by the seed and its number."""
         found = torch.arange(len(self.source))
         for index, broken in self.account.broken.items():
-            key = mixed(seed, index)
-            tried = (mixed(key, attempt) % len(self.source) for attempt in range(1, REPLACEMENTS))
+            key = derive_seed(seed, index)
+            tried = (derive_seed(key, attempt) % len(self.source) for attempt in range(1, REPLACEMENTS))
             other = next((other for other in tried if other not in self.account.broken), None)
             if other is None:
                 raise DataError(f"{broken.name}: {broken.reason}; and every other that was tried is broken too")
@@ -89,12 +89,12 @@ class ResidentImages:
         return found.to(self.device)
 
     def _add(self, indices: range, threads: ThreadPoolExecutor, most_pixels: int) -> None:
-        read = [_tried(partial(self.source.sample, index)) for index in indices]
+        read = [_tried(partial(self.source.read_checked, index)) for index in indices]
         decoded = list(threads.map(partial(_pixels, most_pixels=most_pixels), read))
         broken, places, images, labels = [], [], [], []
         for index, sample, image in zip(indices, read, decoded, strict=True):
             if isinstance(image, Exception):
-                broken.append(Broken(index, self.source.called(index), _reason(image)))
+                broken.append(BrokenSample(index, self.source.display_name(index), _reason(image)))
                 continue
             assert isinstance(sample, Sample)
             self._check(index, image)
@@ -122,7 +122,7 @@ class ResidentImages:
         elif image.shape != self.pixels.shape[1:]:
             (height, width), (first_height, first_width) = image.shape[1:], self.pixels.shape[2:]
             raise DataError(
-                f"{self.source.called(index)} is {width}×{height} pixels and {self.source.called(self._first)} "
+                f"{self.source.display_name(index)} is {width}×{height} pixels and {self.source.display_name(self._first)} "
                 f"{first_width}×{first_height}: on the device all images must have one size; give "
                 "data.on_device=false and data.workers, or make the images one size first"
             )
@@ -200,7 +200,7 @@ class ResidentLoader(_EndlessLoader):
 
     def _made(self, position: int) -> Batch:
         indices = self._numbers(position)
-        self.generator.manual_seed(mixed(self.seed, position))
+        self.generator.manual_seed(derive_seed(self.seed, position))
         images, labels = self.make(indices)
         return Batch(images, labels, indices, self._all)
 
@@ -236,15 +236,15 @@ class ResidentLoader(_EndlessLoader):
         chosen = self._stand_ins[indices]
         pixels = self.images.pixels[chosen]
         old_size = (pixels.shape[2], pixels.shape[3])
-        draws = draw(self.batch_size, self.augmentation, self.generator, old_size, self.image_size)
+        draws = draw_parameters(self.batch_size, self.augmentation, self.generator, old_size, self.image_size)
         draws = draws.rows(start, start + len(indices))
-        images = apply_draws(pixels, draws, magnitude_of(self.augmentation), self.image_size)
+        images = apply_parameters(pixels, draws, get_magnitude(self.augmentation), self.image_size)
         if self.channels == 1:
             images = luma(images).to(torch.uint8)
         return images, self.images.labels[chosen]
 
 
-class KeptBatches:
+class CachedBatches:
     """The batches of an evaluation, which are the same every time: prepared in the first pass, and kept on a device.
 
     Where they would take more than half of what is free there, they are prepared every time.
@@ -260,7 +260,7 @@ class KeptBatches:
         return self.loader.source
 
     @property
-    def broken(self) -> dict[int, Broken]:
+    def broken(self) -> dict[int, BrokenSample]:
         """The samples found to be broken, by their numbers."""
         return self.loader.broken
 
@@ -305,6 +305,6 @@ def _pixels(sample: Sample | Exception, most_pixels: int) -> Tensor | Exception:
         return sample
     try:
         content = sample.content
-        return to_channels(content if isinstance(content, Tensor) else decode(content, most_pixels), 3)
+        return to_channels(content if isinstance(content, Tensor) else decode_image(content, most_pixels), 3)
     except Exception as error:
         return error

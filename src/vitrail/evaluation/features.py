@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from vitrail import __version__
-from vitrail.data.sources.index import KEPT_SECONDS, cache_folder
-from vitrail.data.sources.source import Source, Subset, fingerprint
+from vitrail.data.sources.table_cache import MAX_AGE_SECONDS, find_cache_folder
+from vitrail.data.sources.source import Source, Subset, compute_fingerprint
 from vitrail.errors import DataError, WeightsError
-from vitrail.inference.batches import How, Progress, alone, in_full_precision, passes
+from vitrail.inference.batches import InferenceOptions, Progress, single_rank, cast_half_to_float32, run_batches
 from vitrail.model.base import ImageModel
 from vitrail.system.files import move_into_place
 from vitrail.system.precision import choose_precision
@@ -65,13 +65,13 @@ class Features:
 
 def features_folder() -> Path:
     """Where they are kept: beside the tables of the data, which VITRAIL_CACHE moves."""
-    return cache_folder().parent / "features"
+    return find_cache_folder().parent / "features"
 
 
-def extract(
+def extract_features(
     model: ImageModel,
     source: Source,
-    how: How,
+    options: InferenceOptions,
     cache: Path | Literal["auto"] | None = "auto",
     progress: Progress | None = None,
 ) -> Features:
@@ -83,13 +83,13 @@ def extract(
     exchanged under their old names; nor that other batches or another device would round differently. Entries that
     nobody has used for 30 days are deleted.
     """
-    in_full_precision(model)
+    cast_half_to_float32(model)
     rows = _Rows(len(source))
     if cache is None:
-        _compute(model, source, how, rows, None, progress)
+        _compute(model, source, options, rows, None, progress)
         return rows.features()
     folder = features_folder() if cache == "auto" else cache
-    path = folder / f"{_key(model, source, how)}{SUFFIX}"
+    path = folder / f"{_key(model, source, options)}{SUFFIX}"
     if (found := _finished(path, len(source))) is not None:
         return found
     with contextlib.closing(_Draft(path)) as draft:
@@ -101,7 +101,7 @@ def extract(
             rows.add(part)
         if rows.done:
             log.info("%d of %d images were done before", rows.done, len(source))
-        _compute(model, source, how, rows, draft, progress)
+        _compute(model, source, options, rows, draft, progress)
         features = rows.features()
         draft.finish()
     return features
@@ -141,7 +141,7 @@ class _Rows:
 
 
 def _compute(
-    model: ImageModel, source: Source, how: How, rows: _Rows, draft: _Draft | None, progress: Progress | None
+    model: ImageModel, source: Source, options: InferenceOptions, rows: _Rows, draft: _Draft | None, progress: Progress | None
 ) -> None:
     """From where the rows end, to the end of the source."""
     start = rows.done
@@ -155,7 +155,7 @@ def _compute(
         def told(done: int, total: int) -> None:
             report(start + done, start + total)
 
-    for batch, computed in passes(model, rest, model.embed, how, progress=told):
+    for batch, computed in run_batches(model, rest, model.embed, options, progress=told):
         mask = batch.mask
         done = rows.done + int((batch.indices >= 0).sum())
         values = computed.cpu()[mask].float()
@@ -169,8 +169,8 @@ def _compute(
             draft.add(part)
 
 
-def _key(model: ImageModel, source: Source, how: How) -> str:
-    precision = choose_precision(how.precision, alone(how).device)
+def _key(model: ImageModel, source: Source, options: InferenceOptions) -> str:
+    precision = choose_precision(options.precision, single_rank(options).device)
     told = f"{VERSION} {__version__} {weights_digest(model)} {precision} {_data_digest(source)}"
     return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
 
@@ -178,7 +178,7 @@ def _key(model: ImageModel, source: Source, how: How) -> str:
 def _data_digest(source: Source) -> str:
     """Beyond the fingerprint all labels, which cost little, and some of the images themselves."""
     count = len(source)
-    told = hashlib.blake2b(fingerprint(source).encode(), digest_size=16)
+    told = hashlib.blake2b(compute_fingerprint(source).encode(), digest_size=16)
     for start in range(0, count, CHUNK):
         told.update(np.ascontiguousarray(source.labels(start, min(start + CHUNK, count)), dtype=np.int64).data)
     for index in np.unique(np.linspace(0, max(count - 1, 0), LOOKED_INTO).astype(np.int64))[:count].tolist():
@@ -327,5 +327,5 @@ def _forget_unused(folder: Path) -> None:
     """Entries that nobody has read or gone on with for long."""
     for path in [*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*{UNFINISHED}")]:
         with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > KEPT_SECONDS:
+            if time.time() - path.stat().st_mtime > MAX_AGE_SECONDS:
                 path.unlink()

@@ -10,17 +10,17 @@ from typing import Any, Literal
 
 import torch
 
-from vitrail.data.open import open_data, splits_of, tested_part
-from vitrail.data.sources.source import SPLITS, Listed, Source, fingerprint
-from vitrail.data.transforms.evaluation import prepare
+from vitrail.data.open import open_data, list_splits, choose_test_split
+from vitrail.data.sources.source import SPLITS, ListSource, Source, compute_fingerprint
+from vitrail.data.transforms.preprocess import prepare
 from vitrail.errors import ConfigError, DataError, did_you_mean
-from vitrail.evaluation.clusters import agreement, clusters
-from vitrail.evaluation.features import Features, extract
-from vitrail.evaluation.intervals import wilson
-from vitrail.evaluation.least_squares import L2, SEEDS, SHOTS, few_shot
-from vitrail.evaluation.linear_probe import choose, folds
-from vitrail.evaluation.neighbours import NEIGHBOURS, knn_accuracy, nearest
-from vitrail.inference.batches import How, Progress, alone
+from vitrail.evaluation.clusters import measure_agreement, cluster_features
+from vitrail.evaluation.features import Features, extract_features
+from vitrail.evaluation.intervals import wilson_interval
+from vitrail.evaluation.least_squares import L2, SEEDS, SHOTS, score_few_shot
+from vitrail.evaluation.linear_probe import choose_strength, assign_folds
+from vitrail.evaluation.neighbours import NEIGHBOURS, score_knn, find_nearest
+from vitrail.inference.batches import InferenceOptions, Progress, single_rank
 from vitrail.model.base import ImageModel
 from vitrail.system.ranks import require_one_process
 from vitrail.weights.load import load
@@ -34,7 +34,7 @@ Cache = Path | Literal["auto"] | None
 
 
 @dataclass(frozen=True)
-class Row:
+class FewshotRow:
     """One measurement."""
 
     method: str
@@ -48,7 +48,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Summary:
+class FewshotSummary:
     """All seeds of a method."""
 
     method: str
@@ -60,7 +60,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Report:
+class FewshotReport:
     """What came of it."""
 
     model: str
@@ -74,7 +74,7 @@ class Report:
     classes: int
     most_frequent: float
     """The share of the most frequent class among the test images: what always saying it would score."""
-    rows: tuple[Row, ...]
+    rows: tuple[FewshotRow, ...]
     notes: tuple[str, ...]
 
     @property
@@ -82,19 +82,19 @@ class Report:
         """What guessing would score."""
         return 1 / self.classes
 
-    def summaries(self) -> list[Summary]:
+    def summaries(self) -> list[FewshotSummary]:
         """One for each method and number of shots, in the order they came."""
         together: dict[tuple[str, int | None], list[float]] = {}
         for row in self.rows:
             together.setdefault((row.method, row.shots), []).append(row.accuracy)
         return [
-            Summary(method, shots, statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None)
+            FewshotSummary(method, shots, statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else None)
             for (method, shots), found in together.items()
         ]
 
-    def interval(self, summary: Summary) -> tuple[float, float]:
+    def interval(self, summary: FewshotSummary) -> tuple[float, float]:
         """In which the accuracy lies on images like the test images, for what was learned here."""
-        return wilson(round(summary.accuracy * self.test_images), self.test_images)
+        return wilson_interval(round(summary.accuracy * self.test_images), self.test_images)
 
     def lines(self) -> Iterator[str]:
         """What stands around the table."""
@@ -111,7 +111,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Task:
+class FewshotTask:
     """What a method is given."""
 
     train: Features
@@ -123,46 +123,46 @@ class Task:
     notes: list[str]
 
 
-def by_least_squares(task: Task) -> Iterator[Row]:
+def run_least_squares(task: FewshotTask) -> Iterator[FewshotRow]:
     """The paper's: a few images of each class, closed form."""
-    found = few_shot(task.train, task.test, task.classes, task.shots, task.seeds, task.l2)
+    found = score_few_shot(task.train, task.test, task.classes, task.shots, task.seeds, task.l2)
     for row in found:
-        yield Row("least-squares", row.accuracy, row.shots, row.seed, {"images": row.images})
+        yield FewshotRow("least-squares", row.accuracy, row.shots, row.seed, {"images": row.images})
     for shots, short in {row.shots: row.short for row in found if row.short}.items():
         task.notes.append(f"{shots} shots: {short} of {task.classes} classes have fewer images, and give all they have")
 
 
-def by_linear_probe(task: Task) -> Iterator[Row]:
+def run_linear_probe(task: FewshotTask) -> Iterator[FewshotRow]:
     """Logistic regression on all images, its strength chosen on a fifth of them."""
-    if not (folds(task.train.labels) == 0).any():
+    if not (assign_folds(task.train.labels) == 0).any():
         task.notes.append("linear: left out, for a class needs two images to choose the strength by")
         return
-    choice = choose(task.train.values, task.train.labels, task.classes)
+    choice = choose_strength(task.train.values, task.train.labels, task.classes)
     accuracy = choice.linear.accuracy(task.test.values, task.test.labels)
-    yield Row("linear", accuracy, details={"strength": choice.strength})
+    yield FewshotRow("linear", accuracy, details={"strength": choice.strength})
 
 
-def by_neighbours(task: Task) -> Iterator[Row]:
+def run_neighbours(task: FewshotTask) -> Iterator[FewshotRow]:
     """The votes of many neighbours, and the nearest alone."""
     for k in (NEIGHBOURS, 1):
-        yield Row(f"knn, k={k}", knn_accuracy(task.train, task.test, task.classes, k))
+        yield FewshotRow(f"knn, k={k}", score_knn(task.train, task.test, task.classes, k))
 
 
-def by_clusters(task: Task) -> Iterator[Row]:
+def run_clusters(task: FewshotTask) -> Iterator[FewshotRow]:
     """The test images alone, in as many clusters as there are classes among them."""
     number = len(task.test.labels.unique())
-    found = [agreement(clusters(task.test.values, number, seed), task.test.labels) for seed in task.seeds]
+    found = [measure_agreement(cluster_features(task.test.values, number, seed), task.test.labels) for seed in task.seeds]
     for seed, one in zip(task.seeds, found, strict=True):
-        yield Row("clusters", one.accuracy, seed=seed, details={"nmi": one.nmi, "ari": one.ari})
+        yield FewshotRow("clusters", one.accuracy, seed=seed, details={"nmi": one.nmi, "ari": one.ari})
     nmi, ari = (statistics.fmean(values) for values in ([one.nmi for one in found], [one.ari for one in found]))
     task.notes.append(f"clusters of the test images: NMI {nmi:.3f}, ARI {ari:.3f}; 1 is perfect, and ARI 0 chance")
 
 
-METHODS: dict[str, Callable[[Task], Iterator[Row]]] = {
-    "least-squares": by_least_squares,
-    "linear": by_linear_probe,
-    "knn": by_neighbours,
-    "clusters": by_clusters,
+METHODS: dict[str, Callable[[FewshotTask], Iterator[FewshotRow]]] = {
+    "least-squares": run_least_squares,
+    "linear": run_linear_probe,
+    "knn": run_neighbours,
+    "clusters": run_clusters,
 }
 
 
@@ -174,28 +174,28 @@ def fewshot(
     seeds: Sequence[int] = SEEDS,
     methods: Sequence[str] = tuple(METHODS),
     l2: float = L2,
-    how: How | None = None,
+    options: InferenceOptions | None = None,
     cache: Cache = "auto",
     progress: Progress | None = None,
-) -> Report:
+) -> FewshotReport:
     """Run the methods on the representations of a model.
 
     `test`: another data set, or a part of this one; if None, its test part, or val, or a fifth that is held out.
     """
     require_one_process("fewshot")
-    check(methods, shots, seeds, l2)
-    how = how or How()
-    train_source, test_source, tested_on = parts(data, test)
-    check_parts(data, train_source, test_source)
+    check_options(methods, shots, seeds, l2)
+    options = options or InferenceOptions()
+    train_source, test_source, tested_on = open_train_and_test(data, test)
+    check_sources(data, train_source, test_source)
     network = load(model, dtype=torch.float32)
-    train = extract(network, train_source, how, cache, progress)
-    tested = extract(network, test_source, how, cache, progress)
-    device = alone(how).device
+    train = extract_features(network, train_source, options, cache, progress)
+    tested = extract_features(network, test_source, options, cache, progress)
+    device = single_rank(options).device
     if device.type == "cuda":
         train, tested = _moved(train, device), _moved(tested, device)
-    task = Task(train, tested, train_source.num_classes, shots, seeds, l2, [])
+    task = FewshotTask(train, tested, train_source.num_classes, shots, seeds, l2, [])
     rows = tuple(row for method in dict.fromkeys(methods) for row in METHODS[method](task))
-    return Report(
+    return FewshotReport(
         model=model,
         data=data,
         tested_on=tested_on,
@@ -209,7 +209,7 @@ def fewshot(
     )
 
 
-def check(methods: Sequence[str], shots: Sequence[int], seeds: Sequence[int], l2: float) -> None:
+def check_options(methods: Sequence[str], shots: Sequence[int], seeds: Sequence[int], l2: float) -> None:
     """What a person gave, before anything is computed."""
     for method in methods:
         if method not in METHODS:
@@ -224,18 +224,18 @@ def check(methods: Sequence[str], shots: Sequence[int], seeds: Sequence[int], l2
         raise ConfigError(f"l2 = {l2:g}: give a number above 0, such as the paper's {L2:g}")
 
 
-def parts(data: str, test: str | None) -> tuple[Source, Source, str]:
+def open_train_and_test(data: str, test: str | None) -> tuple[Source, Source, str]:
     """What to learn from, what to test on, and the latter in words."""
-    splits = splits_of(data)
+    splits = list_splits(data)
     part = next((ours for ours, names in SPLITS.items() if test in names), None)
     if part == "train":
         raise ConfigError("--test train would test on what was learned from: give val, test or another data set")
     if test is not None and part is None:
         train, (other, told) = _training(data, splits), _other(test)
-        if fingerprint(train) == fingerprint(other):
+        if compute_fingerprint(train) == compute_fingerprint(other):
             raise ConfigError(f"--test {test} is what was learned from: give other data, or leave --test out")
         return train, other, told
-    part = part or tested_part(data) or "val"
+    part = part or choose_test_split(data) or "val"
     if part in splits or part == "test":
         return _training(data, splits), open_data(data, part), f"the {part} part of {data}"
     told = f"a fifth of every class of {data}, held out"
@@ -247,11 +247,11 @@ def _training(data: str, splits: Sequence[str]) -> Source:
 
 
 def _other(test: str) -> tuple[Source, str]:
-    part = tested_part(test) or ("train" if "train" in splits_of(test) else None)
+    part = choose_test_split(test) or ("train" if "train" in list_splits(test) else None)
     return open_data(test, part), test if part is None else f"the {part} part of {test}"
 
 
-def check_parts(data: str, train: Source, test: Source) -> None:
+def check_sources(data: str, train: Source, test: Source) -> None:
     """Whether the one can be learned from and the other tested on."""
     if train.num_classes < 2:
         raise DataError(f"{data} has {train.num_classes} class: give data with two or more")
@@ -276,7 +276,7 @@ def _moved(features: Features, device: torch.device) -> Features:
 
 
 @dataclass(frozen=True)
-class Near:
+class SimilarImage:
     """A neighbour."""
 
     name: str
@@ -284,29 +284,29 @@ class Near:
     similarity: float
 
 
-def neighbours(
+def find_similar_images(
     model: str,
     data: str,
     image: str,
     number: int = SHOWN,
-    how: How | None = None,
+    options: InferenceOptions | None = None,
     cache: Cache = "auto",
     progress: Progress | None = None,
-) -> list[Near]:
+) -> list[SimilarImage]:
     """The images of the data (of its training part, where it has parts) that are most similar to one, nearest first."""
-    how = how or How()
+    options = options or InferenceOptions()
     network: ImageModel = load(model, dtype=torch.float32)
     try:
         prepare(image, network.preprocessing)
     except DataError as error:
         raise DataError(f"{image}: {error}") from None
-    source = _training(data, splits_of(data))
-    query = extract(network, Listed([(image, 0)]), how, cache=None)
-    bank = extract(network, source, how, cache, progress)
-    similarities, places = nearest(query.values, bank.values, number)
+    source = _training(data, list_splits(data))
+    query = extract_features(network, ListSource([(image, 0)]), options, cache=None)
+    bank = extract_features(network, source, options, cache, progress)
+    similarities, places = find_nearest(query.values, bank.values, number)
     return [
-        Near(
-            source.called(int(bank.indices[place])),
+        SimilarImage(
+            source.display_name(int(bank.indices[place])),
             source.classes[bank.labels[place]] if source.classes else str(int(bank.labels[place])),
             similarity,
         )

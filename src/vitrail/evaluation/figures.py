@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.data.sources.source import Source
-from vitrail.data.transforms.decode import decode, to_channels
+from vitrail.data.transforms.decode import decode_image, to_channels
 from vitrail.errors import DataError
-from vitrail.evaluation.report import Mistake, Report
-from vitrail.inference.class_names import as_word
+from vitrail.evaluation.report import Mistake, EvaluationReport
+from vitrail.inference.class_names import translate_wnid
 from vitrail.system.figures import BLUE, FAINT, INK, VERMILION, drawn, set_title
 
 NAMED = 100
@@ -29,17 +29,17 @@ LETTERS = 24
 MOST_PIXELS = 100_000_000
 
 
-def draw_report(report: Report, source: Source, folder: Path) -> list[Path]:
+def draw_report(report: EvaluationReport, source: Source, folder: Path) -> list[Path]:
     """All figures that there is something to show for, in a folder: their paths."""
     paths = [draw_confusion(report, folder / "confusion.png"), draw_calibration(report, folder / "calibration.png")]
     sheet = draw_mistakes(report.mistakes[: COLUMNS * ROWS], source, folder / "mistakes.png")
     return [*paths, *([sheet] if sheet else [])]
 
 
-def draw_confusion(report: Report, path: Path) -> Path:
+def draw_confusion(report: EvaluationReport, path: Path) -> Path:
     """The data's classes down, guesses across, each row as shares of its images."""
     shown = [number for number, score in enumerate(report.classes) if score.images or report.confusion[:, number].any()]
-    names = [_short(as_word(report.classes[number].name)) for number in shown]
+    names = [_short(translate_wnid(report.classes[number].name)) for number in shown]
     counts = report.confusion[np.ix_(shown, [*shown, *([-1] if report.strangers else [])])]
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     side = float(np.clip(3.5 + 0.32 * len(names), 6, 18))
@@ -65,7 +65,7 @@ def draw_confusion(report: Report, path: Path) -> Path:
     return path
 
 
-def draw_calibration(report: Report, path: Path) -> Path:
+def draw_calibration(report: EvaluationReport, path: Path) -> Path:
     """How often a guess of some probability is right, and below how many guesses have it."""
     with drawn(path, 6.5, 7) as figure:
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
@@ -99,7 +99,7 @@ def draw_mistakes(mistakes: tuple[Mistake, ...], source: Source, path: Path) -> 
             pixels = image.permute(1, 2, 0).numpy()
             sharp = "nearest" if max(pixels.shape) < SIDE / 2 else None
             axes.imshow(pixels, cmap="grey", vmin=0, vmax=255, interpolation=sharp)
-            guess, label = (_short(as_word(name)) for name in (mistake.guess, mistake.label))
+            guess, label = (_short(translate_wnid(name)) for name in (mistake.guess, mistake.label))
             caption = f"{guess} {_percent(mistake.confidence)}\nlabel: {label}"
             axes.set_title(caption, fontsize=8.5, loc="center", color=INK, parse_math=False)
             axes.text(0.5, -0.02, mistake.image[-LETTERS_OF_FILES:], transform=axes.transAxes, ha="center", va="top",
@@ -112,7 +112,7 @@ def _image(source: Source, index: int) -> Tensor | None:
     """(C, height, width) uint8 with one channel or three; None where it cannot be read."""
     try:
         content = source.read(index).content
-        pixels = content if isinstance(content, Tensor) else decode(content, MOST_PIXELS)
+        pixels = content if isinstance(content, Tensor) else decode_image(content, MOST_PIXELS)
     except DataError:
         return None
     pixels = to_channels(pixels, 1 if pixels.shape[0] == 1 else 3)

@@ -15,10 +15,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.sources.source import read_file, shown
+from vitrail.data.sources.source import read_file, make_printable
 from vitrail.errors import DataError, did_you_mean
 from vitrail.inference import class_names as imagenet
-from vitrail.inference.class_names import NOTHING, Beside, Vocabulary, folded, spellings
+from vitrail.inference.class_names import NO_NAMES, OtherNames, Vocabulary, fold_name, split_words
 
 SHOWN = 5
 """Names in a sentence."""
@@ -57,7 +57,7 @@ class LabelMap:
         return all(classes == (number,) for number, classes in enumerate(self.accepted))
 
 
-def match(
+def match_classes(
     model_labels: Sequence[str] | None, num_classes: int, data_classes: Sequence[str], data_count: int
 ) -> LabelMap:
     """Match a data set's classes with a model's; a DataError where that would be a guess.
@@ -151,35 +151,35 @@ class _Model:
 
     def __init__(self, labels: Sequence[str] | None, num_classes: int) -> None:
         self.labels, self.num_classes = labels, num_classes
-        numbers = imagenet.numbers_of(labels, num_classes)
+        numbers = imagenet.find_class_numbers(labels, num_classes)
         self.is_imagenet = numbers is not None
         self.by_number = {number: ours for ours, number in enumerate(numbers or ()) if number is not None}
         names: list[tuple[str, ...]] = [(label,) for label in labels or ()]
         if numbers is not None:
-            theirs = imagenet.full_names()
+            theirs = imagenet.list_full_names()
             names = names or [()] * num_classes
             names = [(*ours, *(() if n is None else theirs[n])) for ours, n in zip(names, numbers, strict=True)]
         self.vocabulary = Vocabulary(names)
 
-    def find(self, name: str, beside: Beside = NOTHING) -> tuple[set[int], bool]:
+    def find(self, name: str, others: OtherNames = NO_NAMES) -> tuple[set[int], bool]:
         """The classes that a name can stand for, and whether it is certain; none at all is certain, too."""
-        found = self.vocabulary.find(name, beside)
+        found = self.vocabulary.find(name, others)
         if len(found) == 1 and self.is_imagenet and not self._says(found, name):
             # "crane" is not certain though a model has only one of the two, unless that is what it calls it.
-            return found, len(imagenet.vocabulary().find(name, beside)) == 1
+            return found, len(imagenet.build_vocabulary().find(name, others)) == 1
         return found, len(found) < 2
 
     def known_names(self) -> Sequence[str]:
         """Its labels, or ImageNet's in their place."""
-        return self.labels or ([label for label, _ in imagenet.full_names()] if self.is_imagenet else ())
+        return self.labels or ([label for label, _ in imagenet.list_full_names()] if self.is_imagenet else ())
 
     def _says(self, found: set[int], name: str) -> bool:
         """Whether the model's own label has the name, not only ImageNet's."""
-        return self.labels is not None and bool(spellings(self.labels[min(found)]) & spellings(name))
+        return self.labels is not None and bool(split_words(self.labels[min(found)]) & split_words(name))
 
 
 def _by_name(model: _Model, data_classes: Sequence[str]) -> LabelMap | None:
-    beside = Beside.of(data_classes)
+    beside = OtherNames.from_names(data_classes)
     found = [model.find(name, beside) for name in data_classes]
     accepted = tuple(tuple(classes) if certain else () for classes, certain in found)
     matched = [name for name, classes in zip(data_classes, accepted, strict=True) if classes]
@@ -206,12 +206,12 @@ def _told_by_name(model: _Model, matched: Sequence[str], count: int) -> str:
 
 def _as_objectnet(model: _Model, data_classes: Sequence[str]) -> LabelMap | None:
     """By ObjectNet's own table. Names alone would be wrong: its notebooks are of paper, its napkins no diapers."""
-    table = {folded(folder): numbers for folder, numbers in imagenet.objectnet().items()}
-    known = sum(folded(name) in table for name in data_classes)
+    table = {fold_name(folder): numbers for folder, numbers in imagenet.read_objectnet().items()}
+    known = sum(fold_name(name) in table for name in data_classes)
     is_part = known == len(data_classes) >= OBJECTNET_LEAST
     if not model.is_imagenet or not (known >= OBJECTNET_KNOWN or is_part):
         return None
-    numbers = [table.get(folded(name), ()) for name in data_classes]
+    numbers = [table.get(fold_name(name), ()) for name in data_classes]
     accepted = tuple(tuple(model.by_number[n] for n in some if n in model.by_number) for some in numbers)
     if not any(accepted):
         return None
@@ -226,14 +226,14 @@ def _left_out(names: Sequence[str]) -> str:
 
 def _some(names: Sequence[str]) -> str:
     """The first names, and how many there are."""
-    first = ", ".join(shown(name[:50]) for name in names[:SHOWN])
+    first = ", ".join(make_printable(name[:50]) for name in names[:SHOWN])
     return first if len(names) <= SHOWN else f"{first}, … ({len(names)} in all)"
 
 
 # By a file
 
 
-def read_map(
+def read_label_map(
     path: str | Path,
     model_labels: Sequence[str] | None,
     num_classes: int,
@@ -249,7 +249,7 @@ def read_map(
     `data_count`: how many classes the data has, where it does not name them; as many as the file names if None.
     """
     file, model, vocabulary = Path(path), _Model(model_labels, num_classes), Vocabulary([(n,) for n in data_classes])
-    beside = Beside.of(data_classes)
+    beside = OtherNames.from_names(data_classes)
     theirs = _Side("data", data_classes, len(data_classes) or data_count, lambda name: vocabulary.find(name, beside))
     ours = _Side("model", model.known_names(), num_classes, lambda name: model.find(name)[0])
     found: dict[int, set[int]] = {}
@@ -257,12 +257,12 @@ def read_map(
         if (key, values) != ("data", ["model"]) or "data" in data_classes:
             found.setdefault(theirs.number(where, key), set()).update(ours.number(where, value) for value in values)
     if not any(found.values()):
-        raise DataError(f"{shown(file)} names no class of the model: write lines such as `crow,raven`")
+        raise DataError(f"{make_printable(file)} names no class of the model: write lines such as `crow,raven`")
     accepted = tuple(tuple(sorted(found.get(number, ()))) for number in range(theirs.count or max(found) + 1))
     called = data_classes or [str(number) for number in range(len(accepted))]
     out = [name for name, classes in zip(called, accepted, strict=True) if not classes]
     told = f"; left out, since it gives no class for them: {_some(out)}" if out else ""
-    return LabelMap(accepted, f"by {shown(file.name)}{told}")
+    return LabelMap(accepted, f"by {make_printable(file.name)}{told}")
 
 
 class _Side:
@@ -279,19 +279,19 @@ class _Side:
             return min(found)
         if found:
             told = f"can stand for several classes of the {self.whose} ({', '.join(map(str, sorted(found)))})"
-            raise DataError(f"{where}: {shown(name[:50])!r} {told}: give the number of the one that is meant")
+            raise DataError(f"{where}: {make_printable(name[:50])!r} {told}: give the number of the one that is meant")
         if _is_number(name) and not self.names_are_numbers and int(name) < most:
             return int(name)
         known = [*self.names, *(word for label in self.names for word in label.split(", "))]
         near = did_you_mean(name[:100], known) or ";"
         numbers = "" if self.names_are_numbers else f"numbers from 0 to {most - 1}"
         allowed = " and ".join(filter(None, [f"the names {_some(self.names)}" if self.names else "", numbers]))
-        raise DataError(f"{where}: {shown(name[:50])!r} is no class of the {self.whose}{near} there are {allowed}")
+        raise DataError(f"{where}: {make_printable(name[:50])!r} is no class of the {self.whose}{near} there are {allowed}")
 
 
 def _entries(file: Path) -> Iterator[tuple[str, str, list[str]]]:
     """Where it stands, a class of the data, and the model's classes for it."""
-    text = small_text(file, MOST_BYTES)
+    text = read_small_text(file, MOST_BYTES)
     if file.suffix.lower() == ".json" or text.lstrip().startswith("{"):
         yield from _from_json(file, text)
     else:
@@ -300,18 +300,18 @@ def _entries(file: Path) -> Iterator[tuple[str, str, list[str]]]:
 
 def _from_json(file: Path, text: str) -> Iterator[tuple[str, str, list[str]]]:
     try:
-        read = json.loads(text, object_pairs_hook=Pairs)
+        read = json.loads(text, object_pairs_hook=JsonPairs)
     except (ValueError, RecursionError):
-        raise DataError(f"{shown(file)} is no JSON") from None
-    if not isinstance(read, Pairs):
-        raise DataError(f'{shown(file)} holds no JSON object: write {{"class of the data": ["class of the model"]}}')
+        raise DataError(f"{make_printable(file)} is no JSON") from None
+    if not isinstance(read, JsonPairs):
+        raise DataError(f'{make_printable(file)} holds no JSON object: write {{"class of the data": ["class of the model"]}}')
     for name, value in read:
         values = [] if value is None else value if type(value) is list else [value]
         if not all(isinstance(one, str) or type(one) is int for one in values):
             raise DataError(
-                f"{shown(file)}: what it holds for {shown(name[:50])!r} is no name, no number and no list of them"
+                f"{make_printable(file)}: what it holds for {make_printable(name[:50])!r} is no name, no number and no list of them"
             )
-        yield shown(file), name, [str(one) for one in values]
+        yield make_printable(file), name, [str(one) for one in values]
 
 
 def _from_csv(file: Path, text: str) -> Iterator[tuple[str, str, list[str]]]:
@@ -323,19 +323,19 @@ def _from_csv(file: Path, text: str) -> Iterator[tuple[str, str, list[str]]]:
             cells = [cell.strip() for cell in row]
             if any(cells) and not cells[0]:
                 raise DataError(
-                    f"{shown(file)}, line {reader.line_num}: there is no class of the data in the first column"
+                    f"{make_printable(file)}, line {reader.line_num}: there is no class of the data in the first column"
                 )
             if any(cells):
-                yield f"{shown(file)}, line {reader.line_num}", cells[0], [cell for cell in cells[1:] if cell]
+                yield f"{make_printable(file)}, line {reader.line_num}", cells[0], [cell for cell in cells[1:] if cell]
     except csv.Error as error:
-        raise DataError(f"{shown(file)}, line {reader.line_num}, cannot be read: {error}") from None
+        raise DataError(f"{make_printable(file)}, line {reader.line_num}, cannot be read: {error}") from None
 
 
-class Pairs(list[tuple[str, Any]]):
+class JsonPairs(list[tuple[str, Any]]):
     """A JSON object as it was written, with what it holds twice: an `object_pairs_hook`."""
 
 
-def small_text(file: Path, most_bytes: int) -> str:
+def read_small_text(file: Path, most_bytes: int) -> str:
     """A whole text file; a DataError where it is none, or larger than makes sense."""
     try:
         if (size := file.stat().st_size) > most_bytes:
@@ -343,4 +343,4 @@ def small_text(file: Path, most_bytes: int) -> str:
         return read_file(file).decode("utf-8-sig")
     except (OSError, ValueError, DataError) as error:
         told = "no UTF-8 text" if isinstance(error, UnicodeError) else getattr(error, "strerror", None) or error
-        raise DataError(f"{shown(file)} cannot be read: {told}") from None
+        raise DataError(f"{make_printable(file)} cannot be read: {told}") from None

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from vitrail.data.transforms.decode import to_channels
-from vitrail.data.transforms.evaluation import fitted
+from vitrail.data.transforms.preprocess import resize_and_crop
 from vitrail.errors import ConfigError, did_you_mean
 from vitrail.exporting.check import Checked, check
 from vitrail.exporting.graphs import Graph, graph_of
@@ -110,7 +110,7 @@ def calibration(graph: Graph, some: Sequence[Tensor]) -> Sequence[Tensor]:
     if graph.input == "images":
         return list(batch(some, model).split(1))
     resized = how.model_copy(update={"image_size": how.resized, "crop_fraction": 1.0})
-    fits = [fitted(to_channels(pixels, model.in_channels), resized) for pixels in some]
+    fits = [resize_and_crop(to_channels(pixels, model.in_channels), resized) for pixels in some]
     return [pixels.permute(1, 2, 0)[None].contiguous() for pixels in fits]
 
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from vitrail.config import Preprocessing
-from vitrail.data.transforms.evaluation import MOST_RATIO
+from vitrail.data.transforms.preprocess import MAX_ASPECT_RATIO
 from vitrail.errors import ConfigError, ExportError
 from vitrail.exporting.runtimes import first_line, quiet
 from vitrail.model.base import ImageModel
 from vitrail.model.bit import BitResNet
-from vitrail.model.positions import cubic
+from vitrail.model.positions import compute_cubic_kernel
 from vitrail.model.vit import VisionTransformer
 
 MOST_WEIGHT = 2**15 - 0.5
@@ -43,7 +43,7 @@ class FromPixels(nn.Module):
 
     The resize is two matrix products whose weights are computed in the graph from the size of the input, so that one
     graph takes any size, on runtimes that have no antialiased resize of their own. The numbers are those of
-    `vitrail.data.transforms.evaluation.fitted`, up to the rounding of a pixel.
+    `vitrail.data.transforms.preprocess.resize_and_crop`, up to the rounding of a pixel.
     """
 
     mean: Tensor
@@ -152,7 +152,7 @@ def fitted_in_graph(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
     seen_height, seen_width = height, width
     target_height, target_width = (torch.full_like(height, side) for side in preprocessing.resized)
     if preprocessing.resize == "cover":
-        seen_height, seen_width = height.minimum(MOST_RATIO * width), width.minimum(MOST_RATIO * height)
+        seen_height, seen_width = height.minimum(MAX_ASPECT_RATIO * width), width.minimum(MAX_ASPECT_RATIO * height)
         target_height, target_width = _covering(seen_height, seen_width, *preprocessing.resized)
     kind, (rows, columns) = preprocessing.interpolation, preprocessing.image_size
     across = _weights(pixels[0, 0, 0], seen_width, target_width, columns, kind)
@@ -179,7 +179,7 @@ def _weights(line: Tensor, seen: Tensor, target: Tensor, kept: int, kind: str) -
     places = torch.cat([middle, torch.zeros_like(target)[None], target[None] - 1])
     centres = (places + 0.5) * scale
     x = (points - centres[:, None]).abs() / scale.clamp(min=1.0)
-    weights = cubic(x) if kind == "bicubic" else (1 - x).clamp(min=0.0)
+    weights = compute_cubic_kernel(x) if kind == "bicubic" else (1 - x).clamp(min=0.0)
     weights = torch.where((points > 0) & (points < seen), weights, 0.0)
     weights = weights / weights.sum(dim=1, keepdim=True)
     # In 16 bits, as torch holds them for bytes: what lies half-way between two pixels then mostly goes the same way.

@@ -1,4 +1,4 @@
-"""What `vitrail predict` does: files, folders and standard input through a model, and embeddings into a file."""
+"""What `vitrail predict` does: run a model on files, folders or standard input, and write embeddings to a file."""
 
 from __future__ import annotations
 
@@ -14,35 +14,34 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
-from vitrail.data.sources.folder import SUFFIXES, files_below
-from vitrail.data.sources.source import MOST_BYTES, shown
-from vitrail.data.transforms.decode import opened_image
+from vitrail.data.sources.folder import IMAGE_SUFFIXES, walk_files
+from vitrail.data.sources.source import MOST_BYTES, make_printable
+from vitrail.data.transforms.decode import open_image
 from vitrail.errors import ConfigError, DataError, MissingExtraError
 from vitrail.inference.batches import Progress
-from vitrail.inference.predictor import TOP, Outcome, Predictor, Row, check_top
+from vitrail.inference.predictor import TOP, FloatArray, Prediction, Predictor, check_top
 from vitrail.system.files import move_into_place
 
 STANDARD_INPUT = "-"
 ROWS_IN_GROUP = 1024
-"""Of Parquet: so many embeddings are in memory at a time."""
+"""Rows of a Parquet row group: so many embeddings are in memory at a time."""
 
-Keep = Callable[[str, Row], None]
+AddEmbedding = Callable[[str, FloatArray], None]
 
 
 @dataclass(frozen=True)
-class Predicted:
-    """What came of one file."""
+class FilePrediction:
+    """The result for one file: labels, or the reason why the file was left out."""
 
     file: str
-    """Its name as it was given or found, and "-" for standard input. Bytes that are no text are told as \\xff."""
+    """The name as given or found; "-" for standard input. Bytes that are not valid text appear as \\xff."""
     labels: tuple[tuple[str, float], ...] = ()
-    """The best, with their probabilities; none where only embeddings are wanted."""
+    """The best labels with their probabilities; () for a model without classes."""
     error: str | None = None
-    """Why it was left out."""
 
 
-class Predictions:
-    """Images that were found, and a model that is ready for them; what came of them so far."""
+class PredictionRun:
+    """The images of one `vitrail predict` command, the model for them, and the counts so far."""
 
     def __init__(
         self,
@@ -54,56 +53,65 @@ class Predictions:
         batch_size: int = 32,
         device: str = "auto",
         precision: str = "fp32",
-        tell: Callable[[str], None] = lambda line: None,
+        on_message: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """What is wrong with a command is said here, before anything is computed.
+        """Find the images and load the model. Mistakes in the command raise an error here, before any prediction.
 
         Args:
-            files: files, folders with images at any depth, and "-" for standard input, which is an image or a list of
-                file names.
-            model: whatever `vitrail.load` takes.
-            top: how many labels of each image.
-            embed: where representations go, .parquet or .npz.
-            batch_size: images at a time.
-            device: cpu, cuda, …; a GPU where there is one, for auto.
-            precision: fp32; or faster and less exact, of which `tell` is told.
+            files: files, folders with images at any depth, and "-" for standard input, which holds an image or a list
+                of file names.
+            model: anything that `vitrail.load` takes.
+            top: the number of labels for each image, at least 1.
+            embed: the .parquet or .npz file for representations, if any.
+            batch_size: images that run at a time.
+            device: cpu, cuda, …; auto takes a GPU if the machine has one.
+            precision: as for `Predictor`.
+            on_message: as for `Predictor`.
+
+        Raises:
+            ConfigError: if an option is not valid, or nothing is requested that the model can give.
+            DataError: if there are no images.
         """
         if not files:
             raise ConfigError("no images were given: vitrail predict photo.jpg")
         check_top(top)
-        check_embed(embed)
-        self.images = found_images(files)
-        batch_size = min(batch_size, max(len(self.images), 1))  # what is fastest may depend on it
-        self.predictor = Predictor(model, device=device, batch_size=batch_size, precision=precision, tell=tell)
+        check_embedding_path(embed)
+        self.images = find_images(files)
+        batch_size = min(batch_size, max(len(self.images), 1))  # the fastest precision may depend on it
+        self.predictor = Predictor(
+            model, device=device, batch_size=batch_size, precision=precision, on_message=on_message
+        )
         self.top, self.embed = top, embed
         self.done, self.left_out, self.seconds = 0, 0, 0.0
         if not self.labels and embed is None:
-            raise ConfigError("the model has no classes, so there are no labels to tell: --embed out.parquet keeps y")
+            raise ConfigError(
+                "the model has no classes, and therefore no labels: write embeddings with --embed out.parquet"
+            )
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The model's classes in words; none where it has none."""
+        """The names of the classes in words; () for a model without classes."""
         return self.predictor.labels
 
-    def rows(self, progress: Progress | None = None) -> Generator[Predicted, None, None]:
-        """What came of each file, in their order, as soon as it is there.
+    def predict_files(self, progress: Progress | None = None) -> Generator[FilePrediction, None, None]:
+        """Yield the result for each file, in order, as soon as it is computed.
 
-        Embeddings are in their place after the last row, and not at all where it is closed before.
+        The file of embeddings appears after the last result. If the generator is closed early, it is not written.
         """
         started, total = time.perf_counter(), len(self.images)
-        wanted = {"probabilities": bool(self.labels), "embeddings": self.embed is not None}
-        keeping = nullcontext(None) if self.embed is None else embeddings_kept(self.embed)
-        with keeping as keep, closing(self.predictor.stream(self.images, **wanted)) as outcomes:
-            for outcome in outcomes:
-                row = self._predicted(outcome, keep)
+        outputs = {"probabilities": bool(self.labels), "embeddings": self.embed is not None}
+        embeddings = nullcontext(None) if self.embed is None else write_embeddings(self.embed)
+        with embeddings as add, closing(self.predictor.stream(self.images, **outputs)) as predictions:
+            for prediction in predictions:
+                row = self._take(prediction, add)
                 self.done, self.left_out = self.done + (row.error is None), self.left_out + (row.error is not None)
                 self.seconds = time.perf_counter() - started
                 if progress is not None:
-                    progress(outcome.index + 1, total)
+                    progress(prediction.index + 1, total)
                 yield row
 
     def summary(self) -> str:
-        """ "132 images, 45.2 images/s, 1 left out"."""
+        """Return counts and speed in words: "132 images, 45.2 images/s, 1 left out"."""
         parts = [f"{self.done:,} image" + ("" if self.done == 1 else "s")]
         if self.done:
             parts.append(f"{self.done / max(self.seconds, 1e-9):,.1f} images/s")
@@ -111,59 +119,67 @@ class Predictions:
             parts.append(f"{self.left_out:,} left out")
         return ", ".join(parts)
 
-    def _predicted(self, outcome: Outcome, keep: Keep | None) -> Predicted:
-        file = file_name(self.images[outcome.index])
-        if outcome.error is not None:
-            return Predicted(file, error=str(outcome.error))
-        if keep is not None and outcome.embedding is not None:
-            keep(file, outcome.embedding)
-        if outcome.probabilities is None:
-            return Predicted(file)
-        return Predicted(file, tuple(self.predictor.ranked(outcome.probabilities, self.top)))
+    def _take(self, prediction: Prediction, add: AddEmbedding | None) -> FilePrediction:
+        """Add the embedding to its file, if there is one, and return the labels or the error."""
+        file = to_valid_text(self.images[prediction.index])
+        if prediction.error is not None:
+            return FilePrediction(file, error=str(prediction.error))
+        if add is not None and prediction.embedding is not None:
+            add(file, prediction.embedding)
+        if prediction.probabilities is None:
+            return FilePrediction(file)
+        return FilePrediction(file, tuple(self.predictor.rank_labels(prediction.probabilities, self.top)))
 
 
-def file_name(image: str | bytes) -> str:
-    """As text that any program can read, and otherwise as it is."""
+def to_valid_text(image: str | bytes) -> str:
+    """Return the name of an image as valid text: bytes that are not UTF-8 become \\xff, standard input becomes "-"."""
     if isinstance(image, bytes):
         return STANDARD_INPUT
     return image.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def found_images(files: Sequence[str]) -> list[str | bytes]:
-    """The files that are meant, in order; the content of standard input where that is an image."""
+def find_images(files: Sequence[str]) -> list[str | bytes]:
+    """Return the image files that the arguments mean, in order; for standard input, its content if it is an image.
+
+    Raises:
+        ConfigError: if a name is empty, or "-" is given twice.
+        DataError: if there are no images, or a folder or standard input cannot be read.
+    """
     if files.count(STANDARD_INPUT) > 1:
-        raise ConfigError(f"{STANDARD_INPUT} was given more than once, and there is one standard input")
-    found = list[str | bytes]()
+        raise ConfigError(f"{STANDARD_INPUT} was given more than once, but there is only one standard input")
+    images = list[str | bytes]()
     for name in files:
         if not name:
-            raise ConfigError("a file has no name: is a variable empty that should hold it?")
+            raise ConfigError("a file name is empty: is a shell variable empty?")
         if name == STANDARD_INPUT:
-            found += _from_standard_input()
+            images += _read_standard_input()
         elif _is_folder(Path(name)):
-            found += sorted(file for file in _listed(name) if file.lower().endswith(SUFFIXES))
+            images += sorted(file for file in _list_files(name) if file.lower().endswith(IMAGE_SUFFIXES))
         else:
-            found.append(name)
-    if not found:
-        told = ", ".join("standard input" if name == STANDARD_INPUT else shown(name) for name in files)
-        raise DataError(f"no images in {told}: give image files, or folders with images ({', '.join(SUFFIXES)})")
-    return found
+            images.append(name)
+    if not images:
+        places = ", ".join("standard input" if name == STANDARD_INPUT else make_printable(name) for name in files)
+        raise DataError(
+            f"no images in {places}: give image files, or folders with images ({', '.join(IMAGE_SUFFIXES)})"
+        )
+    return images
 
 
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
-    except OSError:  # a name that is too long, or in a folder that is closed to us
+    except OSError:  # the name is too long, or its folder cannot be read
         return False
 
 
-def _listed(folder: str) -> list[str]:
+def _list_files(folder: str) -> list[str]:
     try:
-        return list(files_below(Path(folder)))
+        return list(walk_files(Path(folder)))
     except OSError as error:
-        raise DataError(f"{shown(folder)} cannot be listed: {error.strerror}") from None
+        raise DataError(f"{make_printable(folder)} cannot be listed: {error.strerror}") from None
 
 
-def _from_standard_input() -> list[str | bytes]:
+def _read_standard_input() -> list[str | bytes]:
     content = sys.stdin.buffer.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise DataError(f"standard input holds more than the {MOST_BYTES:,} bytes allowed")
@@ -173,13 +189,13 @@ def _from_standard_input() -> list[str | bytes]:
 
 
 def _is_image(content: bytes) -> bool:
-    """Whether to take it for one: no name of a file has a zero byte, and a damaged image should be called so."""
+    """Return whether standard input is an image, even a damaged one: no list of file names has a zero byte."""
     if b"\0" in content:
         return True
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            opened_image(content)
+            open_image(content)
     except DataError:
         return False
     return True
@@ -188,20 +204,18 @@ def _is_image(content: bytes) -> bool:
 # Embeddings in a file
 
 
-class Table(Protocol):
-    """Names and embeddings on their way into a file."""
+class EmbeddingTable(Protocol):
+    """Writes file names and embeddings to a file; `close` writes the rest."""
 
     def __init__(self, file: BinaryIO) -> None: ...
 
-    def add(self, name: str, embedding: Row) -> None:
-        """A row."""
+    def add(self, name: str, embedding: FloatArray) -> None: ...
 
-    def close(self) -> None:
-        """What is left is written."""
+    def close(self) -> None: ...
 
 
 class ParquetTable:
-    """Columns `file` and `embedding`, a list of float32."""
+    """Writes the columns `file` and `embedding`, a list of float32."""
 
     def __init__(self, file: BinaryIO) -> None:
         import pyarrow as pa
@@ -209,10 +223,9 @@ class ParquetTable:
 
         self._schema = pa.schema([("file", pa.string()), ("embedding", pa.list_(pa.float32()))])
         self._writer = pq.ParquetWriter(file, self._schema)
-        self._rows = list[tuple[str, Row]]()
+        self._rows = list[tuple[str, FloatArray]]()
 
-    def add(self, name: str, embedding: Row) -> None:
-        """Written when there are enough."""
+    def add(self, name: str, embedding: FloatArray) -> None:
         self._rows.append((name, embedding))
         if len(self._rows) == ROWS_IN_GROUP:
             self._write_group()
@@ -228,7 +241,6 @@ class ParquetTable:
         self._rows = []
 
     def close(self) -> None:
-        """The last group, and the footer."""
         try:
             if self._rows:
                 self._write_group()
@@ -237,33 +249,31 @@ class ParquetTable:
 
 
 class NpzTable:
-    """Arrays `names` and `embeddings`, (N, D) float32."""
+    """Writes the arrays `names` and `embeddings`, (N, D) float32. They stay in memory until the end."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self._names, self._embeddings = file, list[str](), list[Row]()
+        self._file, self._names, self._embeddings = file, list[str](), list[FloatArray]()
 
-    def add(self, name: str, embedding: Row) -> None:
-        """Kept in memory: the format has no other way."""
+    def add(self, name: str, embedding: FloatArray) -> None:
         self._names.append(name)
         self._embeddings.append(embedding)
 
     def close(self) -> None:
-        """All of it."""
-        found = np.array(self._embeddings, np.float32).reshape(len(self._names), -1 if self._names else 0)
-        np.savez(self._file, names=np.array(self._names, np.str_), embeddings=found)
+        embeddings = np.array(self._embeddings, np.float32).reshape(len(self._names), -1 if self._names else 0)
+        np.savez(self._file, names=np.array(self._names, np.str_), embeddings=embeddings)
 
 
-TABLES: dict[str, type[Table]] = {".parquet": ParquetTable, ".npz": NpzTable}
+TABLES: dict[str, type[EmbeddingTable]] = {".parquet": ParquetTable, ".npz": NpzTable}
 
 
-def check_embed(path: Path | None) -> None:
-    """Refuse a place for embeddings that they could not be written to in the end."""
+def check_embedding_path(path: Path | None) -> None:
+    """Raise a ConfigError or a MissingExtraError if embeddings cannot be written there."""
     if path is None:
         return
     if path.suffix.lower() not in TABLES:
-        raise ConfigError(f"--embed {shown(path)}: give a file that ends in {' or '.join(TABLES)}")
+        raise ConfigError(f"--embed {make_printable(path)}: give a file that ends in {' or '.join(TABLES)}")
     if _is_folder(path) or not _is_folder(path.absolute().parent):
-        raise ConfigError(f"--embed {shown(path)}: give the name of a file in a folder that is there")
+        raise ConfigError(f"--embed {make_printable(path)}: give a file name in an existing folder")
     if path.suffix.lower() == ".parquet":
         try:
             import pyarrow.parquet  # noqa: F401
@@ -272,26 +282,26 @@ def check_embed(path: Path | None) -> None:
 
 
 @contextmanager
-def embeddings_kept(path: Path) -> Iterator[Keep]:
-    """Takes names and embeddings; the file is in its place at the end, whole, or it is as it was before.
+def write_embeddings(path: Path) -> Iterator[AddEmbedding]:
+    """Yield a function that adds an embedding under a file name; at the end, put the finished file in its place.
 
-    Where no image came through, there is nothing to write.
+    After an error, or if no embedding was added, the path stays as it was.
     """
-    draft, kept = path.with_name(f".{path.name}.{os.getpid()}.tmp"), 0
+    draft, count = path.with_name(f".{path.name}.{os.getpid()}.tmp"), 0
 
-    def keep(name: str, embedding: Row) -> None:
-        nonlocal kept
+    def add(name: str, embedding: FloatArray) -> None:
+        nonlocal count
         table.add(name, embedding)
-        kept += 1
+        count += 1
 
     try:
         with draft.open("wb") as file, closing(TABLES[path.suffix.lower()](file)) as table:
-            yield keep
-        if kept:
+            yield add
+        if count:
             move_into_place(draft, path)
     except OSError as error:
-        told = error.strerror or error
-        raise ConfigError(f"--embed {shown(path)} cannot be written ({told}): give another place") from None
+        reason = error.strerror or error
+        raise ConfigError(f"--embed {make_printable(path)} cannot be written ({reason}): give another place") from None
     finally:
-        with suppress(OSError):  # a disk that cannot be written has been told of already
+        with suppress(OSError):  # an error about the disk was already raised
             draft.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Images in, ranked labels out: a model ready for use, whatever its images come as.
+"""The predictor: images in any common form in, ranked labels, probabilities or embeddings out.
 
 Shapes: B images, K classes, D the size of the representation.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -22,22 +22,22 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vitrail.data.parallel import worker_count
-from vitrail.data.sources.source import image_content, shown
-from vitrail.data.transforms.decode import HUSH, MOST_PIXELS_TRAINING, check_size, decode, to_channels
-from vitrail.data.transforms.evaluation import fitted, normalise
+from vitrail.data.parallel import resolve_worker_count
+from vitrail.data.sources.source import make_printable, read_image
+from vitrail.data.transforms.decode import IGNORE_WARNINGS, MOST_PIXELS_TRAINING, check_size, decode_image, to_channels
+from vitrail.data.transforms.preprocess import normalise, resize_and_crop
 from vitrail.errors import ConfigError, DataError, InputError, VitrailError
 from vitrail.fast.optimize import FastModel, optimize
-from vitrail.inference.batches import in_full_precision
-from vitrail.inference.class_names import as_word, wnids
+from vitrail.inference.batches import cast_half_to_float32
+from vitrail.inference.class_names import get_display_labels
 from vitrail.model.base import ImageModel
 from vitrail.system.device import choose_device
 from vitrail.weights.load import load
 
 AHEAD = 2
-"""Batches that are decoded, or being so, while one is computed."""
+"""Batches that are decoded ahead, while one is computed."""
 MOST_THREADS = 16
-"""That decode for one call: each may hold a large image."""
+"""Threads that decode for one call. Each may hold a large image in memory."""
 TOP = 5
 ALLOWED = (
     "a path, the bytes of a file, a Pillow image, a uint8 NumPy array (height, width[, channels]) or a uint8 tensor "
@@ -45,43 +45,58 @@ ALLOWED = (
 )
 
 OneImage = str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | NDArray[Any] | Tensor
-Guesses = list[tuple[str, float]]
+RankedLabels = list[tuple[str, float]]
 """Labels and their probabilities, best first."""
-Row = NDArray[np.float32]
+FloatArray = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of one image: what was asked for, or an error."""
+class Prediction:
+    """The result for one image: probabilities, embedding or both, as requested; or an error."""
 
     index: int
-    """Its place among the images."""
+    """Position of the image among the images, from 0."""
     name: str
-    """Its path on one line; of other images, what they are."""
-    probabilities: Row | None = None
-    """(K,)"""
-    embedding: Row | None = None
-    """(D,)"""
+    """The path of the image on one line, or "a tensor", "a Pillow image", …"""
+    probabilities: FloatArray | None = None
+    """(K,) probability of each class, if requested."""
+    embedding: FloatArray | None = None
+    """(D,) representation y, if requested."""
     error: VitrailError | None = None
+    """Why the image cannot be used."""
 
 
 class Predictor:
-    """A model that takes images as they come. Many threads may call one at once: no call changes anything.
+    """A model that takes images in any common form and returns labels, probabilities or embeddings.
 
     One image is a path, the bytes of a file, a Pillow image, a uint8 NumPy array (height, width[, channels]) or a uint8
-    tensor (channels, height, width). A list, a tuple or any iterator of these is many: they go through `batch_size` at
-    a time, and are decoded ahead in threads, a few batches and no more. An iterator must therefore not give the same
-    memory twice with other pixels in it.
+    tensor (channels, height, width). A list, a tuple or any other iterable of these is many images: they run in batches
+    of `batch_size`, and threads decode a few batches ahead. Do not reuse a buffer: images are decoded ahead.
+
+    A predictor has no state that changes between calls, so several threads may call one predictor at the same time.
+
+    Example:
+        >>> predictor = vitrail.Predictor("pane")
+        >>> predictor("cat.jpg", top=2)
+        [("tabby", 0.71), ("Egyptian cat", 0.12)]
 
     Args:
-        model: a model, or whatever `vitrail.load` takes. A model that is given is put on the device, into evaluation
-            mode, and from half precision to float32.
-        device: cpu, cuda, …; a GPU where there is one, for auto.
-        batch_size: images at a time.
-        precision: fp32, which is exact; or faster: bf16, fp8 (on a GPU), int8 (on a CPU), auto: what is fastest here.
-            `predictor.fast.distance` says how far off it is (`vitrail.fast.optimize`).
-        most_pixels: of an image that is decoded at all.
-        tell: is told in words what comes of another precision than fp32.
+        model: a model, or anything that `vitrail.load` takes. A model object is moved to the device, put into
+            evaluation mode, and cast from half precision to float32.
+        device: cpu, cuda, …; auto takes a GPU if the machine has one.
+        batch_size: images that run at a time, at least 1.
+        precision: fp32, the exact one; or a faster one: bf16, fp8 (GPU only), int8 (CPU only), or auto, which takes the
+            fastest on this machine. `predictor.fast.distance` is then the distance from the exact results.
+        most_pixels: images with more pixels are refused before they are decoded.
+        on_message: called with a line of text about each step of making a precision other than fp32 fast.
+
+    Attributes:
+        labels: the names of the classes in words, in the order of the probabilities; () for a model without classes.
+        model: the model, on the device.
+        fast: the faster version of the model that computes; None for fp32.
+
+    Raises:
+        ConfigError: if an option or the model is not valid.
     """
 
     def __init__(
@@ -92,7 +107,7 @@ class Predictor:
         batch_size: int = 32,
         precision: str = "fp32",
         most_pixels: int = MOST_PIXELS_TRAINING,
-        tell: Callable[[str], None] = lambda line: None,
+        on_message: Callable[[str], None] = lambda line: None,
     ) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch_size = {batch_size}: give 1 or more")
@@ -100,260 +115,251 @@ class Predictor:
             raise ConfigError(f"a {_kind(model)} is no model: give one of vitrail's, or what vitrail.load takes")
         self.device = choose_device(device)
         self.model: ImageModel = model if isinstance(model, ImageModel) else load(model, device=self.device)
-        self._dtype = in_full_precision(self.model)
+        self._dtype = cast_half_to_float32(self.model)
         self.model.to(self.device).eval()
         self.batch_size, self.most_pixels = batch_size, most_pixels
         self.fast: FastModel | None = None
-        """What computes, where the precision is not fp32."""
         if precision != "fp32":
-            self.fast = optimize(self.model.float(), "throughput", precision, batch=batch_size, tell=tell)
+            self.fast = optimize(self.model.float(), "throughput", precision, batch=batch_size, on_message=on_message)
             self._dtype = torch.float32
-        self.labels = labels_of(self.model)
-        """The names of the classes in words, in the order of the probabilities; none for a model without classes."""
+        self.labels = get_display_labels(self.model)
 
     @overload
-    def __call__(self, images: OneImage, top: int = TOP) -> Guesses: ...  # type: ignore[overload-overlap]  # a str
+    def __call__(self, images: OneImage, top: int = TOP) -> RankedLabels: ...  # type: ignore[overload-overlap]  # a str
 
     @overload
-    def __call__(self, images: Iterable[OneImage], top: int = TOP) -> list[Guesses]: ...
+    def __call__(self, images: Iterable[OneImage], top: int = TOP) -> list[RankedLabels]: ...
 
-    def __call__(self, images: OneImage | Iterable[OneImage], top: int = TOP) -> Guesses | list[Guesses]:
-        """The `top` labels of an image with their probabilities, best first; for many images a list of these.
+    def __call__(self, images: OneImage | Iterable[OneImage], top: int = TOP) -> RankedLabels | list[RankedLabels]:
+        """Return the `top` labels of an image with their probabilities, best first; for many images, a list of these.
 
-        A DataError or an InputError says which image cannot be used, and why.
+        Raises:
+            ConfigError: if the model has no classes, or `top` is less than 1.
+            DataError, InputError: if an image cannot be used; the message names the image and the reason.
         """
         check_top(top)
-        self._check_classes()
-        found = [self.ranked(row.probabilities, top) for row in self._good(images) if row.probabilities is not None]
-        return found[0] if is_one_image(images) else found
+        rows = [self.rank_labels(row, top) for row in self._predict_probabilities(images)]
+        return rows[0] if is_one_image(images) else rows
 
-    def probabilities(self, images: OneImage | Iterable[OneImage]) -> Row:
-        """(B, K): each row adds up to 1. One image is a batch of one."""
-        self._check_classes()
-        rows = [row.probabilities for row in self._good(images) if row.probabilities is not None]
+    def probabilities(self, images: OneImage | Iterable[OneImage]) -> FloatArray:
+        """Return the probability of every class, (B, K), for one image (B = 1) or many. Each row adds up to 1."""
+        rows = self._predict_probabilities(images)
         return np.stack(rows) if rows else np.empty((0, len(self.labels)), np.float32)
 
-    def embed(self, images: OneImage | Iterable[OneImage]) -> Row:
-        """(B, D): the representation y of each image. One image is a batch of one."""
-        wanted = {"probabilities": False, "embeddings": True}
-        rows = [row.embedding for row in self._good(images, **wanted) if row.embedding is not None]
+    def embed(self, images: OneImage | Iterable[OneImage]) -> FloatArray:
+        """Return the representation y, (B, D), of one image (B = 1) or many."""
+        predictions = self._predict_or_raise(images, probabilities=False, embeddings=True)
+        rows = [prediction.embedding for prediction in predictions if prediction.embedding is not None]
         return np.stack(rows) if rows else np.empty((0, self._representation_size()), np.float32)
 
-    def ranked(self, probabilities: Row, top: int = TOP) -> Guesses:
-        """(K,) → the `top` labels, best first; of equal ones the first class comes first."""
-        return ranked(probabilities, self.labels, top)
+    def rank_labels(self, probabilities: FloatArray, top: int = TOP) -> RankedLabels:
+        """Return the `top` labels for the probabilities (K,) of one image, best first."""
+        return rank_labels(probabilities, self.labels, top)
 
     def stream(
         self, images: Iterable[OneImage], *, probabilities: bool = True, embeddings: bool = False
-    ) -> Generator[Outcome, None, None]:
-        """What comes of each image, in their order, as soon as its batch is computed; both from one pass.
+    ) -> Generator[Prediction, None, None]:
+        """Yield the prediction of each image, in order, as soon as its batch is computed.
 
-        An image that cannot be used has an error, and the others go on. Close it (`contextlib.closing`) where it is
-        not read to its end: it has threads.
+        An image that cannot be used yields a prediction with an error, and the stream continues. The stream holds
+        threads: close it (`contextlib.closing`) if you do not read it to its end.
+
+        Args:
+            images: the images. Do not reuse a buffer: images are decoded ahead.
+            probabilities: whether to compute the probability of every class.
+            embeddings: whether to compute the representation. Both together cost one pass through the model.
+
+        Raises:
+            ConfigError: if probabilities are requested of a model without classes.
         """
         if probabilities:
             self._check_classes()
-        return self._streamed(images, probabilities, embeddings)
+        return self._predict_ahead(images, probabilities, embeddings)
 
-    def _streamed(
+    def _predict_ahead(
         self, images: Iterable[OneImage], probabilities: bool, embeddings: bool
-    ) -> Generator[Outcome, None, None]:
-        coming, done = iter(images), 0
+    ) -> Generator[Prediction, None, None]:
+        remaining, done = iter(images), 0
         ahead: deque[tuple[str, Future[Tensor | VitrailError]]] = deque()
-        pool = ThreadPoolExecutor(min(worker_count(None), MOST_THREADS), thread_name_prefix="vitrail-decode")
+        pool = ThreadPoolExecutor(min(resolve_worker_count(None), MOST_THREADS), thread_name_prefix="vitrail-decode")
         try:
             while True:
-                for image in islice(coming, (1 + AHEAD) * self.batch_size - len(ahead)):
-                    ahead.append((_called(image), pool.submit(self._fitted, image)))
+                for image in islice(remaining, (1 + AHEAD) * self.batch_size - len(ahead)):
+                    ahead.append((describe_image(image), pool.submit(self._prepare_image, image)))
                 if not ahead:
                     return
                 batch = [ahead.popleft() for _ in range(min(self.batch_size, len(ahead)))]
                 names, prepared = [name for name, _ in batch], [pixels.result() for _, pixels in batch]
-                yield from self._outcomes(done, names, prepared, probabilities, embeddings)
+                yield from self._predict_batch(done, names, prepared, probabilities, embeddings)
                 done += len(batch)
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _good(
-        self, images: OneImage | Iterable[OneImage], *, probabilities: bool = True, embeddings: bool = False
-    ) -> Generator[Outcome, None, None]:
-        """Of one image or many; the first that cannot be used raises an error with its number and name."""
-        if is_one_image(images):
-            name, prepared = _called(images), self._fitted(images)  # without threads, which take a while to start
-            (outcome,) = self._outcomes(0, [name], [prepared], probabilities, embeddings)
-            if outcome.error is not None:
-                raise type(outcome.error)(f"{name}: {outcome.error}")
-            yield outcome
+    def _predict_probabilities(self, images: OneImage | Iterable[OneImage]) -> list[FloatArray]:
+        self._check_classes()
+        predictions = self._predict_or_raise(images, probabilities=True, embeddings=False)
+        return [prediction.probabilities for prediction in predictions if prediction.probabilities is not None]
+
+    def _predict_or_raise(
+        self, images: OneImage | Iterable[OneImage], *, probabilities: bool, embeddings: bool
+    ) -> Generator[Prediction, None, None]:
+        """Predict one image or many; raise an error with number and name for the first image that cannot be used."""
+        if is_one_image(images):  # without threads: they take a while to start
+            name, prepared = describe_image(images), self._prepare_image(images)
+            (prediction,) = self._predict_batch(0, [name], [prepared], probabilities, embeddings)
+            if prediction.error is not None:
+                raise type(prediction.error)(f"{name}: {prediction.error}")
+            yield prediction
             return
-        if hasattr(images, "read"):  # its lines could be iterated over, and are no images
+        if hasattr(images, "read"):  # iterating over it would give lines, not images
             raise InputError(f"an open file ({_kind(images)}) is no image: give its path, or what its read() returns")
         if not isinstance(images, Iterable) or isinstance(images, Mapping):
             raise InputError(f"{_kind(images)} is no image: give {ALLOWED}, or a list of these")
         many: Iterable[Any] = images
-        with closing(self._streamed(many, probabilities, embeddings)) as outcomes:
-            for outcome in outcomes:
-                if outcome.error is not None:
-                    raise type(outcome.error)(f"images[{outcome.index}], {outcome.name}: {outcome.error}")
-                yield outcome
+        with closing(self._predict_ahead(many, probabilities, embeddings)) as predictions:
+            for prediction in predictions:
+                if prediction.error is not None:
+                    raise type(prediction.error)(f"images[{prediction.index}], {prediction.name}: {prediction.error}")
+                yield prediction
 
-    def _outcomes(
+    def _predict_batch(
         self,
         first: int,
         names: Sequence[str],
         prepared: Sequence[Tensor | VitrailError],
         probabilities: bool,
         embeddings: bool,
-    ) -> list[Outcome]:
-        """Of one batch."""
-        whole = [pixels for pixels in prepared if isinstance(pixels, Tensor)]
-        computed = iter(self._computed(torch.stack(whole), probabilities, embeddings) if whole else ())
+    ) -> list[Prediction]:
+        """Predict one batch of prepared images. `first` is the index of its first image."""
+        usable = [pixels for pixels in prepared if isinstance(pixels, Tensor)]
+        computed = iter(self._compute(torch.stack(usable), probabilities, embeddings) if usable else ())
         return [
-            Outcome(index, name, error=pixels)
+            Prediction(index, name, error=pixels)
             if isinstance(pixels, VitrailError)
-            else _checked(Outcome(index, name, *next(computed)))
+            else _refuse_non_finite(Prediction(index, name, *next(computed)))
             for index, (name, pixels) in enumerate(zip(names, prepared, strict=True), start=first)
         ]
 
     @torch.inference_mode()
-    def _computed(
+    def _compute(
         self, pixels: Tensor, probabilities: bool, embeddings: bool
-    ) -> Iterator[tuple[Row | None, Row | None]]:
-        """(B, C, height, width) uint8 → for each image its probabilities and its embedding, if they are wanted."""
+    ) -> Iterator[tuple[FloatArray | None, FloatArray | None]]:
+        """Turn pixels, (B, C, height, width) uint8, into the probabilities and the embedding of each image."""
         model, nothing = self.model, [None] * len(pixels)
         images = normalise(pixels.to(self.device), model.preprocessing, self._dtype)
         logits = y = None
         if self.fast is not None:
-            representations, scores = self.fast.both(images)
+            representations, scores = self.fast.embed_and_classify(images)
             logits, y = scores if probabilities else None, representations if embeddings else None
         elif probabilities and embeddings:
             features = model.forward_features(images)
-            logits, y = model.forward_head(features), model.pooled(features)
+            logits, y = model.forward_head(features), model.pool_features(features)
         elif probabilities:
             logits = model(images)
         else:
             y = model.embed(images)
         return zip(
-            nothing if logits is None else _array(logits.softmax(dim=1)),
-            nothing if y is None else _array(y),
+            nothing if logits is None else _to_array(logits.softmax(dim=1)),
+            nothing if y is None else _to_array(y),
             strict=True,
         )
 
-    def _fitted(self, image: OneImage) -> Tensor | VitrailError:
-        """An image → (C, height, width) uint8, resized and cropped; or what is wrong with it."""
+    def _prepare_image(self, image: OneImage) -> Tensor | VitrailError:
+        """Return the image resized and cropped, (C, height, width) uint8, or the error if it cannot be used."""
         try:
-            with HUSH:
-                pixels = to_channels(self._pixels(image), self.model.in_channels)
-                return fitted(pixels, self.model.preprocessing)
+            with IGNORE_WARNINGS:
+                pixels = to_channels(self._read_pixels(image), self.model.in_channels)
+                return resize_and_crop(pixels, self.model.preprocessing)
         except (DataError, InputError) as error:
             return error
 
-    def _pixels(self, image: OneImage) -> Tensor:
-        """As decoded."""
+    def _read_pixels(self, image: OneImage) -> Tensor:
         if isinstance(image, Image.Image):
-            return _of_pillow(image, self.most_pixels)
+            return _read_pillow(image, self.most_pixels)
         if isinstance(image, np.ndarray | Tensor):
             _check_pixels(image, self.model.in_channels)
         elif not is_one_image(image):
             raise InputError(f"a {_kind(image)} is no image: give {ALLOWED}")
-        content = image_content(bytes(image) if isinstance(image, bytearray | memoryview) else image)
-        return content.cpu() if isinstance(content, Tensor) else decode(content, self.most_pixels)
+        content = read_image(bytes(image) if isinstance(image, bytearray | memoryview) else image)
+        return content.cpu() if isinstance(content, Tensor) else decode_image(content, self.most_pixels)
 
     def _check_classes(self) -> None:
         if not self.labels:
-            raise ConfigError("the model has no classes, so there are no labels to tell: use embed")
+            raise ConfigError("the model has no classes, and therefore no labels: use embed")
 
     def _representation_size(self) -> int:
-        """D, which not every architecture tells."""
+        """Return D. Not every architecture states it, so a blank image is computed."""
         blank = torch.zeros(1, self.model.in_channels, *self.model.preprocessing.image_size, dtype=torch.uint8)
-        ((_, y),) = self._computed(blank, probabilities=False, embeddings=True)
+        ((_, y),) = self._compute(blank, probabilities=False, embeddings=True)
         assert y is not None
         return len(y)
 
 
-def labels_of(model: ImageModel) -> tuple[str, ...]:
-    """The names of a model's classes in words."""
-    return words_of(model.labels, model.num_classes)
-
-
-def words_of(names: Sequence[str] | None, classes: int) -> tuple[str, ...]:
-    """The names of so many classes in words; "class 7" where nothing tells them.
-
-    WordNet ids of ImageNet's are told by their usual words, and with the id too where a word stands for several
-    classes: "crane (n02012849)". A thousand classes without names are ImageNet's.
-    """
-    if names is None:
-        names = wnids() if classes == len(wnids()) else [f"class {number}" for number in range(classes)]
-    words = [as_word(name) for name in names]
-    count = Counter(words)
-    pairs = zip(words, names, strict=True)
-    return tuple(word if word == name or count[word] == 1 else f"{word} ({name})" for word, name in pairs)
-
-
-def ranked(probabilities: Row, labels: Sequence[str], top: int) -> Guesses:
-    """(K,) → the `top` labels, best first; of equal ones the first class comes first."""
+def rank_labels(probabilities: FloatArray, labels: Sequence[str], top: int) -> RankedLabels:
+    """Return the `top` labels for the probabilities (K,) of one image, best first; equal ones in class order."""
     best = np.argsort(-probabilities, kind="stable")[:top]
     return [(labels[number], float(probabilities[number])) for number in best]
 
 
 def check_top(top: int) -> None:
-    """Refuse less than one guess."""
+    """Raise a ConfigError if `top` is less than 1."""
     if top < 1:
         raise ConfigError(f"top = {top}: give 1 or more")
 
 
 def is_one_image(images: object) -> TypeGuard[OneImage]:
-    """Whether it is of a kind that a single image comes as."""
-    kinds = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image, np.ndarray, Tensor)
-    return isinstance(images, kinds)
+    """Return whether the argument is a single image, not a collection of images."""
+    return isinstance(images, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | np.ndarray | Tensor)
 
 
 def _check_pixels(image: NDArray[Any] | Tensor, channels: int) -> None:
-    """Of an array or a tensor: what it must be, before anything is computed with it."""
+    """Raise an InputError if an array or a tensor is not an image that a model with so many channels can take."""
     is_tensor = isinstance(image, Tensor)
     shape = tuple(image.shape)
     if image.dtype != (torch.uint8 if is_tensor else np.uint8) or len(shape) not in (2, 3) or 0 in shape:
         several = "; several images go in a list" if len(shape) == 4 else ""
         raise InputError(f"{image.dtype} of shape {shape} is no image: give {ALLOWED}{several}")
-    found = 1 if len(shape) == 2 else shape[0 if is_tensor else 2]
-    if found not in (1, 3, channels) or (found == 3 and channels not in (1, 3)):
+    own = 1 if len(shape) == 2 else shape[0 if is_tensor else 2]
+    if own not in (1, 3, channels) or (own == 3 and channels not in (1, 3)):
         place = "first in a tensor" if is_tensor else "last in a NumPy array"
-        raise InputError(f"shape {shape} has {found} channels, which come {place}, and the model takes {channels}")
+        raise InputError(f"shape {shape} has {own} channels (they come {place}), but the model takes {channels}")
 
 
 _LOADING = [threading.Lock() for _ in range(64)]
-"""Pillow reads a file when its pixels are first asked for, and two threads must not ask at once."""
+"""Pillow reads a file when its pixels are first needed. Two threads must not trigger that at once."""
 
 
-def _of_pillow(image: Image.Image, most_pixels: int) -> Tensor:
+def _read_pillow(image: Image.Image, most_pixels: int) -> Tensor:
     check_size(image.height, image.width, most_pixels)
     try:
         with _LOADING[id(image) // 16 % len(_LOADING)]:
             image.load()
-        content = image_content(image)
+        content = read_image(image)
     except VitrailError:
         raise
-    except Exception as error:  # a damaged file fails in Pillow in many ways
+    except Exception as error:  # Pillow fails in many ways on a damaged file
         raise DataError(f"damaged: {(str(error).strip().splitlines() or [_kind(error)])[0]}") from None
     assert isinstance(content, Tensor)
     return content
 
 
-def _checked(outcome: Outcome) -> Outcome:
-    """An error in place of what is not a number."""
-    if all(row is None or np.isfinite(row).all() for row in (outcome.probabilities, outcome.embedding)):
-        return outcome
-    wrong = InputError("what the model computes of it is not a number: its weights may be damaged")
-    return Outcome(outcome.index, outcome.name, error=wrong)
+def _refuse_non_finite(prediction: Prediction) -> Prediction:
+    """Replace the prediction by an error if it contains infinities or NaN."""
+    if all(row is None or np.isfinite(row).all() for row in (prediction.probabilities, prediction.embedding)):
+        return prediction
+    error = InputError("the model's result for it is not a number: the weights may be damaged")
+    return Prediction(prediction.index, prediction.name, error=error)
 
 
-def _array(rows: Tensor) -> Row:
-    found: Row = rows.float().cpu().numpy()
-    return found
+def _to_array(rows: Tensor) -> FloatArray:
+    array: FloatArray = rows.float().cpu().numpy()
+    return array
 
 
-def _called(image: object) -> str:
+def describe_image(image: object) -> str:
+    """Return the path of an image on one line, or the kind of any other image: "a tensor", …"""
     if isinstance(image, str | os.PathLike):
-        return shown(image)
+        return make_printable(image)
     kinds = {np.ndarray: "a NumPy array", Tensor: "a tensor", Image.Image: "a Pillow image"}
     return next((name for kind, name in kinds.items() if isinstance(image, kind)), f"a {_kind(image)}")
 

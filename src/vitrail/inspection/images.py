@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitrail.data.open import open_data, splits_of, tested_part
-from vitrail.data.sources.folder import SUFFIXES, files_below
-from vitrail.data.sources.source import Source, read_file, shown
-from vitrail.data.transforms.decode import decode, to_channels
-from vitrail.data.transforms.evaluation import fitted, normalise
+from vitrail.data.open import open_data, list_splits, choose_test_split
+from vitrail.data.sources.folder import IMAGE_SUFFIXES, walk_files
+from vitrail.data.sources.source import Source, read_file, make_printable
+from vitrail.data.transforms.decode import decode_image, to_channels
+from vitrail.data.transforms.preprocess import resize_and_crop, normalise
 from vitrail.errors import DataError, NotApplicableError
-from vitrail.inference.class_names import as_word
+from vitrail.inference.class_names import translate_wnid
 from vitrail.model.base import ImageModel
 
 MOST, SHOWN = 128, 8
@@ -65,19 +65,19 @@ def from_folder(place: str, channels: int, most: int = MOST, show: int = SHOWN, 
     if place == "digits" or place.startswith("hf:"):
         return _from_data(place, channels, most, show, pixels)
     try:
-        if path.is_file() and path.name.lower().endswith(SUFFIXES):
+        if path.is_file() and path.name.lower().endswith(IMAGE_SUFFIXES):
             picked = _from_files([str(path)], path.parent, _called(place), channels, most, show, pixels)
             return replace(picked, shown_from=_called(place), measured_on=_called(place))
-        below = sorted(files_below(path)) if path.is_dir() else [str(path)] if path.is_file() else []
+        below = sorted(walk_files(path)) if path.is_dir() else [str(path)] if path.is_file() else []
     except OSError as error:
-        raise DataError(f"{shown(place)} cannot be read: {error.strerror}") from None
-    if images := [name for name in below if name.lower().endswith(SUFFIXES)]:
+        raise DataError(f"{make_printable(place)} cannot be read: {error.strerror}") from None
+    if images := [name for name in below if name.lower().endswith(IMAGE_SUFFIXES)]:
         return _from_files(images, path, _called(place), channels, most, show, pixels)
     if any(name.lower().endswith(DATA_SUFFIXES) for name in below):
         return _from_data(place, channels, most, show, pixels)
     wrong = "holds no images" if path.is_dir() else "is no image" if path.is_file() else "does not exist"
     raise DataError(
-        f"{shown(place)} {wrong}: give a folder with images ({', '.join(SUFFIXES)}), one image, or a data set"
+        f"{make_printable(place)} {wrong}: give a folder with images ({', '.join(IMAGE_SUFFIXES)}), one image, or a data set"
     )
 
 
@@ -111,7 +111,7 @@ def batch(pixels: Sequence[Tensor], model: ImageModel) -> Tensor:
     like, preprocessing = next(model.parameters()), model.preprocessing
     images = like.new_empty(len(pixels), model.in_channels, *preprocessing.image_size)
     for place, each in zip(images, pixels, strict=True):  # one by one: all at once would take thrice the memory
-        place.copy_(normalise(fitted(to_channels(each, model.in_channels), preprocessing), preprocessing, like.dtype))
+        place.copy_(normalise(resize_and_crop(to_channels(each, model.in_channels), preprocessing), preprocessing, like.dtype))
     return images
 
 
@@ -120,7 +120,7 @@ def seen(pixels: Tensor, model: ImageModel) -> NDArray[np.uint8]:
 
     Of other numbers of channels the first three are taken, or the first.
     """
-    image = fitted(to_channels(pixels, model.in_channels), model.preprocessing)
+    image = resize_and_crop(to_channels(pixels, model.in_channels), model.preprocessing)
     image = image[: 3 if len(image) >= 3 else 1]
     return np.ascontiguousarray(image.permute(1, 2, 0).numpy())
 
@@ -131,7 +131,7 @@ def spread(count: int, most: int) -> list[int]:
 
 
 def _from_data(place: str, channels: int, most: int, show: int, pixels: int) -> Picked:
-    split = tested_part(place) or ("train" if "train" in splits_of(place) else None)
+    split = choose_test_split(place) or ("train" if "train" in list_splits(place) else None)
     name = f"{_called(place)} ({split})" if split else _called(place)
     return from_source(open_data(place, split), name, channels, most, show, pixels)
 
@@ -142,10 +142,10 @@ def _from_files(
     _check_channels(channels)
 
     def called(index: int) -> str:
-        return shown(Path(files[index]).relative_to(root).as_posix())
+        return make_printable(Path(files[index]).relative_to(root).as_posix())
 
     def read(index: int) -> tuple[str, Tensor]:
-        return called(index), decode(read_file(Path(files[index])))
+        return called(index), decode_image(read_file(Path(files[index])))
 
     return _picked(len(files), read, called, name, most, show, pixels)
 
@@ -187,11 +187,11 @@ def _sample(source: Source, channels: int, index: int) -> tuple[str, Tensor]:
         pixels = sample.content
     else:
         _check_channels(channels)
-        pixels = decode(sample.content)
+        pixels = decode_image(sample.content)
     to_channels(pixels[:, :1, :1], channels)
-    name = shown(source.called(index).rsplit("/", 1)[-1])
+    name = make_printable(source.display_name(index).rsplit("/", 1)[-1])
     known = 0 <= sample.label < len(source.classes)
-    return f"{name} (label: {as_word(source.classes[sample.label])})" if known else name, pixels
+    return f"{name} (label: {translate_wnid(source.classes[sample.label])})" if known else name, pixels
 
 
 def _small_enough(image: Tensor, pixels: int) -> Tensor:
@@ -223,7 +223,7 @@ def _check_channels(channels: int) -> None:
 
 def _called(place: str) -> str:
     """The last part of a path, for the report may go to strangers; other names as they are."""
-    return place if place.startswith("hf:") else shown(Path(place).expanduser().resolve().name)
+    return place if place.startswith("hf:") else make_printable(Path(place).expanduser().resolve().name)
 
 
 def _of(some: int, count: int, name: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vitrail.data.sources.source import shown
+from vitrail.data.sources.source import make_printable
 from vitrail.inspection.findings import (
     Absent,
     Attention,
@@ -146,7 +146,7 @@ def _single(values: ArrayLike) -> NDArray[np.float32]:
 
 
 def _words(words: str | Sequence[str]) -> NDArray[np.str_]:
-    return np.array(shown(words) if isinstance(words, str) else [shown(word) for word in words], dtype=np.str_)
+    return np.array(make_printable(words) if isinstance(words, str) else [make_printable(word) for word in words], dtype=np.str_)
 
 
 def _write_arrays(path: Path, arrays: Arrays) -> Path:
@@ -161,6 +161,6 @@ def _write_table(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any
     content = io.StringIO()
     writer = csv.writer(content, lineterminator="\n")
     for row in ([*columns], *rows):
-        writer.writerow([shown(cell) if isinstance(cell, str) else cell for cell in row])
+        writer.writerow([make_printable(cell) if isinstance(cell, str) else cell for cell in row])
     write_whole(path, content.getvalue().encode())
     return path

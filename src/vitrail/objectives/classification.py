@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.data.loader import Batch
-from vitrail.data.transforms.mixing import Mixing, mix, one_hot
+from vitrail.data.transforms.mixing import Mixing, mix_batch, one_hot
 from vitrail.errors import ConfigError
 from vitrail.model.base import ImageModel
 from vitrail.objectives.base import Objective, Outcome, evaluated
@@ -75,7 +75,7 @@ class Classification(Objective):
         """Normalised images, mixed where that is asked for, and their labels (B,) or targets (B, K)."""
         images, targets = self.images(batch), batch.labels
         if self.mixing.mixup or self.mixing.cutmix:
-            return mix(images, targets, self.model.num_classes, self.mixing, random.Random(key))
+            return mix_batch(images, targets, self.model.num_classes, self.mixing, random.Random(key))
         return images, targets
 
     def learn(self, *inputs: Tensor) -> Outcome:

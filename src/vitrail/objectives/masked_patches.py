@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.data.loader import Batch
-from vitrail.data.order import mixed
+from vitrail.data.order import derive_seed
 from vitrail.errors import ConfigError
 from vitrail.model.base import ImageModel
-from vitrail.model.initialise import lecun_normal
+from vitrail.model.initialise import fill_lecun_normal
 from vitrail.model.vit import VisionTransformer
 from vitrail.objectives.base import Objective, Outcome, evaluated
 from vitrail.objectives.metrics import sum_and_count
@@ -70,13 +70,13 @@ class MaskedPatches(Objective):
         self.target: Target = target
         self.corrupted, self.masked, self.swapped = corrupted, masked, swapped
         # Drawn on the CPU, like a model's values; from another sequence than a model of the same seed.
-        generator = torch.Generator().manual_seed(mixed(seed, 1))
+        generator = torch.Generator().manual_seed(derive_seed(seed, 1))
         token = torch.empty(1, self.model.width, device="cpu").normal_(std=0.02, generator=generator)
         self.mask_token = nn.Parameter(token)
         outputs = outputs_of(target, self.model.in_channels, self.model.stride)
         self.prediction = nn.Linear(self.model.width, outputs, device="meta").to_empty(device="cpu")
         with torch.no_grad():
-            lecun_normal(self.prediction, generator)
+            fill_lecun_normal(self.prediction, generator)
         for unused in (self.model.pool, self.model.pool_norm, self.model.head):
             unused.requires_grad_(False)
 
@@ -86,7 +86,7 @@ class MaskedPatches(Objective):
         `key` and the samples' numbers decide what is corrupted, and how.
         """
         images = self.images(batch)
-        tokens, grid = self.model.tokens(images), self.model.grid_of(images)
+        tokens, grid = self.model.tokens(images), self.model.measure_grid(images)
         choices = choose(batch.indices, tokens.shape[1], key, self.corrupted, self.masked, self.swapped)
         encoded = self.model.encode(corrupt(tokens, self.mask_token, choices), grid)
         patches = encoded[:, self.model.prefix :]
@@ -174,10 +174,10 @@ def choose(
     is drawn for it alone.
     """
     count = max(1, round(corrupted * patches))
-    order = uniform(mixed(key, 0), samples, patches).argsort(dim=1, stable=True)  # stable: ties, too, are no accident
+    order = uniform(derive_seed(key, 0), samples, patches).argsort(dim=1, stable=True)  # stable: ties, too, are no accident
     places = order[:, :count]
-    kind = uniform(mixed(key, 1), samples, count)
-    steps = 1 + integers(mixed(key, 2), samples, count, patches - 1)
+    kind = uniform(derive_seed(key, 1), samples, count)
+    steps = 1 + integers(derive_seed(key, 2), samples, count, patches - 1)
     return Choices(
         places,
         masked=kind < masked,

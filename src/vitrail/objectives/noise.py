@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitrail.data.order import mixed
+from vitrail.data.order import derive_seed
 
 
 def _signed(word: int) -> int:
@@ -43,7 +43,7 @@ def words(key: int, samples: Tensor, count: int) -> Tensor:
     `key`: any whole number. Neighbouring keys, samples and columns have nothing in common.
     """
     columns = torch.arange(1, count + 1, device=samples.device) * _STEP
-    starts = _scrambled(samples ^ _signed(mixed(key)))
+    starts = _scrambled(samples ^ _signed(derive_seed(key)))
     # Once is enough for most purposes; twice leaves nothing of the even steps between columns.
     return _scrambled(_scrambled(starts[:, None] + columns))
 

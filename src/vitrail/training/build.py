@@ -28,11 +28,11 @@ from vitrail.objectives.classification import Classification
 from vitrail.system.precision import choose_precision
 from vitrail.system.ranks import Ranks
 from vitrail.training.averaging import Average
-from vitrail.training.checkpoint import CheckpointFolder
+from vitrail.training.checkpoint_folder import CheckpointFolder
 from vitrail.training.config import DataConfig, RunConfig
 from vitrail.training.display import Display
 from vitrail.training.distributed import spread
-from vitrail.training.fusing import fuse
+from vitrail.training.fused_kernels import fuse
 from vitrail.training.optim import build_optimizer
 from vitrail.training.graph_step import GraphStep, check_graphs
 from vitrail.training.records import Records
@@ -44,20 +44,53 @@ from vitrail.weights.load import TRAINING_ONLY, load
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The data of a run."""
+    """The images to train on, and those to validate on."""
 
     training: Source
     evaluation: Source | None
 
 
-def build_run(config: RunConfig, ranks: Ranks) -> Run:
-    """Open the data, build the model, spread it over the ranks. Nothing is written."""
+def prepare_run(config: RunConfig, ranks: Ranks) -> RunSetup:
+    """Open the data, check the configuration against it and build what learns. Nothing is written.
+
+    Raises:
+        ConfigError: The configuration does not fit the data, the model or the machine.
+        DataError: The data cannot be trained on.
+    """
     data = open_training_data(config.data)
     steps = count_steps(config, len(data.training))
     check_run(config, data, ranks)
     precision = choose_precision(config.run.precision, ranks.device)
     model = build_model(config, data.training)
-    begun_from = weights_digest(model) if config.model.weights is not None and ranks.is_first else ""
+    digest = weights_digest(model) if config.model.weights is not None and ranks.is_first else ""
+    learner = build_learner(config, model, ranks, precision)
+    return RunSetup(
+        config=config,
+        steps=steps,
+        ranks=ranks,
+        learner=learner,
+        images=ResidentImages(data.training, ranks.device) if config.data.on_device else data.training,
+        evaluation_loader=build_evaluation_loader(config, data.evaluation, model, ranks),
+        checkpoints=CheckpointFolder(config.run.folder / "checkpoints", ranks, config.run.keep),
+        records=Records(config.run.folder / "metrics.jsonl"),
+        data_fingerprint=compute_fingerprint(data.training),
+        weights_digest=digest,
+    )
+
+
+def build_run(setup: RunSetup, progress: Progress, trackers: Sequence[Tracker] = ()) -> Run:
+    """Return a run that goes on from `progress`: its loader starts at that position, its display at that step."""
+    is_quiet = not setup.ranks.is_first
+    return Run(
+        **vars(setup),
+        training_loader=build_training_loader(setup, progress.position),
+        trackers=tuple(trackers),
+        display=Display(setup.steps, progress.step, str(setup.config.run.folder), quiet=is_quiet),
+    )
+
+
+def build_learner(config: RunConfig, model: ImageModel, ranks: Ranks, precision: torch.dtype) -> Learner:
+    """Build the objective around a model, distribute it over the ranks, and build its optimizer and average."""
     objective = build_objective(
         model,
         mixing=config.data.mixing,
@@ -66,63 +99,51 @@ def build_run(config: RunConfig, ranks: Ranks) -> Run:
     )
     model.set_gradient_checkpointing(config.run.gradient_checkpointing)
     if isinstance(model, TimmModel):
-        compute_cost(model.architecture)  # where timm's network cannot be counted, that is told before it is trained
+        compute_cost(model.architecture)  # raises now, not in the first record, if a timm network cannot be counted
         if ranks.size > 1:
             model.share_batch_statistics(ranks.device)
-    module = spread(objective, ranks, config.run.parallel, precision)
-    fused = fuse(model, config, ranks, precision)
-    if not fused and (config.run.compile if config.run.compile is not None else ranks.device.type == "cuda"):
+    module = distribute(objective, ranks, config.run.parallel, precision)
+    is_fused = use_fused_kernels(model, config, ranks, precision)
+    if not is_fused and (config.run.compile if config.run.compile is not None else ranks.device.type == "cuda"):
         for part in objective.parts_to_compile():
             part.compile()
     optimizer = build_optimizer(objective, config.optimizer, ranks.device)
     initialise_state(optimizer)
     averaging = config.optimizer.averaging
     average = None if averaging is None else Average(objective, averaging)
-    recorded = None
+    graph_step = None
     if config.run.graphs:
         check_graphs(config, ranks, precision)
         assert isinstance(objective, Classification)
-        recorded = GraphStep(objective, precision, optimizer, config.optimizer.clip_norm, average)
+        graph_step = GraphStep(objective, precision, optimizer, config.optimizer.clip_norm, average)
     objective.train()
-    images = ResidentImages(data.training, ranks.device) if config.data.on_device else data.training
-    return Run(
-        config=config,
-        steps=steps,
-        ranks=ranks,
+    return Learner(
         objective=objective,
         module=module,
-        learning=[parameter for parameter in objective.parameters() if parameter.requires_grad],
+        parameters=[parameter for parameter in objective.parameters() if parameter.requires_grad],
         optimizer=optimizer,
         average=average,
         scaler=torch.amp.GradScaler(ranks.device.type, enabled=precision == torch.float16),
         precision=precision,
-        deferred=recorded is not None or can_skip_on_device(objective, optimizer, config, precision, ranks),
-        recorded=recorded,
-        loader=(loader := partial(training_loader, config, images, model, ranks)),
-        training=loader(0),
-        evaluation=evaluation_loader(config, data.evaluation, model, ranks),
-        checkpoints=CheckpointFolder(config.run.folder / "checkpoints", ranks, config.run.keep),
-        records=Records(config.run.folder / "metrics.jsonl"),
-        trackers=[],
-        display=Display(steps, 0, str(config.run.folder), quiet=not ranks.is_first),
-        data=compute_fingerprint(data.training),
-        weights=begun_from,
+        skips_on_device=graph_step is not None or can_skip_on_device(objective, optimizer, config, precision, ranks),
+        graph_step=graph_step,
     )
 
 
 def can_skip_on_device(
     objective: nn.Module, optimizer: torch.optim.Optimizer, config: RunConfig, precision: torch.dtype, ranks: Ranks
 ) -> bool:
-    """Whether the optimiser itself can leave out a step, told by a number on the device: one kernel for all can.
+    """Return whether the optimizer can skip a step by itself, told by a number on the device. Fused optimizers can.
 
-    Not where weights are sharded, nor in fp16, whose scale has to be known before the next step; nor where an average
-    follows running statistics, which the next step's forward pass changes before the average is brought up to date.
+    Not with sharded weights. Not in fp16, whose loss scale must be known before the next step. And not if an average
+    follows running statistics: the next step's forward pass would change them before the average is updated.
     """
-    fused = all(group.get("fused") for group in optimizer.param_groups)
-    sharded = ranks.size > 1 and config.run.parallel != "ddp"
-    averages = config.optimizer.averaging is not None
-    moving = averages and any(isinstance(part, _NormBase) for part in objective.modules())
-    return ranks.device.type == "cuda" and fused and not sharded and not moving and precision != torch.float16
+    is_fused = all(group.get("fused") for group in optimizer.param_groups)
+    is_sharded = ranks.size > 1 and config.run.parallel != "ddp"
+    has_average = config.optimizer.averaging is not None
+    averages_statistics = has_average and any(isinstance(part, _NormBase) for part in objective.modules())
+    on_gpu = ranks.device.type == "cuda"
+    return on_gpu and is_fused and not is_sharded and not averages_statistics and precision != torch.float16
 
 
 def open_training_data(config: DataConfig) -> TrainingData:
@@ -237,10 +258,9 @@ def build_model(config: RunConfig, source: Source) -> ImageModel:
     return model
 
 
-def training_loader(
-    config: RunConfig, source: Source | ResidentImages, model: ImageModel, ranks: Ranks, position: int
-) -> TrainingLoader | ResidentLoader:
-    """From a position on."""
+def build_training_loader(setup: RunSetup, position: int) -> TrainingLoader | ResidentLoader:
+    """Return a loader that starts after the first `position` samples."""
+    config, model, ranks = setup.config, setup.learner.objective.model, setup.ranks
     shared: dict[str, Any] = {
         "seed": config.run.seed,
         "augmentation": config.data.augmentation,
@@ -249,23 +269,25 @@ def training_loader(
         "rank": ranks.rank,
         "ranks": ranks.size,
     }
-    if isinstance(source, ResidentImages):
-        loader = ResidentLoader(source, config.data.batch_size, model.image_size, device=ranks.device, **shared)
+    if isinstance(setup.images, ResidentImages):
+        loader = ResidentLoader(setup.images, config.data.batch_size, model.image_size, device=ranks.device, **shared)
         if config.run.graphs:
             loader.make = CudaGraph(loader.make, generators=[loader.generator])
             loader.aside = torch.cuda.Stream(ranks.device)
         return loader
-    pinned = ranks.device.type == "cuda"
-    workers = config.data.workers
+    pinned, workers = ranks.device.type == "cuda", config.data.workers
     return TrainingLoader(
-        source, config.data.batch_size, model.image_size, workers=workers, pin_memory=pinned, **shared
+        setup.images, config.data.batch_size, model.image_size, workers=workers, pin_memory=pinned, **shared
     )
 
 
-def evaluation_loader(
+def build_evaluation_loader(
     config: RunConfig, source: Source | None, model: ImageModel, ranks: Ranks
 ) -> EvaluationLoader | CachedBatches | None:
-    """Over all of a part, if there is one; prepared once where the training images stay on the device."""
+    """Return a loader over all images to validate on, if there are any.
+
+    It keeps its prepared batches if the training images stay on the device too.
+    """
     if source is None:
         return None
     share = max(config.data.batch_size // config.optimizer.accumulate, ranks.size)

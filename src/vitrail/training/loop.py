@@ -1,261 +1,146 @@
-"""The training loop: the only one. What is learned is the objective's affair, where and how the run's."""
+"""The training loop. There is only one: pre-training, masked patches and fine-tuning differ in their objective."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from pathlib import Path
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from vitrail.data.loader import Batch, EvaluationLoader
+from vitrail.data.loader import EvaluationLoader
 from vitrail.data.order import derive_seed
 from vitrail.data.resident import CachedBatches
 from vitrail.errors import DataError, Stopped, TrainingError
 from vitrail.model.cost import FORWARD_AND_BACKWARD, compute_cost
-from vitrail.objectives.base import Outcome
 from vitrail.objectives.metrics import Sums, add, means
-from vitrail.training.distributed import whole_tensor, without_exchange
-from vitrail.training.optim import set_learning_rate
-from vitrail.training.run import Progress, Run
-from vitrail.training.schedule import learning_rate
-from vitrail.training.state import name_tensors
-from vitrail.training.stopping import stop_requests
-from vitrail.training.trackers import values_of
-from vitrail.training.update import catch_up, update
+from vitrail.training.checkpoint import save_checkpoint
+from vitrail.training.run import Run, RunState
+from vitrail.training.step import autocast, train_step, wait_for_pending_step
+from vitrail.training.stopping import listen_for_stop
+from vitrail.training.trackers import name_values
 
 
-def train(run: Run) -> None:
-    """From where the run stands to its end. A signal ends it earlier, with a checkpoint, by raising Stopped."""
-    options, progress = run.config.run, run.progress
+def train(run: Run, state: RunState) -> None:
+    """Train from the current step to the last.
+
+    Raises:
+        Stopped: A signal asked to stop. A checkpoint of the last finished step has been saved.
+    """
+    options, progress = run.config.run, state.progress
     began = time.perf_counter() - progress.seconds
-    with stop_requests() as run.asked:
+    with listen_for_stop() as state.stop_request:
         if progress.owes_evaluation:
-            evaluate(run)
-        while progress.step < run.steps and not run.stopping:
-            step(run)
-            last = progress.step == run.steps
-            recording = last or due(progress.step, options.log_every)
-            if recording:
-                catch_up(run)
+            evaluate(run, state)
+        while progress.step < run.steps and not state.is_stopping:
+            train_step(run, state)
+            is_last = progress.step == run.steps
+            is_recording = is_last or is_due(progress.step, options.log_every)
+            if is_recording:
+                wait_for_pending_step(run, state)
             progress.seconds = time.perf_counter() - began
             run.display.update(progress.step)
-            if recording:
-                record(run)
-            improved = (last or due(progress.step, options.evaluate_every)) and evaluate(run)
-            if last or run.stopping or improved or due(progress.step, options.checkpoint_every):
-                save(run)
+            if is_recording:
+                record_training(run, state)
+            is_best = (is_last or is_due(progress.step, options.evaluate_every)) and evaluate(run, state)
+            if is_last or state.is_stopping or is_best or is_due(progress.step, options.checkpoint_every):
+                wait_for_pending_step(run, state)
+                save_checkpoint(run, state)
     run.checkpoints.finish()
-    if run.stopping and (progress.step < run.steps or progress.owes_evaluation):
+    if state.is_stopping and (progress.step < run.steps or progress.owes_evaluation):
         raise Stopped(f"stopped after step {progress.step} of {run.steps}: the same command goes on from there")
 
 
-def step(run: Run) -> None:
-    """One step: the gradients of a batch, part by part, and what follows from them."""
-    began, config, progress = time.perf_counter(), run.config, run.progress
-    schedule = config.schedule
-    rate = learning_rate(
-        progress.step,
-        base=config.optimizer.learning_rate,
-        steps=run.steps,
-        warmup_steps=schedule.warmup_steps,
-        decay=schedule.decay,
-    )
-    set_learning_rate(run.optimizer, rate)
-    sums, norm = learn_all(run, next(run.training).to(run.ranks.device))
-    # Here, before waiting for an accelerator: a connection that broke is noticed in talking, not in waiting.
-    run.stopping = run.ranks.any(bool(run.asked))
-    update(run, sums, norm)
-    progress.position = run.training.position
-    run.step_seconds.append(time.perf_counter() - began)
+def is_due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0
 
 
-def learn_all(run: Run, batch: Batch) -> tuple[Sums, Tensor | None]:
-    """The gradients of a batch, part by part. Where a step is recorded, which has one part, all of it, and how long its
-    gradient was."""
-    sums: Sums = {}
-    for part, key, exchange in parts(run, batch):
-        if run.recorded is not None:
-            return run.recorded(part, key, run.progress.step)
-        with without_exchange(run.module, skip=not exchange):
-            add(sums, learn(run, part, key))
-    return sums, None
-
-
-def learn(run: Run, batch: Batch, key: int) -> Sums:
-    """Add a batch's gradients to those that are there."""
-    with autocast(run):
-        outcome: Outcome = run.module(batch, key)
-    run.scaler.scale(outcome.loss / run.config.optimizer.accumulate).backward()
-    return outcome.sums
-
-
-def parts(run: Run, batch: Batch) -> Iterator[tuple[Batch, int, bool]]:
-    """The parts that a batch is computed in, each with the key of its randomness, and whether it is the last.
-
-    Randomness is a function of the seed and the step, not of what came before, so that it need not be kept. Dropout
-    draws from torch's generator, on each rank its own; all else from the key, the same on all ranks.
-    """
-    seed, count = run.config.run.seed, run.config.optimizer.accumulate
-    size = len(batch.labels) // count
-    for number in range(count):
-        key = derive_seed(seed, run.progress.step, number)
-        torch.manual_seed(derive_seed(key, run.ranks.rank) >> 1)
-        yield cut(batch, number * size, (number + 1) * size), key, number == count - 1
-
-
-def cut(batch: Batch, start: int, stop: int) -> Batch:
-    """Some of its samples."""
-    if (start, stop) == (0, len(batch.labels)):
-        return batch
-    names = ("images", "labels", "indices", "mask")
-    return replace(batch, **{name: getattr(batch, name)[start:stop] for name in names})
-
-
-def autocast(run: Run) -> AbstractContextManager[Any]:
-    """Products in the precision that was asked for."""
-    if run.precision == torch.float32:
-        return nullcontext()
-    return torch.autocast(run.ranks.device.type, run.precision)
-
-
-def record(run: Run) -> None:
-    """Write down the steps since the last record."""
-    progress = run.progress
-    measured = means(run.ranks.sum_over_ranks(run.window))
-    speed = len(run.step_seconds) * run.training.batch_size / sum(run.step_seconds)
-    flops = FORWARD_AND_BACKWARD * compute_cost(run.objective.model.architecture).flops
-    entry = {
+def record_training(run: Run, state: RunState) -> None:
+    """Write a record of the steps since the last one."""
+    progress, loader = state.progress, run.training_loader
+    speed = len(state.step_seconds) * loader.batch_size / sum(state.step_seconds)
+    flops = FORWARD_AND_BACKWARD * compute_cost(run.learner.objective.model.architecture).flops
+    record = {
         "kind": "train",
         "step": progress.step,
-        "epoch": run.training.epoch,
-        **measured,
-        "learning_rate": max(group["lr"] / group["scale"] for group in run.optimizer.param_groups),
+        "epoch": loader.epoch,
+        **means(run.ranks.sum_over_ranks(state.window)),
+        "learning_rate": max(group["lr"] / group["scale"] for group in run.learner.optimizer.param_groups),
         "gradient_norm": progress.gradient_norm,
         "skipped": progress.skipped,
         "clock": {"seconds": progress.seconds, "images_per_second": speed, "flops_per_second": speed * flops},
     }
-    run.window.clear()
-    run.step_seconds.clear()
-    tell(run, entry)
-    check_broken(run)
+    state.window.clear()
+    state.step_seconds.clear()
+    write_record(run, record)
+    check_broken_images(run)
 
 
-def check_broken(run: Run) -> None:
-    """A loader counts the broken images that its rank met; here those of all ranks are counted, each once."""
-    found = run.ranks.union(set(run.training.broken))
-    if len(found) > run.training.most_broken:
+def check_broken_images(run: Run) -> None:
+    """Raise a DataError if all ranks together have met too many broken images; each loader counts only its own."""
+    broken, most = run.ranks.union(set(run.training_loader.broken)), run.training_loader.most_broken
+    if len(broken) > most:
         raise DataError(
-            f"{len(found)} images cannot be used, more than the {run.training.most_broken} allowed: "
-            "`vitrail data check` names them"
+            f"{len(broken)} images cannot be used, more than the {most} allowed: `vitrail data check` names them"
         )
 
 
-def evaluate(run: Run) -> bool:
-    """Measure on the part set aside, with the average where there is one. Whether it is the best so far.
+def evaluate(run: Run, state: RunState) -> bool:
+    """Evaluate on the part set aside, if there is one, and return whether the result is the best so far.
 
-    Who is asked to stop does not begin or go on with what may take long: it is owed, and made up for at the next
-    start.
+    An evaluation may take long, so a stop request ends it. It is then owed, and the next start makes up for it.
     """
-    if run.evaluation is None:
+    if run.evaluation_loader is None:
         return False
-    catch_up(run)
-    started, progress = time.perf_counter(), run.progress
-    measured = measure(run, run.evaluation)
+    wait_for_pending_step(run, state)
+    began, progress = time.perf_counter(), state.progress
+    measured = measure(run, state, run.evaluation_loader)
     progress.owes_evaluation = measured is None
     if measured is None:
         return False
-    value = measured["accuracy"] if run.objective.better == "accuracy" else -measured["loss"]
-    improved = math.isfinite(value) and (progress.best is None or value > progress.best[1])
-    if improved:
+    value = measured["accuracy"] if run.learner.objective.better == "accuracy" else -measured["loss"]
+    is_best = math.isfinite(value) and (progress.best is None or value > progress.best[1])
+    if is_best:
         progress.best = (progress.step, value)
-    clock = {"seconds": time.perf_counter() - started}
+    clock = {"seconds": time.perf_counter() - began}
     part = run.config.data.validate_on
-    tell(run, {"kind": "evaluation", "step": progress.step, "part": part, **measured, "clock": clock})
-    return improved
+    write_record(run, {"kind": "evaluation", "step": progress.step, "part": part, **measured, "clock": clock})
+    return is_best
 
 
 @torch.no_grad()
-def measure(run: Run, loader: EvaluationLoader | CachedBatches) -> dict[str, float] | None:
-    """The means over every sample of a loader, exact on any number of ranks; None where it was asked to stop."""
+def measure(run: Run, state: RunState, loader: EvaluationLoader | CachedBatches) -> dict[str, float] | None:
+    """Return the means over all samples, exact on any number of ranks, or None after a stop request.
+
+    The averaged weights are measured if there are any.
+    """
     sums: Sums = {}
-    run.objective.eval()
-    with run.average.in_place() if run.average is not None else nullcontext():
+    objective, average = run.learner.objective, run.learner.average
+    objective.eval()
+    with average.use_in_module() if average is not None else nullcontext():
         for batch in loader:
-            run.stopping = run.ranks.any(bool(run.asked))
-            if run.stopping:
+            state.is_stopping = run.ranks.any(bool(state.stop_request))
+            if state.is_stopping:
                 break
             with autocast(run):
-                outcome = run.objective(batch.to(run.ranks.device), key=derive_seed(run.config.run.seed))
+                outcome = objective(batch.to(run.ranks.device), key=derive_seed(run.config.run.seed))
             add(sums, outcome.sums)
-    run.objective.train()
-    return None if run.stopping else means(run.ranks.sum_over_ranks(sums))
+    objective.train()
+    return None if state.is_stopping else means(run.ranks.sum_over_ranks(sums))
 
 
-def tell(run: Run, entry: dict[str, Any]) -> None:
-    """Into the records, to the trackers, on the screen: the first rank does."""
+def write_record(run: Run, record: dict[str, Any]) -> None:
+    """Write a record to metrics.jsonl, the trackers and the screen. Only the first rank does."""
     if not run.ranks.is_first:
         return
     try:
-        run.records.append(entry)
+        run.records.append(record)
     except OSError as error:
         raise TrainingError(
             f"{run.records.path} cannot be written: {error.strerror or error}; mend that, on a full disk by making "
             "room, and start the same command again"
         ) from None
     for tracker in run.trackers:
-        tracker.log(entry["step"], values_of(entry))
-    run.display.show(entry)
-
-
-def save(run: Run) -> None:
-    """A checkpoint of all that the run goes on from."""
-    catch_up(run)
-    progress = run.progress
-    # Sums since the last record are each rank's own; they are kept as a total, which the first rank takes up again.
-    progress.window_total = {name: pair.tolist() for name, pair in run.ranks.sum_over_ranks(run.window).items()}
-    if run.ranks.is_first:
-        run.records.bring_to_disk()
-    kept = {**vars(progress), "scaler": run.scaler.state_dict()}
-    tensors = name_tensors(run.objective, run.optimizer, run.average)
-    run.checkpoints.save(progress.step, tensors, kept, best=progress.best[0] if progress.best else None)
-
-
-def resume(run: Run) -> Path | None:
-    """Go on from the newest whole checkpoint, if there is one."""
-    run.checkpoints.start()
-    path = run.checkpoints.newest()
-    if path is None:
-        if run.ranks.is_first:
-            run.records.keep_until(0)
-        return None
-    kept = run.checkpoints.load(path, name_tensors(run.objective, run.optimizer, run.average))
-    if kept["scaler"]:
-        run.scaler.load_state_dict(kept["scaler"])
-    names = vars(run.progress).keys()
-    run.progress = Progress(**{name: kept[name] for name in names})
-    if run.progress.best is not None:
-        run.progress.best = (run.progress.best[0], run.progress.best[1])
-    run.training = run.loader(run.progress.position)
-    for name, pair in run.progress.window_total.items():
-        total = torch.tensor(pair, dtype=torch.float64, device=run.ranks.device)
-        run.window[name] = total if run.ranks.is_first else torch.zeros_like(total)
-    if run.ranks.is_first:
-        run.records.keep_until(run.progress.step, run.progress.owes_evaluation)
-    return path
-
-
-def due(step: int, every: int | None) -> bool:
-    """Whether it is time for something that happens every so many steps, if at all."""
-    return every is not None and step % every == 0
-
-
-def full_state(run: Run) -> dict[str, Tensor]:
-    """The objective's weights, the average's where there is one, whole and on the CPU. Every rank must ask."""
-    source = run.average.tensors if run.average is not None else run.objective.state_dict()
-    return {name: whole_tensor(tensor.detach()).cpu() for name, tensor in source.items()}
+        tracker.log(record["step"], name_values(record))
+    run.display.show_record(record)

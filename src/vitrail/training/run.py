@@ -1,32 +1,79 @@
-"""Everything that a run is made of, and where it stands."""
+"""What a run is made of (`Run`), and how far it has come (`RunState`)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.data.loader import EvaluationLoader, TrainingLoader
-from vitrail.data.resident import CachedBatches, ResidentLoader
+from vitrail.data.resident import CachedBatches, ResidentImages, ResidentLoader
+from vitrail.data.sources.source import Source
 from vitrail.objectives.base import Objective
 from vitrail.objectives.metrics import Sums
 from vitrail.system.ranks import Ranks
 from vitrail.training.averaging import Average
-from vitrail.training.checkpoint import CheckpointFolder
+from vitrail.training.checkpoint_folder import CheckpointFolder
 from vitrail.training.config import RunConfig
 from vitrail.training.display import Display
 from vitrail.training.graph_step import GraphStep
 from vitrail.training.records import Records
-from vitrail.training.stopping import Request
+from vitrail.training.stopping import StopRequest
 from vitrail.training.trackers import Tracker
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What learns, and how it learns."""
+
+    objective: Objective
+    module: nn.Module
+    """What a training step calls: the objective itself, or a wrapper that distributes it over ranks."""
+    parameters: list[nn.Parameter]
+    """The objective's parameters that learn. Kept, because small steps are faster than a walk through all modules."""
+    optimizer: torch.optim.Optimizer
+    average: Average | None
+    scaler: torch.amp.GradScaler
+    precision: torch.dtype
+    skips_on_device: bool
+    """Whether the device itself skips a step without a finite gradient, so that the CPU need not wait for it."""
+    graph_step: GraphStep | None
+    """The whole step as one CUDA graph, if `run.graphs` is set."""
+
+
+@dataclass(frozen=True)
+class RunSetup:
+    """The parts of a run that do not depend on the step it starts from. Building them writes nothing."""
+
+    config: RunConfig
+    steps: int
+    ranks: Ranks
+    learner: Learner
+    images: Source | ResidentImages
+    """The images to train on."""
+    evaluation_loader: EvaluationLoader | CachedBatches | None
+    checkpoints: CheckpointFolder
+    records: Records
+    data_fingerprint: str
+    weights_digest: str
+    """Of the weights that training starts from. Empty for fresh weights, and on all ranks except the first."""
+
+
+@dataclass(frozen=True)
+class Run(RunSetup):
+    """A run that is ready to train from its starting step. What changes while it trains is in `RunState`."""
+
+    training_loader: TrainingLoader | ResidentLoader
+    trackers: tuple[Tracker, ...]
+    """Empty on all ranks except the first."""
+    display: Display
 
 
 @dataclass
 class Progress:
-    """Where a run stands, apart from tensors. All of it is in a checkpoint, so that going on is as if never stopped."""
+    """How far a run has come, without tensors. Every field is saved in a checkpoint's state.json."""
 
     step: int = 0
     """Steps done."""
@@ -38,65 +85,37 @@ class Progress:
     best: tuple[int, float] | None = None
     """The step of the best evaluation, and its value."""
     owes_evaluation: bool = False
-    """One was due when the run was asked to stop."""
+    """Whether a stop request interrupted an evaluation, which the next start makes up for."""
     window_total: dict[str, list[float]] = field(default_factory=dict)
-    """Sums since the last record, over all ranks."""
+    """The sums since the last record, over all ranks."""
     gradient_norm: float = math.nan
-    """Of the last step."""
+    """Length of the last step's gradient."""
     seconds: float = 0.0
-    """Spent so far, over all starts."""
+    """Training time so far, over all starts."""
 
 
 @dataclass
-class Pending:
-    """A step whose work is under way: whether its gradient is finite is not known here yet."""
+class PendingStep:
+    """A step that the device may still be computing: whether its gradient is finite is not known yet."""
 
     number: int
     norm: Tensor
-    """The gradient's, on the CPU, once it is `written`."""
-    written: torch.cuda.Event | None
+    """The gradient's length, on the CPU. It is valid once `norm_copied` has happened."""
+    norm_copied: torch.cuda.Event | None
     sums: Sums
 
 
 @dataclass
-class Run:
-    """Everything that a run is made of, ready to train."""
+class RunState:
+    """What changes while a run trains."""
 
-    config: RunConfig
-    steps: int
-    ranks: Ranks
-    objective: Objective
-    module: nn.Module
-    """The objective, or what spreads it over ranks: what a training step calls."""
-    learning: list[nn.Parameter]
-    """The objective's, in its order: walking through all modules in every step takes longer than small steps do."""
-    optimizer: torch.optim.Optimizer
-    average: Average | None
-    scaler: torch.amp.GradScaler
-    precision: torch.dtype
-    loader: Callable[[int], TrainingLoader | ResidentLoader]
-    """Batches of training from a position on."""
-    training: TrainingLoader | ResidentLoader
-    evaluation: EvaluationLoader | CachedBatches | None
-    checkpoints: CheckpointFolder
-    records: Records
-    trackers: list[Tracker]
-    display: Display
-    data: str
-    """What tells one data set from another."""
-    weights: str
-    """The same of the weights that it began from; empty for fresh ones, and on all ranks but the first."""
-    deferred: bool = False
-    """Whether the device itself leaves out a step without a finite gradient, and is not waited for."""
-    recorded: GraphStep | None = None
-    """In place of `learn` and what follows from it, where a step is a CUDA graph."""
     progress: Progress = field(default_factory=Progress)
-    pending: Pending | None = None
+    pending_step: PendingStep | None = None
     window: Sums = field(default_factory=dict)
-    """Sums since the last record, on this rank."""
+    """The sums since the last record, of this rank."""
     step_seconds: list[float] = field(default_factory=list)
-    """Of the steps since the last record, in this start."""
-    asked: Request = field(default_factory=Request)
-    """Whether a signal came to this rank."""
-    stopping: bool = False
-    """Whether one came to any."""
+    """Duration of each step since the last record, in this start."""
+    stop_request: StopRequest = field(default_factory=StopRequest)
+    """Whether this rank has received a stop signal."""
+    is_stopping: bool = False
+    """Whether any rank has received one."""

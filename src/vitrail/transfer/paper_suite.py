@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.data.order import Indices
-from vitrail.data.sources.source import Source, held_out
+from vitrail.data.sources.source import Source, hold_out
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation.real import read_real, score
+from vitrail.evaluation.real import read_real_labels, count_real_hits
 from vitrail.inference import class_names as imagenet
-from vitrail.recipes import find as find_recipe
+from vitrail.recipes import find_recipe
 from vitrail.transfer import vtab
-from vitrail.transfer.suite_data import Place, Places, counted, find, opened
-from vitrail.transfer.suite_table import NOTHING, PAPER_MODELS, TABLE_2, Rows, aligned, shown_mean, write
-from vitrail.transfer.transfer import NONE, RUNS, Extra, Outcome, Plan, Subject, configured, plan, remarks, transferred
+from vitrail.transfer.suite_data import DataLocation, SuiteData, describe_count_differences, find_suite_data, open_suite_parts
+from vitrail.transfer.suite_table import NOTHING, PAPER_MODELS, TABLE_2, Rows, format_table, format_mean, write_results
+from vitrail.transfer.transfer import NONE, RUNS, Extra, TransferResult, SuitePlan, TransferTarget, make_config, make_plan, list_remarks, transfer_to
 
 
 @dataclass(frozen=True)
-class Set:
+class PaperSet:
     """A row of the paper's table 2."""
 
     name: str
@@ -36,11 +36,11 @@ class Set:
 
 
 _SETS = (
-    Set("imagenet", "ImageNet", "finetune-imagenet", 50_000, "https://www.image-net.org/download.php"),
-    Set("cifar10", "CIFAR-10", "finetune-cifar10", 10_000, "https://www.cs.toronto.edu/~kriz/cifar.html"),
-    Set("cifar100", "CIFAR-100", "finetune-cifar100", 10_000, "https://www.cs.toronto.edu/~kriz/cifar.html"),
-    Set("pets", "Oxford-IIIT Pets", "finetune-pets", 3_669, "https://www.robots.ox.ac.uk/~vgg/data/pets/"),
-    Set("flowers102", "Flowers-102", "finetune-flowers", 6_149, "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/"),
+    PaperSet("imagenet", "ImageNet", "finetune-imagenet", 50_000, "https://www.image-net.org/download.php"),
+    PaperSet("cifar10", "CIFAR-10", "finetune-cifar10", 10_000, "https://www.cs.toronto.edu/~kriz/cifar.html"),
+    PaperSet("cifar100", "CIFAR-100", "finetune-cifar100", 10_000, "https://www.cs.toronto.edu/~kriz/cifar.html"),
+    PaperSet("pets", "Oxford-IIIT Pets", "finetune-pets", 3_669, "https://www.robots.ox.ac.uk/~vgg/data/pets/"),
+    PaperSet("flowers102", "Flowers-102", "finetune-flowers", 6_149, "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/"),
 )
 SETS = {each.name: each for each in _SETS}
 IMAGENET = "imagenet"
@@ -66,37 +66,37 @@ def run(
         overrides: `key=value` for every run.
         rates: learning rates to try, in the place of the paper's.
     """
-    settled = plan("paper", model, folder, runs, overrides, rates)
-    places = find(data, SETS, {**SETS, **vtab.TASKS})
+    settled = make_plan("paper", model, folder, runs, overrides, rates)
+    places = find_suite_data(data, SETS, {**SETS, **vtab.TASKS})
     yield from places.remarks
     subjects = [_subject(SETS[name], place, places.real) for name, place in places.sets.items()]
     for subject in subjects:
-        configured(settled, subject)  # whatever is wrong is said before anything is trained
-    outcomes: dict[str, Outcome] = {}
+        make_config(settled, subject)  # whatever is wrong is said before anything is trained
+    outcomes: dict[str, TransferResult] = {}
     for subject in subjects:
-        outcomes[subject.name] = yield from transferred(settled, subject)
+        outcomes[subject.name] = yield from transfer_to(settled, subject)
         _write(settled, outcomes, places)
-    yield from lines(settled, outcomes, places)
+    yield from format_results(settled, outcomes, places)
 
 
-def _subject(each: Set, place: Place, real: Path | None) -> Subject:
+def _subject(each: PaperSet, place: DataLocation, real: Path | None) -> TransferTarget:
     """The set with its data opened. What is held out is of the part train, whatever other parts there are."""
     if place.raw:
         raise ConfigError(f"{each.name}: raw is for the tasks of VTAB: leave it out")
-    recipe, parts = find_recipe(each.recipe), opened(each.name, place.data)
+    recipe, parts = find_recipe(each.recipe), open_suite_parts(each.name, place.data)
     assert recipe.holdout is not None  # the paper tells it for each
     if parts.test.num_classes > parts.train.num_classes:
         raise DataError(f"{each.name}: {place.data} has labels in {parts.tested_on} that train has no image of")
-    rest, _ = held_out(parts.train, recipe.holdout, seed=0)
+    rest, _ = hold_out(parts.train, recipe.holdout, seed=0)
     notes = [] if parts.tested_on == "test" else [f"there is no part test: scored on {parts.tested_on}"]
-    unlike = counted(
+    unlike = describe_count_differences(
         [
             ("training images", len(parts.train), recipe.data_set.images),
             ("classes", parts.train.num_classes, recipe.data_set.classes),
             ("test images", len(parts.test), each.test),
         ]
     )
-    return Subject(
+    return TransferTarget(
         name=each.name,
         recipe=recipe,
         changes={},
@@ -112,19 +112,19 @@ def _subject(each: Set, place: Place, real: Path | None) -> Subject:
 
 def _real(test: Source, path: Path) -> Extra:
     """Counts first guesses that are among an image's ReaL labels."""
-    labels, numbers = read_real(path), imagenet.numbers_of(test.classes or None, test.num_classes) or ()
+    labels, numbers = read_real_labels(path), imagenet.find_class_numbers(test.classes or None, test.num_classes) or ()
     certain = [number for number in numbers if number is not None]
     if len(certain) < test.num_classes:
         raise DataError(
             "imagenet: its classes are not all certainly ImageNet's, which ReaL labels are made of: name them by their "
             "WordNet ids, or leave real.json out"
         )
-    score(labels, [test.name(0)], [0])  # says what is wrong with the names, before anything is trained
+    count_real_hits(labels, [test.name(0)], [0])  # says what is wrong with the names, before anything is trained
 
     def count(source: Source, predictions: Indices) -> dict[str, int]:
         read = [index for index, prediction in enumerate(predictions) if prediction != NONE]
         names = (source.name(index) for index in read)
-        hits, number, _ = score(labels, names, (certain[predictions[index]] for index in read))
+        hits, number, _ = count_real_hits(labels, names, (certain[predictions[index]] for index in read))
         return {REAL_HITS: hits, REAL_COUNT: number}
 
     return count
@@ -133,54 +133,54 @@ def _real(test: Source, path: Path) -> Extra:
 # ---- The table -------------------------------------------------------------------------------------------------------
 
 
-def columns(model: str) -> tuple[str, ...]:
+def table_columns(model: str) -> tuple[str, ...]:
     """Of the table."""
     return ("top-1, %", model, "runs", "learning rate", *PAPER_MODELS)
 
 
-def rows(outcomes: dict[str, Outcome]) -> Rows:
+def table_rows(outcomes: dict[str, TransferResult]) -> Rows:
     """The paper's, with ours where there is one."""
     ours: dict[str, tuple[str, str, str]] = {}
     for name, outcome in outcomes.items():
         rate = f"{outcome.rate:g}"
-        ours[SETS[name].title] = (shown_mean(outcome.accuracies), str(len(outcome.runs)), rate)
+        ours[SETS[name].title] = (format_mean(outcome.accuracies), str(len(outcome.runs)), rate)
         shares = real_accuracies(outcome)
         if shares:
-            ours[REAL_TITLE] = (shown_mean(shares), str(len(shares)), rate)
+            ours[REAL_TITLE] = (format_mean(shares), str(len(shares)), rate)
     return [(title, *ours.get(title, (NOTHING,) * 3), *numbers) for title, numbers in TABLE_2.items()]
 
 
-def real_accuracies(outcome: Outcome) -> list[float]:
+def real_accuracies(outcome: TransferResult) -> list[float]:
     """By ReaL labels, of the same runs; none where they were not counted."""
     return [run.extra[REAL_HITS] / run.extra[REAL_COUNT] for run in outcome.runs if run.extra.get(REAL_COUNT)]
 
 
-def lines(plan: Plan, outcomes: dict[str, Outcome], places: Places) -> list[str]:
+def format_results(make_plan: SuitePlan, outcomes: dict[str, TransferResult], places: SuiteData) -> list[str]:
     """The table, and what there is to be said of it."""
-    return [*aligned(columns(plan.model), rows(outcomes)), "", *_remarks(outcomes, places)]
+    return [*format_table(table_columns(make_plan.model), table_rows(outcomes)), "", *_remarks(outcomes, places)]
 
 
-def _remarks(outcomes: dict[str, Outcome], places: Places) -> Iterator[str]:
+def _remarks(outcomes: dict[str, TransferResult], places: SuiteData) -> Iterator[str]:
     sources = {name: f"it is to be had from {each.url}" for name, each in SETS.items()}
-    yield from remarks(outcomes, places.sets, sources)
+    yield from list_remarks(outcomes, places.sets, sources)
     if IMAGENET in places.sets and places.real is None:
         yield f"- {REAL_TITLE} has no labels: real.json is to be had from {REAL_URL}"
     yield "- VTAB is a suite of its own: --suite vtab"
 
 
-def _write(plan: Plan, outcomes: dict[str, Outcome], places: Places) -> None:
+def _write(make_plan: SuitePlan, outcomes: dict[str, TransferResult], places: SuiteData) -> None:
     missing = {name: each.url for name, each in SETS.items() if name not in places.sets}
     found: dict[str, Any] = {
         "suite": "paper",
-        "model": plan.model,
+        "model": make_plan.model,
         "papers_protocol": not any(outcome.deviations for outcome in outcomes.values()),
         "sets": {name: _as_json(outcome) for name, outcome in outcomes.items()},
         "missing": missing,
         "paper": {title: dict(zip(PAPER_MODELS, numbers, strict=True)) for title, numbers in TABLE_2.items()},
     }
-    write(plan.folder, f"The paper's transfer suite: {plan.model}", lines(plan, outcomes, places), found)
+    write_results(make_plan.folder, f"The paper's transfer suite: {make_plan.model}", format_results(make_plan, outcomes, places), found)
 
 
-def _as_json(outcome: Outcome) -> dict[str, Any]:
+def _as_json(outcome: TransferResult) -> dict[str, Any]:
     shares = real_accuracies(outcome)
     return {**outcome.as_json(), **({"real_mean": sum(shares) / len(shares)} if shares else {})}

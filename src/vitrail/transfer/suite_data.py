@@ -15,7 +15,7 @@ import numpy as np
 
 from vitrail.data.open import open_data, list_splits, choose_test_split
 from vitrail.data.order import Indices
-from vitrail.data.sources.source import Sample, Source, format_path
+from vitrail.data.sources.source import Sample, Source, make_printable
 from vitrail.errors import ConfigError, DataError, did_you_mean
 from vitrail.training.resolve import read_toml
 
@@ -72,9 +72,9 @@ def _in_folder(folder: Path, known: Collection[str]) -> SuiteData:
         if entry.name == f"{REAL}.json":
             real = entry
         elif name not in known:
-            remarks.append(f"{format_path(entry)} is no set{did_you_mean(name, known)}")
+            remarks.append(f"{make_printable(entry)} is no set{did_you_mean(name, known)}")
         elif name in found:
-            raise DataError(f"{format_path(entry)} and {found[name].data} are both {name}: take one away")
+            raise DataError(f"{make_printable(entry)} and {found[name].data} are both {name}: take one away")
         else:
             found[name] = DataLocation(str(entry))
     return SuiteData(found, real, tuple(remarks))

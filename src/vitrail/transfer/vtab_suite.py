@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.order import Indices
-from vitrail.data.packing.pack import pack
-from vitrail.data.sources.source import Source, name_key, shown
+from vitrail.data.packing.pack import pack_data
+from vitrail.data.sources.source import Source, hash_name, make_printable
 from vitrail.errors import ConfigError, DataError
-from vitrail.recipes import find as find_recipe
+from vitrail.recipes import find_recipe
 from vitrail.system.files import write_whole
 from vitrail.training.config import RunConfig
 from vitrail.transfer import paper_suite
-from vitrail.transfer.suite_data import Chosen, Labelled, Parts, Place, Places, counted, find, opened
-from vitrail.transfer.suite_table import NOTHING, PAPER_MODELS, TABLE_2, Rows, aligned, shown_mean, write
-from vitrail.transfer.transfer import RUNS, Outcome, Plan, Subject, configured, first_alone, plan, remarks, transferred
-from vitrail.transfer.vtab import GROUPS, TASKS, Task
+from vitrail.transfer.suite_data import PickedSamples, RelabelledSource, SuiteParts, DataLocation, SuiteData, describe_count_differences, find_suite_data, open_suite_parts
+from vitrail.transfer.suite_table import NOTHING, PAPER_MODELS, TABLE_2, Rows, format_table, format_mean, write_results
+from vitrail.transfer.transfer import RUNS, TransferResult, SuitePlan, TransferTarget, make_config, run_on_first_rank, make_plan, list_remarks, transfer_to
+from vitrail.transfer.vtab_tasks import GROUPS, TASKS, VtabTask
 
 TRAIN, VAL = 800, 200
 """Images that train and images that choose."""
@@ -49,29 +49,29 @@ def run(
 
     Without `rates` there is one, the paper's, and nothing to choose.
     """
-    settled = plan("vtab", model, folder, runs, overrides, rates)
-    places = find(data, TASKS, {**paper_suite.SETS, **TASKS})
+    settled = make_plan("vtab", model, folder, runs, overrides, rates)
+    places = find_suite_data(data, TASKS, {**paper_suite.SETS, **TASKS})
     yield from places.remarks
     work = [_subject(settled, TASKS[name], place) for name, place in places.sets.items()]
     for subject, _ in work:
-        configured(settled, subject)  # whatever is wrong is said before anything is trained
-    outcomes: dict[str, Outcome] = {}
+        make_config(settled, subject)  # whatever is wrong is said before anything is trained
+    outcomes: dict[str, TransferResult] = {}
     for subject, prepare in work:
-        outcomes[subject.name] = yield from transferred(settled, subject, prepare)
+        outcomes[subject.name] = yield from transfer_to(settled, subject, prepare)
         _write(settled, outcomes, places)
-    yield from lines(settled, outcomes, places)
+    yield from format_results(settled, outcomes, places)
 
 
 # ---- A task's images -------------------------------------------------------------------------------------------------
 
 
-def _subject(plan: Plan, task: Task, place: Place) -> tuple[Subject, Callable[[RunConfig, bool], None]]:
+def _subject(make_plan: SuitePlan, task: VtabTask, place: DataLocation) -> tuple[TransferTarget, Callable[[RunConfig, bool], None]]:
     """The task with its images drawn, and what writes them down."""
-    parts = labelled(task, place, opened(task.name, place.data))
-    train, val = divided(parts)
-    folder = plan.folder / task.name / "images"
+    parts = relabel_parts(task, place, open_suite_parts(task.name, place.data))
+    train, val = split_train_val(parts)
+    folder = make_plan.folder / task.name / "images"
     notes = [] if parts.tested_on == "test" else [f"there is no part test: scored on {parts.tested_on}"]
-    unlike = counted(
+    unlike = describe_count_differences(
         [
             ("images to train on", len(train) + len(val), TRAIN + VAL),
             ("classes", parts.train.num_classes, task.classes),
@@ -80,7 +80,7 @@ def _subject(plan: Plan, task: Task, place: Place) -> tuple[Subject, Callable[[R
     )
     recipe = find_recipe("finetune-vtab")
     changes = {**recipe.settings["data"]["augmentation"], **({} if task.crop else WHOLE_IMAGE)}
-    subject = Subject(
+    subject = TransferTarget(
         name=task.name,
         recipe=recipe,
         changes={"data": {"augmentation": changes if task.mirror else {**changes, "flip": 0.0}}},
@@ -94,7 +94,7 @@ def _subject(plan: Plan, task: Task, place: Place) -> tuple[Subject, Callable[[R
     return subject, partial(_prepare, folder, train, val)
 
 
-def labelled(task: Task, place: Place, parts: Parts) -> Parts:
+def relabel_parts(task: VtabTask, place: DataLocation, parts: SuiteParts) -> SuiteParts:
     """With the task's labels: made of the original's annotations where they are raw, and with as many classes."""
     if place.raw and (task.label is None or not task.whole):
         what = "its labels are classes as they are" if task.label is None else "its annotation is no whole number"
@@ -113,8 +113,8 @@ def labelled(task: Task, place: Place, parts: Parts) -> Parts:
             f"{task.name}: {place.data} has labels up to {largest - 1}, and the task {task.classes} "
             f"classes: give labels from 0 on{raw}"
         )
-    make = partial(Labelled, classes=task.classes, label=task.label if place.raw else None)
-    made = Parts(make(parts.train), None if parts.val is None else make(parts.val), make(parts.test), parts.tested_on)
+    make = partial(RelabelledSource, classes=task.classes, label=task.label if place.raw else None)
+    made = SuiteParts(make(parts.train), None if parts.val is None else make(parts.val), make(parts.test), parts.tested_on)
     try:
         for source in (made.train, made.val, made.test):
             if source is not None:
@@ -124,56 +124,56 @@ def labelled(task: Task, place: Place, parts: Parts) -> Parts:
     return made
 
 
-def divided(parts: Parts) -> tuple[Chosen, Chosen]:
+def split_train_val(parts: SuiteParts) -> tuple[PickedSamples, PickedSamples]:
     """800 images that train and 200 that choose: of train and val, or all of train; where there are fewer, all."""
     if parts.val is not None:
         return (
-            Chosen([(parts.train, int(index)) for index in drawn(parts.train, TRAIN)]),
-            Chosen([(parts.val, int(index)) for index in drawn(parts.val, VAL)]),
+            PickedSamples([(parts.train, int(index)) for index in draw_samples(parts.train, TRAIN)]),
+            PickedSamples([(parts.val, int(index)) for index in draw_samples(parts.val, VAL)]),
         )
-    together = [(parts.train, int(index)) for index in drawn(parts.train, TRAIN + VAL)]
+    together = [(parts.train, int(index)) for index in draw_samples(parts.train, TRAIN + VAL)]
     choose = max(len(together) * VAL // (TRAIN + VAL), 1)
     if len(together) < 2:
         raise DataError(f"{parts.train.name(0)} is the only image to train on: a task needs 2 or more")
-    return Chosen(together[:-choose]), Chosen(together[-choose:])
+    return PickedSamples(together[:-choose]), PickedSamples(together[-choose:])
 
 
-def drawn(source: Source, count: int, seed: int = 0) -> Indices:
+def draw_samples(source: Source, count: int, seed: int = 0) -> Indices:
     """So many samples, in an order that the seed and their names decide: the same everywhere and every time."""
     salt = seed.to_bytes(16, "big", signed=True)
-    keys = [name_key(salt, source.identity(index)) for index in range(len(source))]
+    keys = [hash_name(salt, source.identity(index)) for index in range(len(source))]
     chosen: Indices = np.argsort(np.array(keys, dtype=np.uint64), kind="stable")[:count]
     return chosen
 
 
-def _prepare(folder: Path, train: Chosen, val: Chosen, config: RunConfig, choose: bool) -> None:
+def _prepare(folder: Path, train: PickedSamples, val: PickedSamples, config: RunConfig, choose: bool) -> None:
     """The images as shards, unless they are there; those that choose only where there is a choice."""
 
     def work() -> None:
-        _pack(Chosen([*train.samples, *val.samples]), folder / ALL)
+        _pack(PickedSamples([*train.samples, *val.samples]), folder / ALL)
         if choose:
             _pack(train, folder / CHOOSING / "train")
             _pack(val, folder / CHOOSING / "val")
-            names = "".join(f"{shown(name)}\n" for name in train.classes)
+            names = "".join(f"{make_printable(name)}\n" for name in train.classes)
             write_whole(folder / CHOOSING / "classes.txt", names.encode())
 
-    first_alone(config, work)
+    run_on_first_rank(config, work)
 
 
 def _pack(source: Source, folder: Path) -> None:
-    pack(source, folder, skip_broken=True, workers=1)
+    pack_data(source, folder, skip_broken=True, workers=1)
 
 
 # ---- The table -------------------------------------------------------------------------------------------------------
 
 
-def rows(outcomes: dict[str, Outcome]) -> Rows:
+def table_rows(outcomes: dict[str, TransferResult]) -> Rows:
     """A task each."""
     return [
         (
             task.title,
             task.group,
-            shown_mean(outcomes[name].accuracies),
+            format_mean(outcomes[name].accuracies),
             str(len(outcomes[name].runs)),
             f"{outcomes[name].rate:g}",
             f"{outcomes[name].runs[0].count:,}",
@@ -183,7 +183,7 @@ def rows(outcomes: dict[str, Outcome]) -> Rows:
     ]
 
 
-def means(outcomes: dict[str, Outcome]) -> dict[str, list[float]]:
+def mean_accuracies(outcomes: dict[str, TransferResult]) -> dict[str, list[float]]:
     """The mean over the tasks of each group and over all, for each seed; named as what they are."""
     found: dict[str, list[float]] = {}
     for group in GROUPS:
@@ -199,31 +199,31 @@ def means(outcomes: dict[str, Outcome]) -> dict[str, list[float]]:
     return found
 
 
-def _over(outcomes: dict[str, Outcome], names: Sequence[str]) -> list[float]:
+def _over(outcomes: dict[str, TransferResult], names: Sequence[str]) -> list[float]:
     by_seed = zip(*(outcomes[name].accuracies for name in names), strict=True)
     return [sum(shares) / len(shares) for shares in by_seed]
 
 
-def lines(plan: Plan, outcomes: dict[str, Outcome], places: Places) -> list[str]:
+def format_results(make_plan: SuitePlan, outcomes: dict[str, TransferResult], places: SuiteData) -> list[str]:
     """The tasks, their means beside the paper's, and what there is to be said of it."""
-    tasks = aligned(("task", "group", plan.model, "runs", "learning rate", "test images"), rows(outcomes), left=2)
+    tasks = format_table(("task", "group", make_plan.model, "runs", "learning rate", "test images"), table_rows(outcomes), left=2)
     summary = [
-        (title, shown_mean(shares), *TABLE_2.get(title, (NOTHING,) * len(PAPER_MODELS)))
-        for title, shares in means(outcomes).items()
+        (title, format_mean(shares), *TABLE_2.get(title, (NOTHING,) * len(PAPER_MODELS)))
+        for title, shares in mean_accuracies(outcomes).items()
     ]
-    together = aligned(("top-1, %", plan.model, *PAPER_MODELS), summary)
+    together = format_table(("top-1, %", make_plan.model, *PAPER_MODELS), summary)
     sources = {name: f"{task.origin}, {task.url}, in TensorFlow Datasets {task.tfds}" for name, task in TASKS.items()}
-    return [*tasks, "", *together, "", *remarks(outcomes, places.sets, sources)]
+    return [*tasks, "", *together, "", *list_remarks(outcomes, places.sets, sources)]
 
 
-def _write(plan: Plan, outcomes: dict[str, Outcome], places: Places) -> None:
+def _write(make_plan: SuitePlan, outcomes: dict[str, TransferResult], places: SuiteData) -> None:
     found: dict[str, Any] = {
         "suite": "vtab",
-        "model": plan.model,
+        "model": make_plan.model,
         "papers_protocol": not any(outcome.deviations for outcome in outcomes.values()),
         "tasks": {name: {"group": TASKS[name].group, **outcome.as_json()} for name, outcome in outcomes.items()},
-        "means": {title: sum(shares) / len(shares) for title, shares in means(outcomes).items()},
+        "means": {title: sum(shares) / len(shares) for title, shares in mean_accuracies(outcomes).items()},
         "missing": {name: task.url for name, task in TASKS.items() if name not in places.sets},
         "paper": dict(zip(PAPER_MODELS, TABLE_2[TITLE], strict=True)),
     }
-    write(plan.folder, f"VTAB: {plan.model}", lines(plan, outcomes, places), found)
+    write_results(make_plan.folder, f"VTAB: {make_plan.model}", format_results(make_plan, outcomes, places), found)

@@ -13,12 +13,12 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from vitrail.data.check.report import FACTS, NO_FILE, Part, Report
-from vitrail.data.open import Data, open_data, splits_of
-from vitrail.data.parallel import in_parallel, worker_count
-from vitrail.data.sources.folder import SUFFIXES, Files
-from vitrail.data.sources.source import Source, shown
-from vitrail.data.transforms.decode import FORMATS, decoded_image, opened_image
+from vitrail.data.check.report import FACTS, NO_FILE, SplitFacts, DataReport
+from vitrail.data.open import Data, open_data, list_splits
+from vitrail.data.parallel import map_samples, resolve_worker_count
+from vitrail.data.sources.folder import IMAGE_SUFFIXES, FileSource
+from vitrail.data.sources.source import Source, make_printable
+from vitrail.data.transforms.decode import FORMATS, decode_to_pillow, open_image
 from vitrail.errors import DataError
 
 WHOLE = "all"
@@ -35,7 +35,7 @@ Progress = Callable[[int, int], None]
 """Called with the number of samples that are done, and the number there are."""
 
 
-def check(data: Data, workers: int | None = None, progress: Progress | None = None) -> Report:
+def check_data(data: Data, workers: int | None = None, progress: Progress | None = None) -> DataReport:
     """Decode everything, and say what is wrong with it.
 
     Args:
@@ -43,16 +43,16 @@ def check(data: Data, workers: int | None = None, progress: Progress | None = No
         workers: processes; one for each core if None.
         progress: told how far it is.
     """
-    workers = worker_count(workers)
+    workers = resolve_worker_count(workers)
     sources = opened(data)
     total, done, parts = sum(map(len, sources.values())), 0, []
     for split, source in sources.items():
-        part = Part(split, source, np.zeros(len(source), FACTS), ignored=list(_ignored(data, source)))
+        part = SplitFacts(split, source, np.zeros(len(source), FACTS), ignored=list(_ignored(data, source)))
         parts.append(part)
         step = max(source.block, AT_ONCE)
         jobs = (range(start, min(start + step, len(source))) for start in range(0, len(source), step))
         crew = min(workers, max(-(-len(source) // step), 1))
-        with closing(in_parallel(_facts, source, jobs, crew)) as found:
+        with closing(map_samples(_facts, source, jobs, crew)) as found:
             for job, answers in found:
                 for index, answer in zip(job, answers, strict=True):
                     if isinstance(answer, str):
@@ -62,12 +62,12 @@ def check(data: Data, workers: int | None = None, progress: Progress | None = No
                 done += len(job)
                 if progress:
                     progress(done, total)
-    return Report(parts)
+    return DataReport(parts)
 
 
 def opened(data: Data, split: str | None = None) -> dict[str, Source]:
     """One split, or all that are there; `WHOLE` where there are none."""
-    splits = [split] if split else splits_of(data) or [None]
+    splits = [split] if split else list_splits(data) or [None]
     return {name or WHOLE: open_data(data, name) for name in splits}
 
 
@@ -75,13 +75,13 @@ def file_kind(content: bytes) -> tuple[str, str]:
     """One of `FORMATS`, and Pillow's mode, by a look at the header."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's remarks on large images
-        image = opened_image(content)
+        image = open_image(content)
     return "JPEG" if image.format == "MPO" else str(image.format), image.mode
 
 
 def _facts(source: Source, index: int) -> tuple[Any, ...]:
     """A record of `FACTS`."""
-    sample = source.sample(index)
+    sample = source.read_checked(index)
     content = sample.content
     if isinstance(content, Tensor):
         pixels = content.numpy()
@@ -89,9 +89,9 @@ def _facts(source: Source, index: int) -> tuple[Any, ...]:
         grey = bool((pixels[:1] == pixels).all())
         return digest, sample.label, *pixels.shape[1:], NO_FILE, True, grey, False
     kind, mode = file_kind(content)
-    image = decoded_image(content)
+    image = decode_to_pillow(content)
     suffix = source.name(index).lower().rpartition(".")[2]
-    misnamed = f".{suffix}" in SUFFIXES and suffix not in EXTENSIONS[kind]
+    misnamed = f".{suffix}" in IMAGE_SUFFIXES and suffix not in EXTENSIONS[kind]
     grey = mode.split(";")[0] in _GREY_MODES or _looks_grey(image)
     return _digest(content), sample.label, image.height, image.width, FORMATS.index(kind), True, grey, misnamed
 
@@ -112,25 +112,25 @@ def _looks_grey(image: Image.Image) -> bool:
 
 def _ignored(data: Data, source: Source) -> Iterator[tuple[str, str]]:
     """What lies in a folder of class folders and is not among its images, with the reason."""
-    if not isinstance(source, Files) or Path(str(data)).is_file() or len(list(source.root.glob("*.csv"))) == 1:
+    if not isinstance(source, FileSource) or Path(str(data)).is_file() or len(list(source.root.glob("*.csv"))) == 1:
         return
     for path in _entries(source.root):
         if path.is_dir():
             yield from _ignored_below(path, (_identity(source.root),))
-        elif path.name.lower().endswith(SUFFIXES):
-            yield shown(path), "lies in no class folder"
+        elif path.name.lower().endswith(IMAGE_SUFFIXES):
+            yield make_printable(path), "lies in no class folder"
 
 
 def _ignored_below(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, str]]:
     here = _identity(folder)
     if here in above:
-        yield shown(folder), "a link that leads back to a folder above it"
+        yield make_printable(folder), "a link that leads back to a folder above it"
         return
     for path in _entries(folder):
         if path.is_dir():
             yield from _ignored_below(path, (*above, here))
-        elif not path.name.lower().endswith(SUFFIXES):
-            yield shown(path), f"its name ends in none of {', '.join(SUFFIXES)}"
+        elif not path.name.lower().endswith(IMAGE_SUFFIXES):
+            yield make_printable(path), f"its name ends in none of {', '.join(IMAGE_SUFFIXES)}"
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -138,7 +138,7 @@ def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
-        raise DataError(f"{shown(folder)} cannot be listed: {error.strerror}") from None
+        raise DataError(f"{make_printable(folder)} cannot be listed: {error.strerror}") from None
 
 
 def _identity(folder: Path) -> tuple[int, int]:

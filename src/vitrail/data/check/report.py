@@ -20,7 +20,7 @@ from vitrail.data.order import Indices
 from vitrail.data.sources.source import Source
 from vitrail.data.transforms.decode import FORMATS, MOST_PIXELS_SERVING
 
-KINDS = {
+FINDING_KINDS = {
     "unreadable": "no image, or none that can be used",
     "truncated": "cut short",
     "leak": "also in another split",
@@ -62,7 +62,7 @@ Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Finding:
+class DataFinding:
     """Something that a person should know about one sample."""
 
     kind: str
@@ -74,7 +74,7 @@ class Finding:
 
 
 @dataclass
-class Part:
+class SplitFacts:
     """What is known about the samples of one split."""
 
     split: str
@@ -94,7 +94,7 @@ class Part:
 
     def name(self, index: int) -> str:
         """What to call a sample, even where its file has gone."""
-        return self.source.called(index)
+        return self.source.display_name(index)
 
     def class_name(self, label: int) -> str:
         """Of a label; its number where it has no name."""
@@ -119,10 +119,10 @@ class Part:
 
 
 @dataclass
-class Report:
+class DataReport:
     """Everything that was found."""
 
-    parts: list[Part]
+    parts: list[SplitFacts]
 
     @property
     def failed(self) -> bool:
@@ -137,7 +137,7 @@ class Report:
         for part in self.parts:
             found.update({kind: len(indices) for kind, (indices, _) in self._marked(part).items()})
             found.update(ignored=len(part.ignored))
-        return {kind: found[kind] for kind in KINDS}
+        return {kind: found[kind] for kind in FINDING_KINDS}
 
     @property
     def notes(self) -> list[str]:
@@ -160,25 +160,25 @@ class Report:
                 found[side] = {"min": int(values.min()), "median": middle, "max": int(values.max())}
         return found
 
-    def findings(self, kind: str | None = None) -> Iterator[Finding]:
+    def findings(self, kind: str | None = None) -> Iterator[DataFinding]:
         """One after the other, the gravest kinds first; or those of one kind."""
         if kind is None:
-            for each in KINDS:
+            for each in FINDING_KINDS:
                 yield from self.findings(each)
         elif kind in ("unreadable", "truncated"):
             for part in self.parts:
                 found = (index for index, reason in sorted(part.reasons.items()) if _kind(reason) == kind)
-                yield from (Finding(kind, part.split, part.name(i), part.reasons[i]) for i in found)
+                yield from (DataFinding(kind, part.split, part.name(i), part.reasons[i]) for i in found)
         elif kind in ("leak", "duplicate"):
             yield from (self._twin(kind, *pair) for pair in self._twins[kind].tolist())
         elif kind == "classes":
             yield from self._unlike()
         elif kind == "ignored":
-            yield from (Finding(kind, part.split, *ignored) for part in self.parts for ignored in part.ignored)
+            yield from (DataFinding(kind, part.split, *ignored) for part in self.parts for ignored in part.ignored)
         else:
             for part in self.parts:
                 indices, sentence = self._marked(part).get(kind, ([], str))
-                yield from (Finding(kind, part.split, part.name(i), sentence(part.facts[i])) for i in indices)
+                yield from (DataFinding(kind, part.split, part.name(i), sentence(part.facts[i])) for i in indices)
 
     def summary(self) -> Iterator[str]:
         """A few lines for a person."""
@@ -211,7 +211,7 @@ class Report:
         masks = {"tiny": _tiny, "greyscale": _grey}
         return [kind for kind, mask in masks.items() if 2 * sum(mask(p.facts).sum() for p in self.parts) > readable]
 
-    def _marked(self, part: Part) -> dict[str, tuple[Indices, Callable[[Any], str]]]:
+    def _marked(self, part: SplitFacts) -> dict[str, tuple[Indices, Callable[[Any], str]]]:
         """Samples for which a look at their record is enough, and what to say of each."""
         found: dict[str, tuple[Mask, Callable[[Any], str]]] = {
             "extension": (part.facts["misnamed"], lambda fact: f"is {FORMATS[fact['format']]}, unlike its name"),
@@ -241,15 +241,15 @@ class Report:
             found[kind] = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
         return found
 
-    def _twin(self, kind: str, owner: int, index: int, other_owner: int, other_index: int) -> Finding:
+    def _twin(self, kind: str, owner: int, index: int, other_owner: int, other_index: int) -> DataFinding:
         part, other = self.parts[owner], self.parts[other_owner]
         here = part.class_name(int(part.facts["label"][index]))
         there = other.class_name(int(other.facts["label"][other_index]))
         sentence = f"the same content as {other.name(other_index)}" + (f" of {other.split}" if kind == "leak" else "")
         conflict = f", and conflicting labels: {here} here, {there} there" if here != there else ""
-        return Finding(kind, part.split, part.name(index), sentence + conflict)
+        return DataFinding(kind, part.split, part.name(index), sentence + conflict)
 
-    def _unlike(self) -> list[Finding]:
+    def _unlike(self) -> list[DataFinding]:
         """A label means the same in all splits only where their classes are the same, in the same order."""
         found, first = [], self.parts[0]
         for part in self.parts[1:]:
@@ -260,7 +260,7 @@ class Report:
                 told = [f"{word} {_few(names)}" for word, names in (("without", missing), ("with", extra)) if names]
                 how = " and ".join(told) or "in another order"
                 sentence = f"its classes are not those of {first.split}: {how}, so that labels do not agree"
-                found.append(Finding("classes", part.split, part.split, sentence))
+                found.append(DataFinding("classes", part.split, part.split, sentence))
         return found
 
 

@@ -22,13 +22,13 @@ from vitrail import __version__
 from vitrail.data.check.check import EXTENSIONS, Progress, file_kind, opened
 from vitrail.data.open import Data
 from vitrail.data.order import Order
-from vitrail.data.packing.pack_journal import Broken, Unfinished, finished_before
-from vitrail.data.packing.writers import WRITERS, Packed, Writer
-from vitrail.data.parallel import in_parallel, worker_count
-from vitrail.data.sources.folder import Files
+from vitrail.data.packing.pack_journal import BrokenRecord, PackJournal, read_finished_pack
+from vitrail.data.packing.writers import WRITERS, PackedSample, ShardWriter
+from vitrail.data.parallel import map_samples, resolve_worker_count
+from vitrail.data.sources.folder import FileSource
 from vitrail.data.sources.shards import MANIFEST
-from vitrail.data.sources.source import Source, shown
-from vitrail.data.transforms.decode import decoded_image
+from vitrail.data.sources.source import Source, make_printable
+from vitrail.data.transforms.decode import decode_to_pillow
 from vitrail.errors import ConfigError, DataError, did_you_mean
 
 AT_ONCE = 16
@@ -41,7 +41,7 @@ LISTED = 50
 """Broken samples that an error names."""
 
 
-def pack(
+def pack_data(
     data: Data,
     out: str | Path,
     *,
@@ -75,7 +75,7 @@ def pack(
         raise ConfigError(f"format = {format!r}{did_you_mean(format, WRITERS) or ';'} there are {', '.join(WRITERS)}")
     if shard_mb <= 0 or (resize is not None and resize < 1):
         raise ConfigError(f"shard_mb = {shard_mb}, resize = {resize}: give numbers above 0")
-    workers, out, folder = worker_count(workers), Path(out).expanduser(), _folder(data)
+    workers, out, folder = resolve_worker_count(workers), Path(out).expanduser(), _folder(data)
     if folder and Path(str(data)).expanduser().is_dir() and out.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{out} lies inside of {data}, and would become a part of it: give another folder")
     sources = opened(data, split)
@@ -89,16 +89,16 @@ def pack(
     }
     try:
         if (out / MANIFEST).exists():
-            manifest = finished_before(out, plan)
+            manifest = read_finished_pack(out, plan)
             _refuse({split: part["broken"] for split, part in manifest["splits"].items()}, skip_broken)
             return manifest
-        with Unfinished(out, plan) as work:
+        with PackJournal(out, plan) as work:
             before, total = 0, sum(map(len, sources.values()))
             for name, source in sources.items():
                 order = Order(len(source), seed, source.block, source.window) if shuffle else None
                 jobs = _jobs(order, work.position(name), len(source))
                 crew = min(workers, max(-(-len(source) // AT_ONCE), 1))
-                with closing(in_parallel(partial(_prepared, resize=resize), source, jobs, crew)) as prepared:
+                with closing(map_samples(partial(_prepared, resize=resize), source, jobs, crew)) as prepared:
                     named = _named(prepared, source, folder)
                     for done in _write(work, name, named, int(shard_mb * 1_000_000), skip_broken):
                         if progress:
@@ -118,22 +118,22 @@ def _jobs(order: Order | None, start: int, count: int) -> Iterator[list[int]]:
 
 
 def _named(
-    prepared: Iterator[tuple[Sequence[int], list[Packed | str]]], source: Source, folder: Path | None
-) -> Iterator[list[Packed | Broken]]:
+    prepared: Iterator[tuple[Sequence[int], list[PackedSample | str]]], source: Source, folder: Path | None
+) -> Iterator[list[PackedSample | BrokenRecord]]:
     """What cannot be used has a name beside the reason."""
     for job, answers in prepared:
         yield [
-            {"name": _short(source.called(index), folder), "reason": answer} if isinstance(answer, str) else answer
+            {"name": _short(source.display_name(index), folder), "reason": answer} if isinstance(answer, str) else answer
             for index, answer in zip(job, answers, strict=True)
         ]
 
 
 def _write(
-    work: Unfinished, split: str, prepared: Iterator[list[Packed | Broken]], most: int, skip_broken: bool
+    work: PackJournal, split: str, prepared: Iterator[list[PackedSample | BrokenRecord]], most: int, skip_broken: bool
 ) -> Iterator[int]:
     """The shards of a split that are not there yet; after each handful of samples, how many are done."""
     position, key, broken = work.position(split), work.samples(split), work.broken[split]
-    writer: Writer | None = None
+    writer: ShardWriter | None = None
     try:
         for samples in prepared:
             for sample in samples:
@@ -156,14 +156,14 @@ def _write(
             writer.close()
 
 
-def _prepared(source: Source, index: int, resize: int | None) -> Packed:
+def _prepared(source: Source, index: int, resize: int | None) -> PackedSample:
     """A sample as it will be written. It is decoded even where its bytes stay, so that nothing broken is packed."""
-    sample = source.sample(index)
+    sample = source.read_checked(index)
     content = sample.content
     if isinstance(content, Tensor):
         image, kind = _image(content), ""
     else:
-        image, kind = decoded_image(content), file_kind(content)[0]
+        image, kind = decode_to_pillow(content), file_kind(content)[0]
     if resize is not None and min(image.size) > resize:
         image = _smaller(image, resize)
         kind = "JPEG" if max(image.size) <= LARGEST_JPEG else "PNG"
@@ -171,7 +171,7 @@ def _prepared(source: Source, index: int, resize: int | None) -> Packed:
     elif isinstance(content, Tensor):
         kind = "PNG"
         content = _encoded(image, kind)
-    return Packed(content, EXTENSIONS[kind][0], sample.label)
+    return PackedSample(content, EXTENSIONS[kind][0], sample.label)
 
 
 def _image(pixels: Tensor) -> Image.Image:
@@ -211,7 +211,7 @@ def _identity(source: Source, folder: Path | None) -> dict[str, Any]:
     digest = hashlib.sha256()
     for start in range(0, len(source), HASHED_AT_ONCE):
         stop = min(start + HASHED_AT_ONCE, len(source))
-        names = (_short(source.called(index), folder) for index in range(start, stop))
+        names = (_short(source.display_name(index), folder) for index in range(start, stop))
         digest.update(source.labels(start, stop).astype("<i8").tobytes() + "\n".join(names).encode())
     return {"number": len(source), "sha256": digest.hexdigest()}
 
@@ -219,7 +219,7 @@ def _identity(source: Source, folder: Path | None) -> dict[str, Any]:
 def _sizes(source: Source) -> str:
     """A hash of the sizes of the files: tells whether they are still those that were packed."""
     digest = hashlib.sha256()
-    paths = map(source.path, range(len(source))) if isinstance(source, Files) else getattr(source, "paths", ())
+    paths = map(source.path, range(len(source))) if isinstance(source, FileSource) else getattr(source, "paths", ())
     for path in paths:
         digest.update(f"{_size(path)} ".encode())
     return digest.hexdigest()
@@ -246,17 +246,17 @@ def _folder(data: Data) -> Path | None:
 
 def _short(name: str, folder: Path | None) -> str:
     """A name without the folder that the data happens to lie in."""
-    return name.removeprefix(f"{shown(folder)}/") if folder else name
+    return name.removeprefix(f"{make_printable(folder)}/") if folder else name
 
 
 def _title(data: Data) -> str:
     """The name of a data set, on whatever machine it lies."""
     if isinstance(data, str | Path):
-        return shown(Path(data).expanduser().resolve().name) if _folder(data) else str(data)
+        return make_printable(Path(data).expanduser().resolve().name) if _folder(data) else str(data)
     return type(data).__name__
 
 
-def _refuse(broken: dict[str, list[Broken]], skip_broken: bool) -> None:
+def _refuse(broken: dict[str, list[BrokenRecord]], skip_broken: bool) -> None:
     """An error that names what is broken, unless it may be left out."""
     found = [sample for samples in broken.values() for sample in samples]
     if not found or skip_broken:

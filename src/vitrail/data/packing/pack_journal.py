@@ -17,9 +17,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from vitrail.data.packing.writers import WRITERS, Writer, write_index
+from vitrail.data.packing.writers import WRITERS, ShardWriter, write_index
 from vitrail.data.sources.shards import MANIFEST
-from vitrail.data.sources.source import shown
+from vitrail.data.sources.source import make_printable
 from vitrail.errors import ConfigError, DataError
 from vitrail.system.files import flush_to_disk, move_into_place, sha256, write_whole
 
@@ -30,12 +30,12 @@ COMPARED = ("options", "classes", "samples")
 
 Plan = dict[str, Any]
 """What dataset.json says before anything is written: options, classes, and which samples."""
-Broken = dict[str, str]
+BrokenRecord = dict[str, str]
 """The `name` of a sample, and the `reason` why it cannot be used."""
 
 
 @dataclass(frozen=True)
-class Shard:
+class FinishedShard:
     """A line of the journal: a shard that is whole."""
 
     split: str
@@ -45,20 +45,20 @@ class Shard:
     samples: int
     next: int
     """The place in the order of samples after its last."""
-    broken: list[Broken]
+    broken: list[BrokenRecord]
     """Found since the shard before."""
 
 
-class Unfinished:
+class PackJournal:
     """What there is of a pack, and how it grows."""
 
     def __init__(self, out: Path, plan: Plan) -> None:
         self.out, self.plan, self.folder = out, plan, out / FOLDER
-        self.writer: type[Writer] = WRITERS[plan["options"]["format"]]
-        self.shards: dict[str, list[Shard]] = {split: [] for split in plan["samples"]}
-        self.broken: dict[str, list[Broken]] = {split: [] for split in plan["samples"]}
+        self.writer: type[ShardWriter] = WRITERS[plan["options"]["format"]]
+        self.shards: dict[str, list[FinishedShard]] = {split: [] for split in plan["samples"]}
+        self.broken: dict[str, list[BrokenRecord]] = {split: [] for split in plan["samples"]}
 
-    def __enter__(self) -> Unfinished:
+    def __enter__(self) -> PackJournal:
         """Take the folder, which is new, empty, or holds the beginning of the same thing."""
         if self.out.exists() and not self.out.is_dir():
             raise ConfigError(f"{self.out} is a file: give a new folder")
@@ -67,12 +67,12 @@ class Unfinished:
         if not begun and any(path.name != FOLDER for path in self.out.iterdir()):
             raise ConfigError(f"{self.out} is not empty, and no pack was begun in it: give a new folder")
         if begun:
-            check_same(self.out, json.loads((self.folder / PLAN).read_bytes()), self.plan)
+            check_same_pack(self.out, json.loads((self.folder / PLAN).read_bytes()), self.plan)
         self.folder.mkdir(exist_ok=True)
         self._lock = _locked(self.folder / LOCK)
         try:
             if not begun:
-                write_whole(self.folder / PLAN, as_json(self.plan))
+                write_whole(self.folder / PLAN, encode_json(self.plan))
             self._go_on()
         except BaseException:
             self._lock.close()
@@ -102,17 +102,17 @@ class Unfinished:
         """Samples in shards that are whole."""
         return sum(shard.samples for shard in self.shards[split])
 
-    def begin(self, split: str) -> Writer:
+    def begin(self, split: str) -> ShardWriter:
         """The next shard of a split."""
         return self.writer(self._temporary(split), len(self.shards[split]), self.plan["classes"])
 
-    def keep(self, writer: Writer, split: str, samples: int, position: int) -> None:
+    def keep(self, writer: ShardWriter, split: str, samples: int, position: int) -> None:
         """A shard is whole: give it its name, then write it into the journal."""
         writer.close()
         before, temporary = self.shards[split], self._temporary(split)
         broken = self.broken[split][sum(len(shard.broken) for shard in before) :]
         size = temporary.stat().st_size
-        shard = Shard(split, len(before), size, sha256(temporary), samples, position, broken)
+        shard = FinishedShard(split, len(before), size, sha256(temporary), samples, position, broken)
         records = writer.records()
         if records is not None:
             np.save(self._records(shard), records)
@@ -139,16 +139,16 @@ class Unfinished:
                 "broken": self.broken[split],
             }
         if self.plan["classes"]:
-            names = "".join(f"{shown(name)}\n" for name in self.plan["classes"])
+            names = "".join(f"{make_printable(name)}\n" for name in self.plan["classes"])
             write_whole(self.out / CLASSES, names.encode())
             sums[CLASSES] = sha256(self.out / CLASSES)
         write_whole(self.out / SUMS, "".join(f"{sums[name]}  {name}\n" for name in sorted(sums)).encode())
         manifest = {**self.plan, "splits": splits}
-        write_whole(self.out / MANIFEST, as_json(manifest))
+        write_whole(self.out / MANIFEST, encode_json(manifest))
         shutil.rmtree(self.folder)
         return manifest
 
-    def _settle(self, shard: Shard, total: int, sums: dict[str, str]) -> dict[str, Any]:
+    def _settle(self, shard: FinishedShard, total: int, sums: dict[str, str]) -> dict[str, Any]:
         """A shard to its place, unless it went there before a stop; what dataset.json says about it."""
         place = self._place(shard, total)
         if self._draft(shard).exists():
@@ -167,25 +167,25 @@ class Unfinished:
         """Where a shard is written."""
         return self.folder / f"{split}.tmp"
 
-    def _draft(self, shard: Shard) -> Path:
+    def _draft(self, shard: FinishedShard) -> Path:
         """Where a shard lies until all are whole."""
         return self.folder / f"{shard.split}-{shard.number}"
 
-    def _records(self, shard: Shard) -> Path:
+    def _records(self, shard: FinishedShard) -> Path:
         return self.folder / f"{shard.split}-{shard.number}.npy"
 
-    def _place(self, shard: Shard, total: int) -> Path:
+    def _place(self, shard: FinishedShard, total: int) -> Path:
         return self.out / self.writer.name(shard.split, shard.number, total)
 
 
-def finished_before(out: Path, plan: Plan) -> Plan:
+def read_finished_pack(out: Path, plan: Plan) -> Plan:
     """What dataset.json says, where it is about the same thing and every file is as it was written."""
     try:
         manifest: Plan = json.loads((out / MANIFEST).read_bytes())
         shards = [shard for part in manifest["splits"].values() for shard in part["shards"]]
     except (ValueError, TypeError, KeyError, AttributeError):
         raise ConfigError(f"{out / MANIFEST} is not by `vitrail data pack`: give a new folder") from None
-    check_same(out, manifest, plan)
+    check_same_pack(out, manifest, plan)
     if manifest.get("sizes") != plan["sizes"]:
         raise ConfigError(f"{out} holds these files as they were before they changed: give a new folder, or delete it")
     for shard in shards:
@@ -195,7 +195,7 @@ def finished_before(out: Path, plan: Plan) -> Plan:
     return manifest
 
 
-def check_same(out: Path, found: Any, plan: Plan) -> None:
+def check_same_pack(out: Path, found: Any, plan: Plan) -> None:
     """Refuse a folder that holds something else."""
     # As JSON has it: there, a tuple is a list.
     found, wanted = (found if isinstance(found, dict) else {}), json.loads(json.dumps(plan))
@@ -210,7 +210,7 @@ def check_same(out: Path, found: Any, plan: Plan) -> None:
     raise ConfigError(f"{out} holds a pack of something else ({why}): give a new folder, or delete it")
 
 
-def as_json(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """The same bytes every time."""
     return (json.dumps(value, indent=2) + "\n").encode()
 
@@ -219,15 +219,15 @@ def _is_whole(path: Path, size: int, digest: str) -> bool:
     return path.is_file() and path.stat().st_size == size and sha256(path) == digest
 
 
-def _line(shard: Shard) -> bytes:
+def _line(shard: FinishedShard) -> bytes:
     return (json.dumps(asdict(shard)) + "\n").encode()
 
 
-def _lines(journal: Path) -> Iterator[Shard]:
+def _lines(journal: Path) -> Iterator[FinishedShard]:
     """What a journal lists; a last line that the machine stopped in is none."""
     for line in journal.read_bytes().splitlines() if journal.exists() else []:
         try:
-            yield Shard(**json.loads(line))
+            yield FinishedShard(**json.loads(line))
         except (ValueError, TypeError):
             return
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.sources.shards import HEADER, RECORD
+from vitrail.data.sources.shards import HEADER_BYTES, RECORD_DTYPE
 from vitrail.errors import MissingExtraError
 from vitrail.system.files import move_into_place
 
@@ -20,7 +20,7 @@ ROWS_IN_GROUP = 100
 """Of Parquet, which is read a group at a time."""
 
 
-class Packed(NamedTuple):
+class PackedSample(NamedTuple):
     """A sample as it is written."""
 
     content: bytes
@@ -30,7 +30,7 @@ class Packed(NamedTuple):
     label: int
 
 
-class Writer(Protocol):
+class ShardWriter(Protocol):
     """One shard while it is written."""
 
     indexed: bool
@@ -42,7 +42,7 @@ class Writer(Protocol):
     def size(self) -> int:
         """Bytes so far, about."""
 
-    def add(self, key: str, sample: Packed) -> None:
+    def add(self, key: str, sample: PackedSample) -> None:
         """One more sample."""
 
     def close(self) -> None:
@@ -71,9 +71,9 @@ class TarWriter:
         """Bytes so far."""
         return self._tar.offset
 
-    def add(self, key: str, sample: Packed) -> None:
+    def add(self, key: str, sample: PackedSample) -> None:
         """The image and its label."""
-        self._records.append((self._number, self._tar.offset + HEADER, len(sample.content), sample.label))
+        self._records.append((self._number, self._tar.offset + HEADER_BYTES, len(sample.content), sample.label))
         self._member(f"{key}.{sample.extension}", sample.content)
         self._member(f"{key}.cls", str(sample.label).encode())
 
@@ -90,7 +90,7 @@ class TarWriter:
 
     def records(self) -> NDArray[Any] | None:
         """Of every image."""
-        return np.array(self._records, dtype=RECORD)
+        return np.array(self._records, dtype=RECORD_DTYPE)
 
     @staticmethod
     def name(split: str, number: int, shards: int) -> str:
@@ -121,7 +121,7 @@ class ParquetWriter:
         self._labels: list[int] = []
         self.size = 0
 
-    def add(self, key: str, sample: Packed) -> None:
+    def add(self, key: str, sample: PackedSample) -> None:
         """A row."""
         self._images.append({"bytes": sample.content, "path": f"{key}.{sample.extension}"})
         self._labels.append(sample.label)
@@ -152,14 +152,14 @@ class ParquetWriter:
         return f"{split}-{number:05}-of-{shards:05}.parquet"
 
 
-WRITERS: dict[str, type[Writer]] = {"tar": TarWriter, "parquet": ParquetWriter}
+WRITERS: dict[str, type[ShardWriter]] = {"tar": TarWriter, "parquet": ParquetWriter}
 
 
 def write_index(path: Path, parts: Sequence[Path]) -> None:
     """The records of all shards of a split, put together on disk from those of each."""
     lengths = [len(np.load(part, mmap_mode="r")) for part in parts]
     draft = path.with_name(f"{path.name}.tmp")
-    index = np.lib.format.open_memmap(draft, "w+", RECORD, (sum(lengths),))
+    index = np.lib.format.open_memmap(draft, "w+", RECORD_DTYPE, (sum(lengths),))
     for part, stop, length in zip(parts, np.cumsum(lengths), lengths, strict=True):
         index[stop - length : stop] = np.load(part)
     index.flush()

@@ -11,7 +11,7 @@ from vitrail.data.sources.source import Sample, Source
 BRIGHTEST = 16
 
 
-class Digits(Source):
+class DigitsSource(Source):
     """Grey images, 0 is black."""
 
     classes = tuple("0123456789")

@@ -14,24 +14,24 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.data.order import Indices
-from vitrail.data.sources.index import Table, cached_table
-from vitrail.data.sources.source import Sample, Source, read_file, shown
+from vitrail.data.sources.table_cache import MappedTable, load_or_build_table
+from vitrail.data.sources.source import Sample, Source, read_file, make_printable
 from vitrail.errors import DataError
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
 IMAGE_COLUMNS = ("image", "file_name", "filename", "file", "path", "image_path")
 LABEL_COLUMNS = ("label", "class", "category", "target", "species")
-ANNOTATED = "images"
+ANNOTATED_FOLDER = "images"
 """The folder of images whose classes a table tells."""
 
 
 log = logging.getLogger("vitrail")
 
 
-class Files(Source):
+class FileSource(Source):
     """Files below a folder, with a table of their names and labels."""
 
-    def __init__(self, root: Path, table: Table, classes: tuple[str, ...]) -> None:
+    def __init__(self, root: Path, table: MappedTable, classes: tuple[str, ...]) -> None:
         self.root, self.table, self.classes = root, table, classes
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class Files(Source):
 
     def name(self, index: int) -> str:
         """Its path."""
-        return shown(self.path(index))
+        return make_printable(self.path(index))
 
     def identity(self, index: int) -> str:
         """Its path from the folder on."""
@@ -60,41 +60,41 @@ class Files(Source):
         return found
 
 
-def class_folders(root: Path, classes: Sequence[str] | None = None) -> Files:
+def open_class_folders(root: Path, classes: Sequence[str] | None = None) -> FileSource:
     """A folder whose folders are classes; images may lie deeper within them.
 
     `classes`: the names of the classes in order, where other parts of the data set have more than this one.
     """
-    here, classes = class_names(root), class_names(root) if classes is None else list(classes)
+    here, classes = list_class_folders(root), list_class_folders(root) if classes is None else list(classes)
     folders = [(label, root / name) for label, name in enumerate(classes) if name in here]
-    facts = [f"{label} {shown(f)} {_stat(f).st_mtime_ns}" for label, top in folders for f in _folders(top, root)]
+    facts = [f"{label} {make_printable(f)} {_stat(f).st_mtime_ns}" for label, top in folders for f in _folders(top, root)]
 
     def build(folder: Path) -> None:
         _write(folder, ((path, label) for label, top in folders for path in _images(root, top)))
 
-    table = cached_table(f"folder {root.resolve()}", "\n".join(facts), build)
-    files = Files(root, table, tuple(map(shown, classes)))
-    flat = sum(entry.name.lower().endswith(SUFFIXES) for entry in _entries(root))
+    table = load_or_build_table(f"folder {root.resolve()}", "\n".join(facts), build)
+    files = FileSource(root, table, tuple(map(make_printable, classes)))
+    flat = sum(entry.name.lower().endswith(IMAGE_SUFFIXES) for entry in _entries(root))
     if flat and len(files):
         log.warning("%s: %d images lie beside the folders of the classes, and are not used", root, flat)
     if not len(files):
-        told = f"{flat} images lie in {root} itself" if flat else f"{root} holds no images ({', '.join(SUFFIXES)})"
+        told = f"{flat} images lie in {root} itself" if flat else f"{root} holds no images ({', '.join(IMAGE_SUFFIXES)})"
         raise DataError(f"{told}: expected a folder for each class with images in it, or a CSV that tells their labels")
     return files
 
 
-def class_names(root: Path) -> list[str]:
+def list_class_folders(root: Path) -> list[str]:
     """The folders in a folder."""
     return [entry.name for entry in _entries(root) if _is_dir(entry) and not entry.name.startswith(".")]
 
 
-def annotation_table(root: Path) -> Path | None:
+def find_annotation_table(root: Path) -> Path | None:
     """Of a part as Tiny-ImageNet's val/ is, with images/ and a table of their classes: that table."""
     table = root / f"{root.name}_annotations.txt"
-    return table if (root / ANNOTATED).is_dir() and table.is_file() else None
+    return table if (root / ANNOTATED_FOLDER).is_dir() and table.is_file() else None
 
 
-def annotated(table: Path, classes: Sequence[str]) -> Files:
+def open_annotated_folder(table: Path, classes: Sequence[str]) -> FileSource:
     """The images that such a table names, with a tab between the name, the class and what else there is."""
     stat, numbers = _stat(table), {name: number for number, name in enumerate(classes)}
 
@@ -103,21 +103,21 @@ def annotated(table: Path, classes: Sequence[str]) -> Files:
             name, _, rest = line.partition("\t")
             label = rest.partition("\t")[0]
             if name != Path(name).name:
-                raise DataError(f"{shown(table)}, line {number}: {name!r} is not the name of a file in {ANNOTATED}")
+                raise DataError(f"{make_printable(table)}, line {number}: {name!r} is not the name of a file in {ANNOTATED_FOLDER}")
             if label not in numbers:
-                raise DataError(f"{shown(table)}, line {number}: the class {label!r} has no folder in other parts")
-            yield os.fsencode(f"{ANNOTATED}/{name}"), numbers[label]
+                raise DataError(f"{make_printable(table)}, line {number}: the class {label!r} has no folder in other parts")
+            yield os.fsencode(f"{ANNOTATED_FOLDER}/{name}"), numbers[label]
 
     facts = f"{stat.st_size} {stat.st_mtime_ns} {' '.join(classes)}"
 
     def build(folder: Path) -> None:
         _write(folder, rows())
 
-    found = cached_table(f"annotated {table.resolve()}", facts, build)
-    return Files(table.parent, found, tuple(map(shown, classes)))
+    found = load_or_build_table(f"annotated {table.resolve()}", facts, build)
+    return FileSource(table.parent, found, tuple(map(make_printable, classes)))
 
 
-def from_csv(path: Path, split: str | None = None) -> Files:
+def open_csv(path: Path, split: str | None = None) -> FileSource:
     """A CSV with a column of image paths, relative to its own folder, and one of labels; perhaps one of splits."""
     stat = _stat(path)
 
@@ -128,20 +128,20 @@ def from_csv(path: Path, split: str | None = None) -> Files:
         _write(folder, ((os.fsencode(name), numbers[label]) for name, label in _rows(path, split)))
         (folder / "classes.json").write_text(json.dumps(classes))
 
-    table = cached_table(f"csv {split} {path.resolve()}", f"{stat.st_size} {stat.st_mtime_ns}", build)
-    files = Files(path.parent, table, tuple(json.loads((table.folder / "classes.json").read_text())))
+    table = load_or_build_table(f"csv {split} {path.resolve()}", f"{stat.st_size} {stat.st_mtime_ns}", build)
+    files = FileSource(path.parent, table, tuple(json.loads((table.folder / "classes.json").read_text())))
     if not len(files):
         raise DataError(f"{path} lists no images" + (f" in the split {split!r}" if split else ""))
     return files
 
 
-def csv_splits(path: Path) -> set[str]:
+def read_csv_splits(path: Path) -> set[str]:
     """The splits that a CSV names."""
     with _table(path) as reader:
         return {row["split"] or "" for row in reader} if "split" in (reader.fieldnames or ()) else set()
 
 
-def files_below(root: Path) -> Iterator[str]:
+def walk_files(root: Path) -> Iterator[str]:
     """The files in a folder and in those within it, without hidden ones. Links are followed, but nowhere twice."""
     entered = set[tuple[int, int]]()
     for folder, folders, names in os.walk(root, followlinks=True, onerror=_refuse):
@@ -155,7 +155,7 @@ def files_below(root: Path) -> Iterator[str]:
 
 
 def _refuse(error: OSError) -> None:
-    raise DataError(f"{shown(error.filename)} cannot be listed: {error.strerror}")
+    raise DataError(f"{make_printable(error.filename)} cannot be listed: {error.strerror}")
 
 
 def _rows(path: Path, split: str | None) -> Iterator[tuple[str, str]]:
@@ -205,7 +205,7 @@ def _stat(path: Path) -> os.stat_result:
     try:
         return path.stat()
     except OSError as error:
-        raise DataError(f"{shown(path)} cannot be read: {error.strerror}") from None
+        raise DataError(f"{make_printable(path)} cannot be read: {error.strerror}") from None
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -213,7 +213,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
-        raise DataError(f"{shown(folder)} cannot be listed: {error.strerror}") from None
+        raise DataError(f"{make_printable(folder)} cannot be listed: {error.strerror}") from None
 
 
 def _folders(top: Path, root: Path) -> Iterator[Path]:
@@ -241,7 +241,7 @@ def _images(root: Path, top: Path) -> Iterator[bytes]:
     for folder in _folders(top, root):
         for entry in _entries(folder):
             name = entry.name
-            if name.lower().endswith(SUFFIXES) and not name.startswith(".") and not _is_dir(entry):
+            if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".") and not _is_dir(entry):
                 yield os.fsencode(Path(entry.path).relative_to(root))
 
 

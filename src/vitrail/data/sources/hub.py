@@ -13,7 +13,7 @@ from vitrail.data.sources.source import Sample, Source, read_file
 from vitrail.errors import DataError
 
 
-class HubData(Source):
+class HubSource(Source):
     """Rows of a `datasets.Dataset`, which maps its files and can be sent to workers as it is."""
 
     def __init__(self, rows: Any, name: str) -> None:
@@ -25,7 +25,7 @@ class HubData(Source):
         self.classes = tuple(getattr(rows.features[self.label], "names", None) or ())
 
     @classmethod
-    def load(cls, source: str, split: str) -> HubData:
+    def load(cls, source: str, split: str) -> HubSource:
         """`hf:owner/name[@revision]`."""
         import datasets
 
@@ -59,7 +59,7 @@ class HubData(Source):
         return np.array([label if isinstance(label, int) else -1 for label in found], dtype=np.int64)
 
 
-def splits_on_hub(source: str) -> set[str]:
+def list_hub_splits(source: str) -> set[str]:
     """The names of its splits."""
     import datasets
 

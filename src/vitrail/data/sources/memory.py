@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitrail.data.order import Indices
 from vitrail.data.sources.source import Sample, Source
-from vitrail.data.transforms.decode import decode
+from vitrail.data.transforms.decode import decode_image
 from vitrail.errors import DataError
 
 MOST_BYTES = 64 << 30
@@ -16,10 +16,10 @@ MOST_BYTES = 64 << 30
 
 def in_memory(source: Source) -> Source:
     """The same samples, decoded. What cannot be decoded stays broken, and says so when it is asked for."""
-    return InMemory(source)
+    return InMemorySource(source)
 
 
-class InMemory(Source):
+class InMemorySource(Source):
     """All pixels in one tensor of shared memory, so that workers of any kind look at the same bytes."""
 
     def __init__(self, source: Source) -> None:
@@ -63,7 +63,7 @@ def _decoded(source: Source) -> tuple[list[Tensor], dict[int, str]]:
     for index in range(len(source)):
         try:
             content = source.read(index).content
-            image = content if isinstance(content, Tensor) else decode(content)
+            image = content if isinstance(content, Tensor) else decode_image(content)
         except DataError as error:
             image, broken[index] = torch.empty(1, 0, 0, dtype=torch.uint8), str(error)
         total += image.numel()

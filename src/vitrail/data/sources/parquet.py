@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.order import Indices
-from vitrail.data.sources.source import Sample, Source, shown
+from vitrail.data.sources.source import Sample, Source, make_printable
 from vitrail.errors import DataError, MissingExtraError
 
 IMAGE_COLUMNS = ("image", "img", "jpg", "png", "webp")
@@ -25,7 +25,7 @@ MOST_CACHED = 128_000_000
 """Bytes of row groups that a process keeps."""
 
 
-class Parquet(Source):
+class ParquetSource(Source):
     """Rows of Parquet files."""
 
     def __init__(self, paths: Sequence[Path], classes: tuple[str, ...] = ()) -> None:
@@ -74,7 +74,7 @@ class Parquet(Source):
         group = int(np.searchsorted(self.starts, index, side="right")) - 1
         number = self.groups[group, 0]
         first = self.starts[np.searchsorted(self.groups[:, 0], number)]
-        return f"{shown(self.paths[number])}:{index - first}"
+        return f"{make_printable(self.paths[number])}:{index - first}"
 
     def identity(self, index: int) -> str:
         """Without the folder."""
@@ -135,10 +135,10 @@ def _read(path: Path, what: str) -> Any:
         return getattr(pq, what)(path)
     except OSError as error:
         if error.errno is not None and error.errno != errno.EINVAL:
-            raise DataError(f"{shown(path)} cannot be opened: {error.strerror or error}") from None
-        raise DataError(f"{shown(path)} is not a Parquet file: {str(error).splitlines()[0]}") from None
+            raise DataError(f"{make_printable(path)} cannot be opened: {error.strerror or error}") from None
+        raise DataError(f"{make_printable(path)} is not a Parquet file: {str(error).splitlines()[0]}") from None
     except pa.ArrowException as error:
-        raise DataError(f"{shown(path)} is not a Parquet file: {str(error).splitlines()[0]}") from None
+        raise DataError(f"{make_printable(path)} is not a Parquet file: {str(error).splitlines()[0]}") from None
 
 
 def _columns(schema: Any, path: Path) -> tuple[str, str, tuple[str, ...]]:
@@ -147,7 +147,7 @@ def _columns(schema: Any, path: Path) -> tuple[str, str, tuple[str, ...]]:
     label = next((name for name in LABEL_COLUMNS if name in schema.names), None)
     if image is None or label is None:
         raise DataError(
-            f"{shown(path)} has the columns {', '.join(schema.names)}: it needs one of {', '.join(IMAGE_COLUMNS)} and "
+            f"{make_printable(path)} has the columns {', '.join(schema.names)}: it needs one of {', '.join(IMAGE_COLUMNS)} and "
             f"one of {', '.join(LABEL_COLUMNS)}"
         )
     try:

@@ -16,35 +16,35 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.order import Indices
-from vitrail.data.sources.folder import SUFFIXES
-from vitrail.data.sources.index import Table, cached_table
-from vitrail.data.sources.source import MOST_BYTES, Sample, Source, shown
+from vitrail.data.sources.folder import IMAGE_SUFFIXES
+from vitrail.data.sources.table_cache import MappedTable, load_or_build_table
+from vitrail.data.sources.source import MOST_BYTES, Sample, Source, make_printable
 from vitrail.errors import DataError
 
-RECORD = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("length", "<u4"), ("label", "<i4")])
+RECORD_DTYPE = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("length", "<u4"), ("label", "<i4")])
 NO_LABEL = -1
-HEADER = 512
+HEADER_BYTES = 512
 MOST_OPEN = 64
 INDEX = "index"
 MANIFEST = "dataset.json"
 """Beside shards that `vitrail data pack` wrote; it names a table, so that nobody has to look through them."""
 
 
-class Shards(Source):
+class TarSource(Source):
     """Images inside tar files, by offset."""
 
     block, window = 64, 4096
 
     def __init__(self, paths: Sequence[Path], classes: tuple[str, ...]) -> None:
         self.paths, self.classes = tuple(paths), classes
-        self.table, self.column = packed_index(self.paths) or (self._looked_through(), INDEX)
+        self.table, self.column = open_packed_index(self.paths) or (self._looked_through(), INDEX)
         self._open: OrderedDict[tuple[int, int], Any] = OrderedDict()
 
-    def _looked_through(self) -> Table:
+    def _looked_through(self) -> MappedTable:
         what = "\n".join(str(path.resolve()) for path in self.paths)
         sizes = "\n".join(f"{(stat := path.stat()).st_size} {stat.st_mtime_ns}" for path in self.paths)
         fingerprint = json.dumps([sizes, self.classes])
-        return cached_table(f"tar {what}", fingerprint, lambda folder: _build(self.paths, self.classes, folder))
+        return load_or_build_table(f"tar {what}", fingerprint, lambda folder: _build(self.paths, self.classes, folder))
 
     def __len__(self) -> int:
         return len(self.table[self.column])
@@ -68,8 +68,8 @@ class Shards(Source):
         """The shard, and the name in it, which stands before the image."""
         record = self._record(index)
         path = self.paths[record["shard"]]
-        header = self._read(int(record["shard"]), int(record["offset"]) - HEADER, 100)
-        return f"{shown(path)}:{shown(os.fsdecode(header.split(bytes(1))[0]))}"
+        header = self._read(int(record["shard"]), int(record["offset"]) - HEADER_BYTES, 100)
+        return f"{make_printable(path)}:{make_printable(os.fsdecode(header.split(bytes(1))[0]))}"
 
     def identity(self, index: int) -> str:
         """Without the folder."""
@@ -82,7 +82,7 @@ class Shards(Source):
 
     def _record(self, index: int) -> Any:
         record = self.table[self.column][index]
-        if record["shard"] >= len(self.paths) or record["offset"] < HEADER:
+        if record["shard"] >= len(self.paths) or record["offset"] < HEADER_BYTES:
             raise DataError("the index beside the shards is damaged: delete it, and it is made anew")
         return record
 
@@ -96,7 +96,7 @@ class Shards(Source):
         except OSError as error:
             raise DataError(f"cannot be read: {error.strerror or error}") from None
         if len(content) != length:
-            raise DataError(f"{shown(self.paths[shard])} has become shorter")
+            raise DataError(f"{make_printable(self.paths[shard])} has become shorter")
         return content
 
     def _file(self, shard: int) -> Any:
@@ -110,7 +110,7 @@ class Shards(Source):
         return self._open[key]
 
 
-def packed_index(paths: Sequence[Path]) -> tuple[Table, str] | None:
+def open_packed_index(paths: Sequence[Path]) -> tuple[MappedTable, str] | None:
     """The table that `vitrail data pack` wrote beside shards, and its column, if it is about just these shards."""
     folder = paths[0].parent
     try:
@@ -120,8 +120,8 @@ def packed_index(paths: Sequence[Path]) -> tuple[Table, str] | None:
         column = next((Path(index).stem for index, shards in names.items() if index and shards == list(paths)), None)
         if column is None or any(path.stat().st_size != sizes[path] for path in paths):
             return None
-        table = Table(folder)
-        return (table, column) if table[column].dtype == RECORD and table[column].ndim == 1 else None
+        table = MappedTable(folder)
+        return (table, column) if table[column].dtype == RECORD_DTYPE and table[column].ndim == 1 else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, DataError):  # somebody else's
         return None
 
@@ -131,22 +131,22 @@ def _build(paths: Sequence[Path], classes: tuple[str, ...], folder: Path) -> Non
     numbers = {name: number for number, name in enumerate(classes)}
     with (folder / "records").open("wb") as file:
         for shard, path in enumerate(paths):
-            records = [(shard, offset, length, label) for offset, length, label in scan(path, numbers)]
-            np.array(records, dtype=RECORD).tofile(file)
+            records = [(shard, offset, length, label) for offset, length, label in scan_tar(path, numbers)]
+            np.array(records, dtype=RECORD_DTYPE).tofile(file)
     size = (folder / "records").stat().st_size
-    records_on_disk = np.memmap(folder / "records", RECORD, "r") if size else np.empty(0, RECORD)
+    records_on_disk = np.memmap(folder / "records", RECORD_DTYPE, "r") if size else np.empty(0, RECORD_DTYPE)
     np.save(folder / f"{INDEX}.npy", records_on_disk)
     del records_on_disk
     (folder / "records").unlink()
 
 
-def scan(path: Path, numbers: dict[str, int]) -> Iterator[tuple[int, int, int]]:
+def scan_tar(path: Path, numbers: dict[str, int]) -> Iterator[tuple[int, int, int]]:
     """(offset, length, label) of every image in a tar; a DataError where the tar is not whole."""
     try:
         with tarfile.open(path, "r:") as tar:
             key, image, label, end = None, None, NO_LABEL, 0
             for member in tar:
-                end = member.offset_data + -(-member.size // HEADER) * HEADER
+                end = member.offset_data + -(-member.size // HEADER_BYTES) * HEADER_BYTES
                 if not member.isfile():
                     continue
                 found, suffix = _key(member.name)
@@ -154,7 +154,7 @@ def scan(path: Path, numbers: dict[str, int]) -> Iterator[tuple[int, int, int]]:
                     if image is not None:
                         yield *image, label
                     key, image, label = found, None, NO_LABEL
-                if f".{suffix}" in SUFFIXES and image is None:  # key.seg.png is not the image of key
+                if f".{suffix}" in IMAGE_SUFFIXES and image is None:  # key.seg.png is not the image of key
                     image = (member.offset_data, min(member.size, MOST_BYTES + 1))
                 elif suffix in ("cls", "json"):
                     label = _label(tar, member, suffix, numbers)
@@ -162,7 +162,7 @@ def scan(path: Path, numbers: dict[str, int]) -> Iterator[tuple[int, int, int]]:
                 yield *image, label
         _check_end(path, end)
     except (tarfile.TarError, OSError, EOFError) as error:
-        raise DataError(f"{shown(path)} is not a whole tar file: {error}") from None
+        raise DataError(f"{make_printable(path)} is not a whole tar file: {error}") from None
 
 
 def _check_end(path: Path, end: int) -> None:
@@ -173,9 +173,9 @@ def _check_end(path: Path, end: int) -> None:
         while chunk := file.read(1 << 20):
             rest += len(chunk)
             if chunk.count(0) != len(chunk):
-                raise DataError(f"{shown(path)} is damaged, or several tars in one, at byte {end:,}")
-    if rest < HEADER:
-        raise DataError(f"{shown(path)} is cut short: it ends without an end mark")
+                raise DataError(f"{make_printable(path)} is damaged, or several tars in one, at byte {end:,}")
+    if rest < HEADER_BYTES:
+        raise DataError(f"{make_printable(path)} is cut short: it ends without an end mark")
 
 
 def _key(name: str) -> tuple[str, str]:

@@ -69,7 +69,7 @@ class Source(ABC):
         """What stays the same wherever the data lies: decides what is held out."""
         return self.name(index)
 
-    def sample(self, index: int) -> Sample:
+    def read_checked(self, index: int) -> Sample:
         """What `read` gives, if its label means something; a DataError otherwise."""
         sample = self.read(index)
         if sample.label < 0:
@@ -78,7 +78,7 @@ class Source(ABC):
             raise DataError(f"its label is {sample.label}, and there are {len(self.classes) or MOST_LABELS} classes")
         return sample
 
-    def called(self, index: int) -> str:
+    def display_name(self, index: int) -> str:
         """Its name; its number where even the name cannot be read."""
         try:
             return self.name(index)
@@ -133,7 +133,7 @@ class Subset(Source):
         return self.whole.labels(low, high)[chosen - low]
 
 
-def fingerprint(source: Source) -> str:
+def compute_fingerprint(source: Source) -> str:
     """What tells one data set from another, wherever it lies: number, classes, names and labels of some samples."""
     count = len(source)
     told = hashlib.blake2b(f"{count} {source.classes}".encode("utf-8", "surrogateescape"), digest_size=16)
@@ -143,7 +143,7 @@ def fingerprint(source: Source) -> str:
     return told.hexdigest()
 
 
-def held_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:
+def hold_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:
     """The rest and a held-out part: about `share` of every class, at least one image of a class that has two.
 
     Which ones is a function of the seed and of their names, so it is the same everywhere and every time, and an image
@@ -154,7 +154,7 @@ def held_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:
     count = len(source)
     labels = source.labels(0, count)
     salt = seed.to_bytes(16, "big", signed=True)
-    keys = np.fromiter((name_key(salt, source.identity(index)) for index in range(count)), np.uint64, count)
+    keys = np.fromiter((hash_name(salt, source.identity(index)) for index in range(count)), np.uint64, count)
     order = np.lexsort((keys, labels))
     starts = np.flatnonzero(np.r_[True, np.diff(labels[order]) != 0]) if count else np.empty(0, np.int64)
     sizes = np.diff(np.r_[starts, count])
@@ -165,13 +165,13 @@ def held_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:
     return Subset(source, np.flatnonzero(~out)), Subset(source, np.flatnonzero(out))
 
 
-def name_key(salt: bytes, identity: str) -> int:
+def hash_name(salt: bytes, identity: str) -> int:
     """A number that decides a sample's place where some are drawn: the same wherever the data lies."""
     digest = hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=8, salt=salt).digest()
     return int.from_bytes(digest, "big")
 
 
-class Listed(Source):
+class ListSource(Source):
     """A plain list of (image, label): paths, bytes, Pillow images, arrays or tensors."""
 
     def __init__(self, samples: Sequence[tuple[Any, int]], classes: Sequence[str] = ()) -> None:
@@ -187,13 +187,13 @@ class Listed(Source):
             number = operator.index(label)
         except (TypeError, ValueError):
             raise DataError("not a pair of an image and a label that is a whole number") from None
-        return Sample(image_content(image), number)
+        return Sample(read_image(image), number)
 
     def name(self, index: int) -> str:
         """A path, or the number in the list."""
         sample = self.samples[index]
         image = sample[0] if isinstance(sample, tuple | list) and sample else None
-        return shown(image) if isinstance(image, str | os.PathLike) else f"sample {index}"
+        return make_printable(image) if isinstance(image, str | os.PathLike) else f"sample {index}"
 
     def labels(self, start: int, stop: int) -> Indices:
         """From the list."""
@@ -205,7 +205,7 @@ class Listed(Source):
             ) from None
 
 
-def image_content(image: Any) -> bytes | Tensor:
+def read_image(image: Any) -> bytes | Tensor:
     """The bytes of a file, or (C, height, width) uint8 pixels."""
     if isinstance(image, bytes):
         return image
@@ -226,12 +226,12 @@ def image_content(image: Any) -> bytes | Tensor:
 
 
 def _rgb(image: Any) -> Any:
-    from vitrail.data.transforms.decode import HUSH, to_rgb, upright
+    from vitrail.data.transforms.decode import IGNORE_WARNINGS, to_rgb, turn_upright
 
     if not hasattr(image, "getbands"):
         return image
-    with HUSH:
-        return to_rgb(upright(image))
+    with IGNORE_WARNINGS:
+        return to_rgb(turn_upright(image))
 
 
 def read_file(path: Path) -> bytes:
@@ -247,7 +247,7 @@ def read_file(path: Path) -> bytes:
         raise DataError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def shown(path: str | os.PathLike[str]) -> str:
+def make_printable(path: str | os.PathLike[str]) -> str:
     """A path on one line, whatever its name holds."""
     text = os.fspath(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

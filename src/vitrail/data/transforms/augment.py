@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitrail.config import Config
 
-Rate = Annotated[float, Field(ge=0, le=1)]
+Probability = Annotated[float, Field(ge=0, le=1)]
 """A probability."""
 
 GREY = (128, 128, 128)
@@ -34,9 +34,9 @@ class Augmentation(Config):
     """Least and greatest share of the image that the random crop covers."""
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """Least and greatest width / height of the random crop."""
-    flip: Rate = 0.5
+    flip: Probability = 0.5
     """How often the image is mirrored left to right."""
-    shift: Rate = 0.0
+    shift: Probability = 0.0
     """How far the image may be moved, each way and down or up, as a share of its side; grey comes after it. With a
     crop of all of it, 0.125 is what is often done to 32 pixels: a border of four, and a crop of 32 out of that."""
     three_augment: bool = False
@@ -45,7 +45,7 @@ class Augmentation(Config):
     """RandAugment as (operations, magnitude). The scale is 0 to 10, and AugReg goes on to (2, 20)."""
     color_jitter: float = 0.0
     """How far brightness, contrast and saturation may each go from 1."""
-    erasing: Rate = 0.0
+    erasing: Probability = 0.0
     """How often a rectangle is overwritten with noise."""
 
     @model_validator(mode="after")
@@ -71,7 +71,7 @@ class Augmentation(Config):
         return self
 
 
-def augment(image: Tensor, config: Augmentation, rng: random.Random) -> Tensor:
+def augment_image(image: Tensor, config: Augmentation, rng: random.Random) -> Tensor:
     """All that `config` asks for after the crop. What is off takes nothing from `rng`."""
     if config.flip:
         image = flip(image, rng, config.flip)
@@ -90,11 +90,11 @@ def augment(image: Tensor, config: Augmentation, rng: random.Random) -> Tensor:
 
 # ---- Boxes -----------------------------------------------------------------------------------------------------------
 
-ATTEMPTS = 10
+BOX_ATTEMPTS = 10
 """How often a size is drawn before giving up on one that fits."""
 
 
-def inception_box(
+def draw_crop_box(
     height: int,
     width: int,
     rng: random.Random,
@@ -118,7 +118,7 @@ def _draw_size(
     height: int, width: int, rng: random.Random, area: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int] | None:
     """Height and width of a random box that fits, or None when no attempt did."""
-    for _ in range(ATTEMPTS):
+    for _ in range(BOX_ATTEMPTS):
         pixels = height * width * rng.uniform(*area)
         aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
         box_height, box_width = round(math.sqrt(pixels / aspect)), round(math.sqrt(pixels * aspect))
@@ -142,7 +142,7 @@ def flip(image: Tensor, rng: random.Random, rate: float = 0.5) -> Tensor:
 def shift(image: Tensor, rng: random.Random, share: float = 0.125) -> Tensor:
     """A copy moved by whole pixels, from −`share` to `share` of each side, all as likely; grey where nothing came."""
     _, height, width = image.shape
-    down, right = (rng.randint(-most, most) for most in (furthest(height, share), furthest(width, share)))
+    down, right = (rng.randint(-most, most) for most in (max_shift(height, share), max_shift(width, share)))
     moved = torch.full_like(image, GREY[0], memory_format=torch.contiguous_format)
     moved[:, max(0, down) : height + down, max(0, right) : width + right] = image[
         :, max(0, -down) : height - down, max(0, -right) : width - right
@@ -150,7 +150,7 @@ def shift(image: Tensor, rng: random.Random, share: float = 0.125) -> Tensor:
     return moved
 
 
-def furthest(side: int, share: float) -> int:
+def max_shift(side: int, share: float) -> int:
     """Pixels that an image of so many can be moved by."""
     return round(side * share)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.transforms import batch_operations
-from vitrail.data.transforms.augment import ATTEMPTS, OPERATIONS, Augmentation, furthest
+from vitrail.data.transforms.augment import BOX_ATTEMPTS, OPERATIONS, Augmentation, max_shift
 
 ERASED_AREA, ERASED_RATIO = (0.02, 1 / 3), (0.3, 3.3)
 """Of the rectangle that random erasing overwrites, as for single images."""
@@ -22,7 +22,7 @@ BLUR_RADII = (0.1, 2.0)
 THREE_JITTER = 0.3
 
 
-class Jitter(NamedTuple):
+class JitterParameters(NamedTuple):
     """Of brightness, contrast and saturation."""
 
     factors: Tensor
@@ -31,7 +31,7 @@ class Jitter(NamedTuple):
     """(B, 3) int64: which comes first, second, third."""
 
 
-class Shift(NamedTuple):
+class ShiftParameters(NamedTuple):
     """Of the shift, in pixels."""
 
     down: Tensor
@@ -39,17 +39,17 @@ class Shift(NamedTuple):
     right: Tensor
 
 
-class ThreeAugment(NamedTuple):
+class ThreeAugmentParameters(NamedTuple):
     """Of 3-Augment."""
 
     kinds: Tensor
     """(B,) int64: 0 grey, 1 solarized, 2 blurred."""
     radii: Tensor
     """(B,) float32: of the blur."""
-    jitter: Jitter
+    jitter: JitterParameters
 
 
-class RandAugment(NamedTuple):
+class RandAugmentParameters(NamedTuple):
     """Of RandAugment."""
 
     operations: Tensor
@@ -60,7 +60,7 @@ class RandAugment(NamedTuple):
     """(B, rounds, 2) int64: y and x of cutouts."""
 
 
-class Erasing(NamedTuple):
+class ErasingParameters(NamedTuple):
     """Of random erasing."""
 
     boxes: Tensor
@@ -69,22 +69,22 @@ class Erasing(NamedTuple):
     """(B, 3, height, width) uint8: by what."""
 
 
-class Draws(NamedTuple):
+class AugmentationParameters(NamedTuple):
     """What chance decided for B images. What is off is None."""
 
     boxes: Tensor
     """(B, 4) int64: top, left, height and width of the crop."""
     mirrored: Tensor | None = None
     """(B,) bool: turned left to right."""
-    shift: Shift | None = None
-    three_augment: ThreeAugment | None = None
-    rand_augment: RandAugment | None = None
-    color_jitter: Jitter | None = None
-    erasing: Erasing | None = None
+    shift: ShiftParameters | None = None
+    three_augment: ThreeAugmentParameters | None = None
+    rand_augment: RandAugmentParameters | None = None
+    color_jitter: JitterParameters | None = None
+    erasing: ErasingParameters | None = None
 
-    def rows(self, start: int, stop: int) -> Draws:
+    def rows(self, start: int, stop: int) -> AugmentationParameters:
         """Of some of the images."""
-        found: Draws = _rows(self, start, stop)
+        found: AugmentationParameters = _rows(self, start, stop)
         return found
 
 
@@ -103,18 +103,18 @@ def augment_batch(
     parameters the same bytes, but for rotation, shear and translation, whose pixels may differ by 1.
     """
     height, width = images.shape[2:]
-    draws = draw(len(images), config, generator, (height, width), image_size)
-    return apply_draws(images, draws, magnitude_of(config), image_size)
+    draws = draw_parameters(len(images), config, generator, (height, width), image_size)
+    return apply_parameters(images, draws, get_magnitude(config), image_size)
 
 
-def magnitude_of(config: Augmentation) -> float:
+def get_magnitude(config: Augmentation) -> float:
     """Of RandAugment; 0 where there is none."""
     return 0.0 if config.rand_augment is None else config.rand_augment[1]
 
 
-def apply_draws(images: Tensor, draws: Draws, magnitude: float, image_size: tuple[int, int]) -> Tensor:
+def apply_parameters(images: Tensor, draws: AugmentationParameters, magnitude: float, image_size: tuple[int, int]) -> Tensor:
     """Images (B, 3, height, width) uint8 → (B, 3, *image_size) uint8, in the order of Augmentation's fields."""
-    images = batch_operations.crop(images, draws.boxes, image_size, draws.mirrored)
+    images = batch_operations.crop_and_resize(images, draws.boxes, image_size, draws.mirrored)
     if draws.shift is not None:
         images = batch_operations.shift(images, *draws.shift)
     if draws.three_augment is not None:
@@ -126,36 +126,36 @@ def apply_draws(images: Tensor, draws: Draws, magnitude: float, image_size: tupl
         images = batch_operations.jitter(images, *draws.color_jitter)
     if draws.erasing is not None:
         boxes, noise = draws.erasing
-        images = torch.where(batch_operations.rectangles(boxes, *image_size), noise, images)
+        images = torch.where(batch_operations.mask_rectangles(boxes, *image_size), noise, images)
     return images
 
 
-def draw(
+def draw_parameters(
     count: int,
     config: Augmentation,
     generator: torch.Generator,
     old_size: tuple[int, int],
     new_size: tuple[int, int],
-) -> Draws:
+) -> AugmentationParameters:
     """All chances of `count` images of one height and width, on the generator's device. What is off takes nothing."""
     uniform = partial(torch.rand, generator=generator, device=generator.device, dtype=torch.float32)
     drawn, fits = draw_boxes(count, generator, *old_size, config.crop_area, config.crop_ratio)
-    draws = Draws(torch.where(fits[:, None], drawn, _centre(*old_size, config.crop_ratio, generator.device)))
+    draws = AugmentationParameters(torch.where(fits[:, None], drawn, _centre(*old_size, config.crop_ratio, generator.device)))
     if config.flip:
         draws = draws._replace(mirrored=uniform(count) < config.flip)
     if config.shift:
-        most = [furthest(side, config.shift) for side in new_size]
-        draws = draws._replace(shift=Shift(*(_whole(uniform(count), 2 * side + 1) - side for side in most)))
+        most = [max_shift(side, config.shift) for side in new_size]
+        draws = draws._replace(shift=ShiftParameters(*(_whole(uniform(count), 2 * side + 1) - side for side in most)))
     if config.three_augment:
         low, high = BLUR_RADII
         kinds, radii = _whole(uniform(count), 3), low + (high - low) * uniform(count)
-        draws = draws._replace(three_augment=ThreeAugment(kinds, radii, _jitter(count, generator, THREE_JITTER)))
+        draws = draws._replace(three_augment=ThreeAugmentParameters(kinds, radii, _jitter(count, generator, THREE_JITTER)))
     if config.rand_augment is not None:
         rounds = config.rand_augment[0]
         operations = _whole(uniform(count, rounds), len(OPERATIONS))
         signs = torch.where(uniform(count, rounds) < 0.5, -1.0, 1.0)
         y, x = _whole(uniform(count, rounds), new_size[0]), _whole(uniform(count, rounds), new_size[1])
-        draws = draws._replace(rand_augment=RandAugment(operations, signs, torch.stack((y, x), dim=2)))
+        draws = draws._replace(rand_augment=RandAugmentParameters(operations, signs, torch.stack((y, x), dim=2)))
     if config.color_jitter:
         draws = draws._replace(color_jitter=_jitter(count, generator, config.color_jitter))
     if config.erasing:
@@ -163,7 +163,7 @@ def draw(
         boxes, fits = draw_boxes(count, generator, *new_size, ERASED_AREA, ERASED_RATIO)
         shape = (count, 3, *new_size)
         noise = torch.randint(256, shape, generator=generator, device=generator.device, dtype=torch.uint8)
-        draws = draws._replace(erasing=Erasing(boxes * (erases & fits)[:, None], noise))
+        draws = draws._replace(erasing=ErasingParameters(boxes * (erases & fits)[:, None], noise))
     return draws
 
 
@@ -178,13 +178,13 @@ def draw_boxes(
     """(count, 4) as (top, left, height, width): share of the area uniform, width / height log-uniform, the first of ten
     draws that fits; and (count,), whether one did: where not, the box means nothing."""
     device = generator.device
-    uniform = torch.rand(2, count, ATTEMPTS, generator=generator, device=device, dtype=torch.float32)
+    uniform = torch.rand(2, count, BOX_ATTEMPTS, generator=generator, device=device, dtype=torch.float32)
     pixels = height * width * area[0] + height * width * (area[1] - area[0]) * uniform[0]
     low, high = math.log(ratio[0]), math.log(ratio[1])
     aspects = (low + (high - low) * uniform[1]).exp()
     sizes = torch.stack((pixels / aspects, pixels * aspects), dim=2).sqrt().round()
     fits = (sizes.amin(dim=2) >= 1) & (sizes[:, :, 0] <= height) & (sizes[:, :, 1] <= width)
-    first = torch.where(fits, torch.arange(ATTEMPTS, device=device), ATTEMPTS - 1).amin(dim=1)
+    first = torch.where(fits, torch.arange(BOX_ATTEMPTS, device=device), BOX_ATTEMPTS - 1).amin(dim=1)
     size = sizes.gather(1, first[:, None, None].expand(-1, -1, 2))[:, 0].long()
     room = torch.stack((height - size[:, 0], width - size[:, 1]), dim=1).clamp(min=0)
     place = _whole(torch.rand(count, 2, generator=generator, device=device, dtype=torch.float32), room + 1)
@@ -200,11 +200,11 @@ def _centre(height: int, width: int, ratio: tuple[float, float], device: torch.d
     return torch.stack([torch.full((), value, device=device) for value in box])
 
 
-def _jitter(count: int, generator: torch.Generator, strength: float) -> Jitter:
+def _jitter(count: int, generator: torch.Generator, strength: float) -> JitterParameters:
     """Factors uniform in [max(0, 1 − strength), 1 + strength], and orders of which each is as likely."""
     uniform = torch.rand(2, count, 3, generator=generator, device=generator.device, dtype=torch.float32)
     low = max(0.0, 1 - strength)
-    return Jitter(low + (1 + strength - low) * uniform[0], uniform[1].argsort(dim=1, stable=True))
+    return JitterParameters(low + (1 + strength - low) * uniform[0], uniform[1].argsort(dim=1, stable=True))
 
 
 def _whole(uniform: Tensor, below: int | Tensor) -> Tensor:

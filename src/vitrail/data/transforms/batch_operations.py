@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from vitrail.data.transforms.augment import GREY, OPERATIONS, REFERENCE_SIDE
 from vitrail.data.transforms.decode import LUMA
 
-NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
+OPERATION_NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
 """Of the operations of RandAugment, in the order of their table."""
 FILL = GREY[0]
 NEARLY = 2**-20
@@ -27,7 +27,7 @@ NEARLY = 2**-20
 _GEOMETRIC = ("rotate", "shear-x", "shear-y", "translate-x", "translate-y")
 
 
-def each(values: Tensor) -> Tensor:
+def per_image(values: Tensor) -> Tensor:
     """(B,) → (B, 1, 1, 1), to stand beside images."""
     return values[:, None, None, None]
 
@@ -35,7 +35,7 @@ def each(values: Tensor) -> Tensor:
 # ---- Crop ------------------------------------------------------------------------------------------------------------
 
 
-def crop(images: Tensor, boxes: Tensor, size: tuple[int, int], mirrored: Tensor | None = None) -> Tensor:
+def crop_and_resize(images: Tensor, boxes: Tensor, size: tuple[int, int], mirrored: Tensor | None = None) -> Tensor:
     """The part of each image that its box names, (B, 4) as (top, left, height, width), resized with antialias.
 
     As `F.interpolate` does it on uint8, to the bit where a box is at most four times as large as `size`: first along
@@ -110,7 +110,7 @@ def mean_luma(grey: Tensor) -> Tensor:
     return (2 * grey.sum(dim=(1, 2, 3), keepdim=True) + pixels) // (2 * pixels)
 
 
-def smoothed(images: Tensor) -> Tensor:
+def smooth(images: Tensor) -> Tensor:
     """Pillow's SMOOTH: each pixel five times and its eight neighbours, over 13; the border stays as it is."""
     if min(images.shape[2:]) < 3:
         return images
@@ -126,8 +126,8 @@ def jitter(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:
     """Brightness, contrast and saturation by `factors` (B, 3), one after the other as `order` (B, 3) says."""
     for kind in order.unbind(dim=1):
         grey = luma(images)
-        degenerate = torch.where(each(kind == 1), mean_luma(grey), torch.where(each(kind == 2), grey, 0))
-        images = blend(degenerate, images, each(factors.gather(1, kind[:, None])[:, 0]))
+        degenerate = torch.where(per_image(kind == 1), mean_luma(grey), torch.where(per_image(kind == 2), grey, 0))
+        images = blend(degenerate, images, per_image(factors.gather(1, kind[:, None])[:, 0]))
     return images
 
 
@@ -188,7 +188,7 @@ def _tabled(images: Tensor, grey: Tensor, operation: Tensor, fixed: Tensor, magn
     }
     tables = fixed[operation][:, None]
     for name, table in found.items():
-        tables = torch.where((operation == NUMBERS[name])[:, None, None], table, tables)
+        tables = torch.where((operation == OPERATION_NUMBERS[name])[:, None, None], table, tables)
     return tables.gather(2, values).view_as(images)
 
 
@@ -199,14 +199,14 @@ def _factor(magnitude: float) -> float:
 # ---- Geometry --------------------------------------------------------------------------------------------------------
 
 
-def matrices(operations: Tensor, signs: Tensor, magnitude: float, height: int, width: int) -> tuple[Tensor, Tensor]:
+def build_affine_matrices(operations: Tensor, signs: Tensor, magnitude: float, height: int, width: int) -> tuple[Tensor, Tensor]:
     """Where in the old image a place (x, y) of the new one lies, (a x + b y + c, d x + e y + f), origin in the upper
     left corner: (…, 2, 3) float64; and (…) bool, whether that is elsewhere at all.
 
     Operations that move something do so by `magnitude` in the direction of `signs`, 1 or −1.
     """
     signs = signs.double()
-    rotates, shears_x, shears_y, moves_x, moves_y = ((operations == NUMBERS[n]) * signs for n in _GEOMETRIC)
+    rotates, shears_x, shears_y, moves_x, moves_y = ((operations == OPERATION_NUMBERS[n]) * signs for n in _GEOMETRIC)
     angle, shear = math.radians(magnitude / 10 * 30), magnitude / 10 * 0.3
     shift = magnitude / 10 * 100 / REFERENCE_SIDE
     cosine, sine = round(math.cos(angle), 15), round(math.sin(angle), 15)  # a quarter turn is one, as in Pillow
@@ -222,7 +222,7 @@ def matrices(operations: Tensor, signs: Tensor, magnitude: float, height: int, w
     return matrix.unflatten(-1, (2, 3)) + torch.eye(2, 3, dtype=torch.float64, device=matrix.device), moves
 
 
-def affine(images: Tensor, matrix: Tensor) -> Tensor:
+def warp_affine(images: Tensor, matrix: Tensor) -> Tensor:
     """Each image sampled bilinearly by its matrix, (B, 2, 3) float64; grey where that lies outside.
 
     In double precision, as in Pillow; that is little work, even where double precision is slow.
@@ -238,7 +238,7 @@ def affine(images: Tensor, matrix: Tensor) -> Tensor:
     return torch.where(outside[:, None], FILL, sampled + NEARLY).to(torch.uint8)
 
 
-def rectangles(boxes: Tensor, height: int, width: int) -> Tensor:
+def mask_rectangles(boxes: Tensor, height: int, width: int) -> Tensor:
     """Boxes (…, 4) as (top, left, height, width), which may reach beyond the image → (…, 1, height, width) bool, what
     lies in them."""
     top, left, box_height, box_width = (value[..., None] for value in boxes.unbind(dim=-1))
@@ -257,19 +257,19 @@ def rand_augment(images: Tensor, operations: Tensor, signs: Tensor, centres: Ten
     """
     height, width = images.shape[2:]
     fixed = _fixed_tables(magnitude, images.device)
-    matrix, moves = matrices(operations, signs, magnitude, height, width)
+    matrix, moves = build_affine_matrices(operations, signs, magnitude, height, width)
     half = round(magnitude / 10 * 40 / REFERENCE_SIDE * min(height, width))
     boxes = torch.cat((centres - half, torch.full_like(centres, 2 * half)), dim=2)
-    cut = rectangles(boxes, height, width) & (operations == NUMBERS["cutout"])[:, :, None, None, None]
-    sharpens, colours = operations == NUMBERS["sharpness"], operations == NUMBERS["color"]
+    cut = mask_rectangles(boxes, height, width) & (operations == OPERATION_NUMBERS["cutout"])[:, :, None, None, None]
+    sharpens, colours = operations == OPERATION_NUMBERS["sharpness"], operations == OPERATION_NUMBERS["color"]
     blends = sharpens | colours
     for number in range(operations.shape[1]):
         grey = luma(images)
         # An image has one operation in a round: what is not its own leaves it as it is, or is not taken.
         changed = _tabled(images, grey, operations[:, number], fixed, magnitude)
-        degenerate = torch.where(each(sharpens[:, number]), smoothed(images), grey)
-        changed = torch.where(each(blends[:, number]), blend(degenerate, images, _factor(magnitude)), changed)
-        changed = torch.where(each(moves[:, number]), affine(images, matrix[:, number]), changed)
+        degenerate = torch.where(per_image(sharpens[:, number]), smooth(images), grey)
+        changed = torch.where(per_image(blends[:, number]), blend(degenerate, images, _factor(magnitude)), changed)
+        changed = torch.where(per_image(moves[:, number]), warp_affine(images, matrix[:, number]), changed)
         images = torch.where(cut[:, number], FILL, changed)
     return images
 
@@ -277,20 +277,20 @@ def rand_augment(images: Tensor, operations: Tensor, signs: Tensor, centres: Ten
 def three_augment(images: Tensor, kind: Tensor, radii: Tensor) -> Tensor:
     """What 3-Augment does before its jitter: by `kind` grey (0), solarized (1), or blurred (2) by `radii`."""
     solarized = torch.where(images < 128, images, 255 - images)
-    changed = torch.where(each(kind == 0), luma(images).to(torch.uint8), solarized)
-    return torch.where(each(kind == 2), blurred(images, radii), changed)
+    changed = torch.where(per_image(kind == 0), luma(images).to(torch.uint8), solarized)
+    return torch.where(per_image(kind == 2), blur(images, radii), changed)
 
 
-def blurred(images: Tensor, radii: Tensor) -> Tensor:
+def blur(images: Tensor, radii: Tensor) -> Tensor:
     """Pillow's Gaussian blur for radii up to 2: three box blurs along rows, then three along columns.
 
     A box of fractional radius r has whole pixels within and shares of two at its ends, in 24 bits.
     """
     radius = _box_radii(radii)
-    wide = each(radius >= 1)
+    wide = per_image(radius >= 1)
     whole = ((1 << 24) / (radius * 2 + 1)).long()
-    part = each(((1 << 24) - (2 * radius.floor().long() + 1) * whole) // 2)
-    whole = each(whole)
+    part = per_image(((1 << 24) - (2 * radius.floor().long() + 1) * whole) // 2)
+    whole = per_image(whole)
     values = images.long()
     for _ in range(2):
         ends = torch.arange(-2, values.shape[3] + 2, device=images.device).clamp(0, values.shape[3] - 1)

@@ -28,7 +28,7 @@ from vitrail.errors import DataError, TooLargeError
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """What is opened at all. Pillow reads many more, among them some that run interpreters."""
 MOST_PIXELS_TRAINING, MOST_PIXELS_SERVING = 100_000_000, 40_000_000
-LARGE = 16_000_000
+LARGE_IMAGE = 16_000_000
 """Pixels from which on images are decoded one at a time: one can take 16 bytes a pixel on its way, and many threads
 that decode such at once would take all memory."""
 SCALES = (8, 4, 2)
@@ -66,30 +66,30 @@ class _Hush:
                 self._before.close()
 
 
-HUSH = _Hush()
+IGNORE_WARNINGS = _Hush()
 _LARGE_ONE = threading.Lock()
 
 
-def decode(content: bytes, most_pixels: int = MOST_PIXELS_TRAINING) -> Tensor:
+def decode_image(content: bytes, most_pixels: int = MOST_PIXELS_TRAINING) -> Tensor:
     """(3, height, width): the image as a person sees it, by the decoder of record."""
-    return _tensor(np.array(decoded_image(content, most_pixels)))
+    return _tensor(np.array(decode_to_pillow(content, most_pixels)))
 
 
-def decoded_image(content: bytes, most_pixels: int = MOST_PIXELS_TRAINING) -> Image.Image:
+def decode_to_pillow(content: bytes, most_pixels: int = MOST_PIXELS_TRAINING) -> Image.Image:
     """Upright and RGB; the first frame of an animation. A DataError says what is wrong with a file."""
-    with HUSH:
-        image = opened_image(content, most_pixels)
-        with _LARGE_ONE if image.height * image.width > LARGE else nullcontext():
+    with IGNORE_WARNINGS:
+        image = open_image(content, most_pixels)
+        with _LARGE_ONE if image.height * image.width > LARGE_IMAGE else nullcontext():
             try:
                 image.load()
-                return to_rgb(upright(image))
+                return to_rgb(turn_upright(image))
             except DataError:
                 raise
             except Exception as error:  # a damaged file fails in Pillow in many ways
                 raise DataError(f"damaged: {_first_line(error)}") from None
 
 
-def opened_image(content: bytes, most_pixels: int = MOST_PIXELS_TRAINING) -> Image.Image:
+def open_image(content: bytes, most_pixels: int = MOST_PIXELS_TRAINING) -> Image.Image:
     """The header is read, the pixels are not; its size is checked."""
     if not content:
         raise DataError("empty")
@@ -150,7 +150,7 @@ def decode_crop(
     try:
         return _decode_jpeg_crop(content, choose_box, size, most_pixels)
     except _NotSoFastError:
-        image = decode(content, most_pixels)
+        image = decode_image(content, most_pixels)
         return _resized_part(image.permute(1, 2, 0).numpy(), choose_box(*image.shape[1:]), size)
 
 
@@ -222,7 +222,7 @@ _TURNS: dict[int, Callable[[Any], Any]] = {
 """What makes an image upright, by its orientation."""
 
 
-def upright(image: Image.Image) -> Image.Image:
+def turn_upright(image: Image.Image) -> Image.Image:
     """Turned as its metadata says."""
     try:
         return image if image.getexif().get(ORIENTATION, 1) == 1 else ImageOps.exif_transpose(image)

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitrail.config import Config
-from vitrail.data.transforms.augment import Rate
+from vitrail.data.transforms.augment import Probability
 from vitrail.errors import InputError
 from vitrail.system.device import send_to_device
 
@@ -33,13 +33,13 @@ class Mixing(Config):
     """Strength of Mixup: the share kept is drawn from Beta(α, α), once for a batch. 0 is off."""
     cutmix: Alpha = 0.0
     """Strength of CutMix, in the same way."""
-    switch: Rate = 0.5
+    switch: Probability = 0.5
     """How often it is CutMix where both are on."""
-    rate: Rate = 1.0
+    rate: Probability = 1.0
     """How often a batch is mixed at all."""
 
 
-def mix(images: Tensor, labels: Tensor, num_classes: int, config: Mixing, rng: random.Random) -> tuple[Tensor, Tensor]:
+def mix_batch(images: Tensor, labels: Tensor, num_classes: int, config: Mixing, rng: random.Random) -> tuple[Tensor, Tensor]:
     """Images (B, C, height, width) and labels (B,) → images and float32 targets (B, K), one-hot where nothing mixes."""
     targets = one_hot(labels, num_classes)
     if not (config.mixup or config.cutmix) or rng.random() >= config.rate:

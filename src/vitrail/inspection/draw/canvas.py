@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.sources.source import shown
+from vitrail.data.sources.source import make_printable
 from vitrail.inspection.findings import Array
 from vitrail.system.figures import FAINT, LETTERS_PER_INCH, set_title
 
@@ -82,7 +82,7 @@ def set_ticks(
     """As many labels as there is room for, the first among them."""
     step = -(-len(labels) // most)
     places = range(len(labels)) if at is None else at
-    axis.set_ticks(places[::step], [shown(label) for label in labels[::step]])
+    axis.set_ticks(places[::step], [make_printable(label) for label in labels[::step]])
     for text in axis.get_ticklabels():
         text.set(parse_math=False, fontsize=8.5)
         if turned:
@@ -97,13 +97,13 @@ def describe(axes: Axes, words: str, size: float = 9.5) -> None:
 def name_figure(figure: Figure, what: str, name: str) -> None:
     """What is shown, and of which model; of a name that is too long, the end tells most."""
     room = int(figure.get_figwidth() * LETTERS_PER_INCH) - len(what) - 4
-    what = shown(what[:1].upper() + what[1:])
+    what = make_printable(what[:1].upper() + what[1:])
     set_title(figure, f"{what}: {cut(name, max(room, 8))}" if name else what)
 
 
 def cut(words: str, most: int, end: bool = False) -> str:
     """On one line; where it is too long, without its beginning, or its end."""
-    words = shown(words)
+    words = make_printable(words)
     if len(words) <= most:
         return words
     return f"{words[: most - 1]}…" if end else f"…{words[1 - most :]}"

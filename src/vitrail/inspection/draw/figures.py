@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from vitrail.config import show_size
-from vitrail.data.sources.source import shown
+from vitrail.data.sources.source import make_printable
 from vitrail.inspection.draw.canvas import (
     add_bar,
     cut,
@@ -277,7 +277,7 @@ def _draw_rollout(attention: Attention, images: Sequence[Shown], path: Path, nam
                 show_picture(axes, pair)
                 describe(axes, cut(image.name, letters), size=8.5)
                 _draw_guesses(axes, image, letters)
-        told = f"Right: what {shown(attention.reads)} would gather from each patch after all layers, the most in yellow"
+        told = f"Right: what {make_printable(attention.reads)} would gather from each patch after all layers, the most in yellow"
         told = textwrap.fill(told, int(13 * width))
         figure.supxlabel(told, fontsize=8.5, color=FAINT, x=0.012, ha="left", parse_math=False)
         name_figure(figure, "Attention rollout", name)

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.config import Preprocessing
-from vitrail.data.sources.source import image_content
-from vitrail.data.transforms.decode import decode, to_channels
+from vitrail.data.sources.source import read_image
+from vitrail.data.transforms.decode import decode_image, to_channels
 from vitrail.errors import InputError
 
-MOST_RATIO = 16
+MAX_ASPECT_RATIO = 16
 """Of a long image's sides; beyond, its ends are left out before it is resized."""
 
 
@@ -25,13 +25,13 @@ def prepare(image: Any, preprocessing: Preprocessing) -> Tensor:
 
     `image`: a path, the bytes of a file, a Pillow image, or (C, height, width) uint8 pixels.
     """
-    content = image_content(image)
-    pixels = content if isinstance(content, Tensor) else decode(content)
+    content = read_image(image)
+    pixels = content if isinstance(content, Tensor) else decode_image(content)
     pixels = to_channels(pixels, len(preprocessing.mean))
-    return normalise(fitted(pixels, preprocessing), preprocessing)
+    return normalise(resize_and_crop(pixels, preprocessing), preprocessing)
 
 
-def fitted(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
+def resize_and_crop(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
     """(C, height, width) uint8 of any size → resized and cropped to the size that the model sees."""
     target = preprocessing.resized
     if preprocessing.resize == "cover":
@@ -58,7 +58,7 @@ def normalise(pixels: Tensor, preprocessing: Preprocessing, dtype: torch.dtype =
 def _without_far_ends(pixels: Tensor) -> Tensor:
     """The middle of a very long image: the crop sees no more, and resized whole it might not fit into memory."""
     height, width = pixels.shape[1:]
-    return _centre(pixels, min(height, MOST_RATIO * width), min(width, MOST_RATIO * height))
+    return _centre(pixels, min(height, MAX_ASPECT_RATIO * width), min(width, MAX_ASPECT_RATIO * height))
 
 
 def _covering(height: int, width: int, least_height: int, least_width: int) -> tuple[int, int]:

@@ -16,10 +16,10 @@ import numpy as np
 from vitrail.errors import DataError
 
 VERSION = "1"
-KEPT_SECONDS = 30 * 24 * 3600
+MAX_AGE_SECONDS = 30 * 24 * 3600
 
 
-class Table:
+class MappedTable:
     """Named columns in a folder of .npy files, mapped when first used; a copy in another process maps them anew."""
 
     def __init__(self, folder: Path) -> None:
@@ -40,13 +40,13 @@ class Table:
         return {"folder": self.folder, "_columns": {}}
 
 
-def cached_table(what: str, fingerprint: str, build: Callable[[Path], None]) -> Table:
+def load_or_build_table(what: str, fingerprint: str, build: Callable[[Path], None]) -> MappedTable:
     """The table about `what`, built into a folder of the cache unless one with this fingerprint is there.
 
     The folder appears whole or not at all, so two processes that build it at once do not disturb each other.
     """
     name = hashlib.sha256(f"{VERSION}\n{what}".encode(errors="surrogateescape")).hexdigest()[:24]
-    folder = cache_folder() / f"{name}-{hashlib.sha256(fingerprint.encode(errors='surrogateescape')).hexdigest()[:16]}"
+    folder = find_cache_folder() / f"{name}-{hashlib.sha256(fingerprint.encode(errors='surrogateescape')).hexdigest()[:16]}"
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=folder.parent))
@@ -59,10 +59,10 @@ def cached_table(what: str, fingerprint: str, build: Callable[[Path], None]) -> 
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         _forget_earlier(folder, name)
-    return Table(folder)
+    return MappedTable(folder)
 
 
-def cache_folder() -> Path:
+def find_cache_folder() -> Path:
     """Where tables lie: VITRAIL_CACHE, else the user's cache; a temporary folder where that cannot be written."""
     home = os.environ.get("VITRAIL_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vitrail"
     folder = Path(home).expanduser() / "index"
@@ -76,5 +76,5 @@ def cache_folder() -> Path:
 def _forget_earlier(folder: Path, name: str) -> None:
     """Tables about the same thing as it was before, unless so new that a run may still need them."""
     for other in folder.parent.glob(f"{name}-*"):
-        if other != folder and time.time() - other.stat().st_mtime > KEPT_SECONDS:
+        if other != folder and time.time() - other.stat().st_mtime > MAX_AGE_SECONDS:
             shutil.rmtree(other, ignore_errors=True)
