@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vitrail.recipes import find
+from vitrail.recipes import find_recipe
 from vitrail.training.resolve import resolve
 
 SCRIPT = Path(__file__).parent.parent / "benchmarks/earn.py"
@@ -23,7 +23,7 @@ def test_every_run_is_a_command_that_can_be(name):
     planned = earn.PLAN[name]
     verb, recipe, *changes = planned.words("some where", "pane", 3, ["run.log_every=7"])
     assert verb == "train"
-    config = resolve(find(recipe).config, changes)
+    config = resolve(find_recipe(recipe).config, changes)
     assert config.data.source == "some where"
     assert (config.run.seed, config.run.log_every) == (3, 7)
     assert config.model.weights == ("pane" if planned.begins_from else None)

@@ -25,7 +25,7 @@ def train(
     The same command again goes on where an earlier one was stopped. Ctrl-C and SIGTERM save first (exit code 3).
     """
     from vitrail.errors import ConfigError
-    from vitrail.recipes import RECIPES, find
+    from vitrail.recipes import RECIPES, find_recipe
 
     if list_them:
         rows = [(r.name, r.summary, r.cost, r.expected, r.command) for r in RECIPES.values()]
@@ -36,7 +36,7 @@ def train(
     if recipe is None:
         raise ConfigError("name a recipe (`vitrail train --list` shows them) or a .toml file")
     if not recipe.endswith(".toml"):
-        find(recipe)  # says what is near, before torch is imported
+        find_recipe(recipe)  # says what is near, before torch is imported
     from vitrail.workflows.train import configured, run
 
     config = configured(recipe, overrides or [])

@@ -1,7 +1,7 @@
 """A plain S/16 on ImageNet alone, from later work by the same group ("Better plain ViT baselines", arXiv 2205.01580).
 
-Average pooling, fixed sine-cosine positions, RandAugment and Mixup, smaller batches. Their released configuration says
-weight decay 1e-4 at a learning rate of 1e-3, decoupled from it: 0.1 for AdamW.
+Average pooling, fixed sine-cosine positions, RandAugment and Mixup, smaller batches. Their released configuration has a
+weight decay of 1e-4 that is not multiplied by the learning rate of 1e-3; for AdamW that is 0.1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def _settings(epochs: int) -> Settings:
             "image_size": 224,
             "pool": "average",
             "position": "sin-cos",
-            # The released configuration has the tanh layer, and the published numbers are with it.
+            # The published numbers were measured with this tanh layer, as in the released configuration.
             "representation_size": 384,
         },
         "data": {

@@ -1,9 +1,9 @@
 """Fine-tuning as in the paper: a row here is a row of its table 4.
 
-All: SGD with momentum 0.9, cosine decay, batches of 512, no weight decay, gradients clipped to a norm of 1. The
-learning rate is chosen on a held-out part of the training set (`Recipe.learning_rates`, `Recipe.holdout`); then all of
-it is trained on: data.holdout=0 data.validate_on=test. The warm-up of 500 steps is the released configuration's, and so
-are the crop and the flip; 100 steps for runs of 500 is our choice.
+All use SGD with momentum 0.9, cosine decay, batches of 512, no weight decay, and gradients clipped to a norm of 1. The
+paper chooses the learning rate on a held-out part of the training set (`Recipe.learning_rates`, `Recipe.holdout`), then
+trains on the whole set: data.holdout=0 data.validate_on=test. The warm-up of 500 steps, the crop and the flip come from
+the released configuration; a warm-up of 100 steps for runs of 500 is our choice.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ CIFAR100 = DataSet("CIFAR-100", images=50_000, classes=100)
 PETS = DataSet("Oxford-IIIT Pets", images=3_680, classes=37)
 FLOWERS = DataSet("Flowers-102", images=1_020, classes=102)
 VTAB = DataSet("a task of VTAB", images=1_000, classes=100)
-"""Of its 19 tasks classes differ; they hardly matter to the cost."""
+"""Its 19 tasks have different numbers of classes, which hardly change the cost."""
 
 BATCH_SIZE = 512
 
 
-class Row(NamedTuple):
-    """One of the paper's table 4, and what table 5 or 2 says about the result."""
+class FinetuningRow(NamedTuple):
+    """A row of the paper's table 4, with the result from table 5 or 2."""
 
     suffix: str
     data: DataSet
@@ -32,7 +32,7 @@ class Row(NamedTuple):
     warmup_steps: int
     learning_rates: tuple[float, ...]
     learning_rate: float
-    """The one to take without a sweep: the third of four."""
+    """The rate used without a sweep: the third of four."""
     holdout: float
     expected: str
     image_size: int = 384
@@ -40,9 +40,9 @@ class Row(NamedTuple):
     typical_model: str = "B/16"
 
 
-ON_IMAGENET = (0.003, 0.01, 0.03, 0.06)
+IMAGENET_RATES = (0.003, 0.01, 0.03, 0.06)
 """The paper added 0.06 for ResNets and hybrids."""
-ON_SMALLER = (0.001, 0.003, 0.01, 0.03)
+SMALL_DATA_RATES = (0.001, 0.003, 0.01, 0.03)
 
 
 def _from_imagenet_21k(base: float, large: float) -> str:
@@ -50,33 +50,33 @@ def _from_imagenet_21k(base: float, large: float) -> str:
 
 
 TABLE_4 = (
-    Row("imagenet", IMAGENET, 20_000, 500, ON_IMAGENET, 0.03, 0.01, _from_imagenet_21k(83.97, 85.15)),
-    Row(
-        *("imagenet-512", IMAGENET, 20_000, 500, ON_IMAGENET, 0.03, 0.01),
+    FinetuningRow("imagenet", IMAGENET, 20_000, 500, IMAGENET_RATES, 0.03, 0.01, _from_imagenet_21k(83.97, 85.15)),
+    FinetuningRow(
+        *("imagenet-512", IMAGENET, 20_000, 500, IMAGENET_RATES, 0.03, 0.01),
         expected="87.76 ± 0.03 from L/16 of JFT-300M, 85.30 ± 0.02 from L/16 of ImageNet-21k (table 2)",
         image_size=512,
         averaging=0.9999,
         typical_model="L/16",
     ),
-    Row(
-        *("imagenet-518", IMAGENET, 20_000, 500, ON_IMAGENET, 0.03, 0.01),
+    FinetuningRow(
+        *("imagenet-518", IMAGENET, 20_000, 500, IMAGENET_RATES, 0.03, 0.01),
         expected="88.55 ± 0.04 from H/14 of JFT-300M (table 2)",
         image_size=518,
         averaging=0.9999,
         typical_model="H/14",
     ),
-    Row("cifar10", CIFAR10, 10_000, 500, ON_SMALLER, 0.01, 0.02, _from_imagenet_21k(98.95, 99.16)),
-    Row("cifar100", CIFAR100, 10_000, 500, ON_SMALLER, 0.01, 0.02, _from_imagenet_21k(91.67, 93.44)),
-    Row("pets", PETS, 500, 100, ON_SMALLER, 0.01, 0.1, _from_imagenet_21k(94.43, 94.73)),
-    Row("flowers", FLOWERS, 500, 100, ON_SMALLER, 0.01, 0.1, _from_imagenet_21k(99.38, 99.61)),
-    Row(
+    FinetuningRow("cifar10", CIFAR10, 10_000, 500, SMALL_DATA_RATES, 0.01, 0.02, _from_imagenet_21k(98.95, 99.16)),
+    FinetuningRow("cifar100", CIFAR100, 10_000, 500, SMALL_DATA_RATES, 0.01, 0.02, _from_imagenet_21k(91.67, 93.44)),
+    FinetuningRow("pets", PETS, 500, 100, SMALL_DATA_RATES, 0.01, 0.1, _from_imagenet_21k(94.43, 94.73)),
+    FinetuningRow("flowers", FLOWERS, 500, 100, SMALL_DATA_RATES, 0.01, 0.1, _from_imagenet_21k(99.38, 99.61)),
+    FinetuningRow(
         *("vtab", VTAB, 2_500, 500, (0.01,), 0.01, 0.2),
         expected="72.72 in the mean over 19 tasks from L/16 of ImageNet-21k (table 2)",
     ),
 )
 
 
-def _settings(row: Row) -> Settings:
+def _settings(row: FinetuningRow) -> Settings:
     often = max(row.steps // 10, 100)
     optimizer: dict[str, Any] = {
         "kind": "sgd",
@@ -103,7 +103,7 @@ def _settings(row: Row) -> Settings:
     }
 
 
-def _recipe(row: Row) -> Recipe:
+def _recipe(row: FinetuningRow) -> Recipe:
     averaged = ", weights averaged" if row.averaging is not None else ""
     return Recipe(
         name=f"finetune-{row.suffix}",

@@ -1,7 +1,8 @@
 """Self-supervised pre-training as in the paper: masked patch prediction.
 
-Half of the patch embeddings are corrupted (80% masked, 10% swapped, 10% kept) and each of those predicts its 3-bit mean
-colour. The paper gives the optimizer and the length, and no weight decay, dropout or clipping: there is none here.
+Half of the patch embeddings are corrupted (80% masked, 10% swapped, 10% kept), and the model predicts the 3-bit mean
+colour of each corrupted patch. The paper gives the optimizer and the length; it mentions no weight decay, dropout or
+clipping, so these recipes have none.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MEAN_COLOUR: dict[str, Any] = {
 
 def _settings(steps: int) -> Settings:
     return {
-        # No head: what predicts the colours belongs to the objective.
+        # No head: the objective has its own layer that predicts the colours.
         "model": {"name": "B/16", "image_size": 224, "num_classes": 0},
         "data": {
             "validate_on": "val",

@@ -1,4 +1,4 @@
-"""Our own: what any machine trains at once, and one GPU in minutes. No other data than what is named."""
+"""Our own small recipes: seconds on any machine, or minutes on one GPU. Each uses only the data it names."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from vitrail.recipes.finetuning import CIFAR10
 from vitrail.recipes.recipe import DataSet, Recipe
 
 TEST_SHARE = 0.2
-"""Of every class of digits: set aside by the quickstart's recipes alike, and trained on by none."""
+"""Share of every class of digits that both quickstart recipes set aside and never train on."""
 DIGITS = DataSet("digits", images=1_438, classes=10)
-"""What is left of 1,797."""
+"""The 1,797 digits without the test share."""
 TINY_IMAGENET = DataSet("Tiny-ImageNet", images=100_000, classes=200)
 
 SMALLER_THAN_TINY: dict[str, Any] = {"in_channels": 1, "width": 64, "depth": 4, "num_heads": 4, "mlp_dim": 128}
-ON_DIGITS: dict[str, Any] = {
+DIGITS_DATA: dict[str, Any] = {
     "source": "digits",
     "holdout": TEST_SHARE,
     "validate_on": "none",
     "batch_size": 128,
     "workers": 1,
-    # A mirrored digit is another shape, and a small part of one is no digit.
+    # A mirrored digit is a different shape, and a small crop of one cannot be recognised.
     "augmentation": {"crop_area": (0.7, 1.0), "crop_ratio": (0.9, 1.1), "flip": 0.0},
 }
 
@@ -29,14 +29,14 @@ QUICKSTART = Recipe(
     summary="a tiny ViT on the built-in handwritten digits, on any machine",
     settings={
         "model": {"name": "Ti/4", "image_size": 16, **SMALLER_THAN_TINY},
-        "data": ON_DIGITS,
+        "data": DIGITS_DATA,
         "objective": {"kind": "classification", "loss": "softmax"},
         "optimizer": {"kind": "adamw", "learning_rate": 2e-3, "weight_decay": 0.05, "clip_norm": 1.0},
         "schedule": {"steps": 400, "warmup_steps": 50, "decay": "cosine"},
         "run": {"log_every": 20, "checkpoint_every": 100, "threads": 1},
     },
     data_set=DIGITS,
-    expected="98.9 on the part set aside, as the quickstart measures it (seed 0)",
+    expected="98.9 on the digits set aside (seed 0)",
     source="ours",
     time="22 s on two CPU cores",
 )
@@ -46,14 +46,14 @@ QUICKSTART_FINETUNE = Recipe(
     summary="the tiny ViT of quickstart, fine-tuned on the digits at a higher resolution",
     settings={
         "model": {"image_size": 24},
-        "data": ON_DIGITS,
+        "data": DIGITS_DATA,
         "objective": {"kind": "classification", "loss": "softmax"},
         "optimizer": {"kind": "sgd", "learning_rate": 0.03, "momentum": 0.9, "weight_decay": 0.0, "clip_norm": 1.0},
         "schedule": {"steps": 300, "warmup_steps": 30, "decay": "cosine"},
         "run": {"log_every": 20, "checkpoint_every": 100, "threads": 1},
     },
     data_set=DIGITS,
-    expected="99.4 on the part set aside, as the quickstart measures it (seed 0)",
+    expected="99.4 on the digits set aside (seed 0)",
     source="ours",
     typical_model="Ti/4",
     typical_options=SMALLER_THAN_TINY,
@@ -61,7 +61,7 @@ QUICKSTART_FINETUNE = Recipe(
     time="45 s on two CPU cores",
 )
 
-ON_ONE_GPU: dict[str, Any] = {"graphs": True, "evaluate_every": 4_000, "checkpoint_every": 10_000, "log_every": 500}
+ONE_GPU_RUN: dict[str, Any] = {"graphs": True, "evaluate_every": 4_000, "checkpoint_every": 10_000, "log_every": 500}
 SMALL_VIT: dict[str, Any] = {
     "name": "Ti/4",
     "image_size": 32,
@@ -74,10 +74,10 @@ SMALL_VIT: dict[str, Any] = {
     "stochastic_depth": 0.1,
 }
 STEM: list[list[int]] = [[64, 3, 1], [128, 3, 2], [256, 3, 2]]
-"""Channels, kernel and stride of the convolutions in place of the first layer: as many tokens as patches of 4."""
+"""Channels, kernel and stride of each convolution of the stem, which makes as many tokens as patches of 4."""
 STEM_OF_8: list[list[int]] = [[64, 3, 2], [128, 3, 2], [256, 3, 2]]
-"""The same for patches of 8."""
-SOFTLY: dict[str, Any] = {"kind": "classification", "loss": "softmax", "label_smoothing": 0.1}
+"""A stem that makes as many tokens as patches of 8."""
+SMOOTHED_SOFTMAX: dict[str, Any] = {"kind": "classification", "loss": "softmax", "label_smoothing": 0.1}
 MUON: dict[str, Any] = {
     "kind": "muon",
     "learning_rate": 1e-3,
@@ -86,8 +86,9 @@ MUON: dict[str, Any] = {
     "clip_norm": 1.0,
     "averaging": 0.9998,
 }
-ON_CIFAR10: dict[str, Any] = {
-    # There is no other part. It chooses no weights, the last count; these settings were chosen by looking at it.
+CIFAR10_DATA: dict[str, Any] = {
+    # CIFAR-10 has no validation set. No weights are selected by the test set (the last ones are kept), but these
+    # settings were chosen by looking at it.
     "validate_on": "test",
     "batch_size": 256,
     "on_device": True,
@@ -107,16 +108,16 @@ CIFAR10_SCRATCH = Recipe(
     summary="a small plain ViT on CIFAR-10 alone, on one GPU",
     settings={
         "model": SMALL_VIT,
-        "data": ON_CIFAR10,
-        "objective": SOFTLY,
+        "data": CIFAR10_DATA,
+        "objective": SMOOTHED_SOFTMAX,
         "optimizer": {**MUON, "learning_rate": 1.5e-3},
         "schedule": {"epochs": 150, "warmup_steps": 2_000, "decay": "cosine"},
-        "run": ON_ONE_GPU,
+        "run": ONE_GPU_RUN,
     },
     data_set=CIFAR10,
     expected="93.99 on the test set (seed 0, one run)",
     source="ours",
-    time="330 s on an H200 that trained another model beside it",
+    time="330 s on a shared H200",
 )
 
 CIFAR10_STEM = Recipe(
@@ -130,7 +131,7 @@ CIFAR10_STEM = Recipe(
     data_set=CIFAR10,
     expected="96.35 on the test set (seed 0, one run)",
     source="ours",
-    time="482 s on an H200 beside another model that had priority",
+    time="482 s on a shared H200",
 )
 
 TINY_IMAGENET_SCRATCH = Recipe(
@@ -145,15 +146,15 @@ TINY_IMAGENET_SCRATCH = Recipe(
             "augmentation": {"crop_area": (0.5, 1.0), "flip": 0.5, "rand_augment": (1, 9.0), "erasing": 0.25},
             "mixing": {"mixup": 0.8, "cutmix": 1.0, "switch": 0.5, "rate": 0.8},
         },
-        "objective": SOFTLY,
+        "objective": SMOOTHED_SOFTMAX,
         "optimizer": MUON,
         "schedule": {"epochs": 120, "warmup_steps": 2_000, "decay": "cosine"},
-        "run": ON_ONE_GPU,
+        "run": ONE_GPU_RUN,
     },
     data_set=TINY_IMAGENET,
-    expected="60.41 validation top-1 (seed 0): the weights of pane; run again from the same seed 60.66",
+    expected="60.41 validation top-1 (seed 0; these are the weights of pane), 60.66 when run again",
     source="ours",
-    time="475 s on an H200 that trained another model beside it most of the time",
+    time="475 s on a shared H200",
 )
 
 TINY_IMAGENET_STEM = Recipe(
@@ -167,12 +168,12 @@ TINY_IMAGENET_STEM = Recipe(
     data_set=TINY_IMAGENET,
     expected="60.72 validation top-1 (seed 0, one run)",
     source="ours",
-    time="564 s on an H200 that trained two other models beside it most of the time",
+    time="564 s on a shared H200",
 )
 
 WIDE_VIT: dict[str, Any] = {"width": 384, "depth": 9, "num_heads": 6, "mlp_dim": 1536}
-"""Three times the weights of the one above."""
-TWICE: dict[str, Any] = {"rand_augment": (2, 9.0)}
+"""Three times as many weights as `SMALL_VIT`."""
+TWO_AUGMENTATIONS: dict[str, Any] = {"rand_augment": (2, 9.0)}
 
 TINY_IMAGENET_WIDE = Recipe(
     name="tiny-imagenet-wide",
@@ -184,7 +185,7 @@ TINY_IMAGENET_WIDE = Recipe(
             **TINY_IMAGENET_SCRATCH.settings["data"],
             "augmentation": {
                 **TINY_IMAGENET_SCRATCH.settings["data"]["augmentation"],
-                **TWICE,
+                **TWO_AUGMENTATIONS,
                 "crop_area": (0.35, 1.0),
             },
         },
@@ -194,7 +195,7 @@ TINY_IMAGENET_WIDE = Recipe(
     data_set=TINY_IMAGENET,
     expected="64.45 validation top-1 (seed 0, one run)",
     source="ours",
-    time="576 s on an H200 that trained another model beside it",
+    time="576 s on a shared H200",
 )
 
 PANE_TRANSFER = Recipe(
@@ -202,11 +203,11 @@ PANE_TRANSFER = Recipe(
     summary="a small ViT, pre-trained, on a small data set at a higher resolution, on one GPU",
     settings={
         "model": {"image_size": 96, "stochastic_depth": 0.1},
-        "data": ON_CIFAR10,
-        "objective": SOFTLY,
+        "data": CIFAR10_DATA,
+        "objective": SMOOTHED_SOFTMAX,
         "optimizer": {**MUON, "learning_rate": 6e-4, "averaging": 0.999},
         "schedule": {"epochs": 60, "warmup_steps": 300, "decay": "cosine"},
-        "run": {**ON_ONE_GPU, "evaluate_every": 2_000, "checkpoint_every": 4_000},
+        "run": {**ONE_GPU_RUN, "evaluate_every": 2_000, "checkpoint_every": 4_000},
     },
     data_set=CIFAR10,
     expected="95.56 on the test set from pane (seed 0, one run)",
@@ -214,7 +215,7 @@ PANE_TRANSFER = Recipe(
     typical_model="Ti/8",
     typical_options={"width": 256, "depth": 7, "num_heads": 4, "mlp_dim": 1024, "pool": "average"},
     typical_weights="pane",
-    time="215 s on an H200 that trained two other models beside it",
+    time="215 s on a shared H200",
 )
 
 WIDE_TRANSFER = Recipe(
@@ -223,7 +224,7 @@ WIDE_TRANSFER = Recipe(
     settings={
         **PANE_TRANSFER.settings,
         "model": {"image_size": 96, "stochastic_depth": 0.2},
-        "data": {**ON_CIFAR10, "augmentation": {**ON_CIFAR10["augmentation"], **TWICE}},
+        "data": {**CIFAR10_DATA, "augmentation": {**CIFAR10_DATA["augmentation"], **TWO_AUGMENTATIONS}},
         "optimizer": {**PANE_TRANSFER.settings["optimizer"], "weight_decay": 0.1},
         "schedule": {"epochs": 88, "warmup_steps": 300, "decay": "cosine"},
     },
@@ -233,7 +234,7 @@ WIDE_TRANSFER = Recipe(
     typical_model="Ti/8",
     typical_options={**WIDE_VIT, "pool": "average"},
     typical_weights="tiny-imagenet-wide",
-    time="427 s on an H200 that trained another model beside it",
+    time="427 s on a shared H200",
 )
 
 SMALL = (
