@@ -12,9 +12,9 @@ import typer
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Check this machine: versions, devices, extras, and whether bf16 products run on its CPU."""
     from vitrail.cli.printing import print_table
-    from vitrail.system.doctor import examine
+    from vitrail.system.doctor import examine_machine
 
-    findings = examine()
+    findings = examine_machine()
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
         return

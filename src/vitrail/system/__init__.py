@@ -1,1 +1,1 @@
-"""What many rooms need and none owns: files, devices, precision, ranks, the processor, figures."""
+"""Services that many packages share: files, devices, precision, ranks, the processor, figures."""

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, whenever the machine stops."""
+"""Atomic file writes: after a crash a file has either its old content or all of the new."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def sha256(path: Path) -> str:
 
 
 def short_name(text: str) -> str:
-    """Return the last part of a model's or a data set's name, in characters that a folder name may have.
+    """Return the last part of a model's or a data set's name, with only characters that a folder name may have.
 
-    For the `model` folder inside a run, it is the name of the run.
+    For the `model` folder inside a run folder, return the name of the run.
     """
     path = Path(text.removeprefix("hf:").removeprefix("timm:"))
     if path.name == "model" and path.parent.name:

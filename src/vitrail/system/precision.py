@@ -1,4 +1,4 @@
-"""The words for precision, and the number format that each one means."""
+"""The names of precisions, and the number format behind each."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
     """Return the number format of matrix products for one of `PRECISIONS`, or for "auto" the one that suits the device.
 
     Raises:
-        ConfigError: fp16 was asked for on a CPU.
+        ConfigError: `name` is fp16 and the device is not a GPU.
     """
     if name == "auto":
         name = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
     if name == "fp16" and device.type != "cuda":
         raise ConfigError("run.precision = 'fp16' needs a GPU: give bf16 or fp32")
     if name == "bf16" and device.type == "cpu":
-        processor.guard()
+        processor.prevent_amx_crash()
     return PRECISIONS[name]

@@ -1,8 +1,8 @@
-"""Keeping bf16 matrix products from killing the process on CPUs whose AMX is announced but not usable.
+"""Prevent bf16 matrix products from crashing on CPUs that announce AMX but cannot use it.
 
-On some virtual machines the processor says it has AMX, the system lets no program use it, and oneDNN's first bf16
-product then ends in an illegal instruction. `guard` finds out in a child process and caps oneDNN one instruction
-set lower before the first product. It must run before that: oneDNN reads the cap once.
+On some virtual machines the processor announces AMX, but the system does not let programs use it, and oneDNN's first
+bf16 product ends in an illegal instruction. `prevent_amx_crash` tests this in a child process and, if needed, limits
+oneDNN to the next lower instruction set. It must run before the first product, because oneDNN reads the limit once.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-VARIABLE = "ONEDNN_MAX_CPU_ISA"
-CAP = "AVX512_CORE_BF16"
+ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
+SAFE_ISA = "AVX512_CORE_BF16"
 CPUINFO = Path("/proc/cpuinfo")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PROBE_SECONDS = 120
@@ -32,7 +32,7 @@ assert F.linear(x, x[0], x[0, 0]).float().sum() > 0
 assert F.scaled_dot_product_attention(x[None], x[None], x[None]).float().sum() > 0
 assert F.conv2d(x[None], x[:1, None, :2, :2].expand(4, 2, 2, 2)).float().sum() > 0
 """
-"""Every kind of bf16 product that a model makes, small."""
+"""A small program with every kind of bf16 product that a model makes."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class ProbeResult:
 
     works: bool
     detail: str
-    """What happened, in a few words, where it does not work."""
+    """What went wrong, in a few words; empty if it works."""
     final: bool = True
-    """False where the probe itself could not be run, so that the answer is not worth keeping."""
+    """False if the probe itself could not run, so the result must not be cached."""
 
 
-def amx_announced() -> bool:
-    """Whether the system lists AMX among the processor's features."""
+def announces_amx() -> bool:
+    """Return whether the system lists AMX among the processor's features."""
     try:
         return "amx_tile" in CPUINFO.read_text()
     except OSError:
@@ -55,10 +55,10 @@ def amx_announced() -> bool:
 
 
 def probe_bf16(cap: str | None) -> ProbeResult:
-    """Multiply bf16 matrices in a child process, with oneDNN capped at `cap` or not at all."""
-    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    """Multiply bf16 matrices in a child process, with oneDNN limited to the instruction set `cap` (None: no limit)."""
+    environment = {name: value for name, value in os.environ.items() if name != ISA_VARIABLE}
     if cap is not None:
-        environment[VARIABLE] = cap
+        environment[ISA_VARIABLE] = cap
     try:
         child = subprocess.run(
             [sys.executable, "-c", PROBE],
@@ -77,27 +77,27 @@ def probe_bf16(cap: str | None) -> ProbeResult:
     return ProbeResult(works=False, detail=" ".join(last) or f"exit code {child.returncode}", final=False)
 
 
-def guard() -> None:
-    """Cap oneDNN where bf16 products would otherwise kill this process. Cheap: one probe for each boot, if any."""
-    if VARIABLE in os.environ or not amx_announced():
+def prevent_amx_crash() -> None:
+    """Limit oneDNN if bf16 products would crash this process. Probes at most once per boot, then reads a cache."""
+    if ISA_VARIABLE in os.environ or not announces_amx():
         return
-    works = _remembered()
+    works = _read_verdict()
     if works is None:
         result = probe_bf16(cap=None)
         works = result.works
         if result.final:
-            _remember(works)
+            _write_verdict(works)
     if not works:
-        os.environ[VARIABLE] = CAP
+        os.environ[ISA_VARIABLE] = SAFE_ISA
 
 
 def cache_folder() -> Path:
-    """Where vitrail keeps what it can find out again."""
+    """Return vitrail's cache folder; deleting it loses nothing that cannot be found again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitrail"
 
 
-def _key() -> str:
-    """This boot of this machine and this interpreter: a verdict must not outlive any of them."""
+def _verdict_key() -> str:
+    """Identify this machine, boot and interpreter: a verdict must not outlive any of them."""
     try:
         boot = BOOT_ID.read_text().strip()
     except OSError:
@@ -105,22 +105,22 @@ def _key() -> str:
     return " ".join([platform.node(), platform.release(), boot, sys.executable])
 
 
-def _remembered() -> bool | None:
+def _read_verdict() -> bool | None:
     try:
-        found = json.loads((cache_folder() / "bf16.json").read_text())
+        verdict = json.loads((cache_folder() / "bf16.json").read_text())
     except (OSError, ValueError):
         return None
-    works = found.get("works") if isinstance(found, dict) and found.get("key") == _key() else None
+    works = verdict.get("works") if isinstance(verdict, dict) and verdict.get("key") == _verdict_key() else None
     return works if isinstance(works, bool) else None
 
 
-def _remember(works: bool) -> None:
-    """Written beside and renamed, so that a reader never sees half a file; a read-only home costs a probe each time."""
+def _write_verdict(works: bool) -> None:
+    """Cache the verdict atomically. If the folder cannot be written, every process probes again."""
     try:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as file:
-            json.dump({"key": _key(), "works": works}, file)
+            json.dump({"key": _verdict_key(), "works": works}, file)
         Path(file.name).replace(folder / "bf16.json")
     except (OSError, RuntimeError):
         return

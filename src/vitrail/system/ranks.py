@@ -1,6 +1,6 @@
-"""Ranks: who this process is among those of a run, and what the ranks tell each other.
+"""The ranks (processes) of a run, and how they exchange values.
 
-`torchrun` starts the processes and numbers them; a single process needs nothing.
+`torchrun` starts and numbers the processes; a run with a single process needs no set-up.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ from vitrail.system.device import choose_device
 
 T = TypeVar("T")
 _JOINS = itertools.count()
-"""How often this process has joined: every rank joins equally often, so all ranks agree on a name."""
+"""Counts the joins of this process. Every rank joins equally often, so all ranks agree on a store prefix."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of the run."""
+    """This process and its connections to the other ranks of the run."""
 
     rank: int
     size: int
     device: torch.device
     control: dist.ProcessGroup | None = None
-    """On the CPU, for what the ranks agree on: whether to stop, whether a checkpoint is whole."""
+    """CPU group for decisions: whether to stop, whether a checkpoint is complete."""
     saving: dist.ProcessGroup | None = None
-    """On the CPU, for the thread that writes checkpoints: two threads must not talk over one line."""
+    """CPU group for the thread that writes checkpoints: two threads must not share a group."""
 
     @property
-    def first(self) -> bool:
-        """The one that writes and speaks."""
+    def is_first(self) -> bool:
+        """Whether this rank is the one that writes files and prints."""
         return self.rank == 0
 
     def any(self, flag: bool) -> bool:
-        """Whether it holds on any rank."""
+        """Return whether the flag is set on any rank."""
         if self.size == 1:
             return flag
-        told = torch.tensor([int(flag)])
-        dist.all_reduce(told, dist.ReduceOp.MAX, group=self.control)
-        return bool(told.item())
+        flags = torch.tensor([int(flag)])
+        dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.control)
+        return bool(flags.item())
 
     def wait(self) -> None:
-        """For all others to come here too."""
+        """Wait until all ranks have reached this call."""
         if self.size > 1:
             dist.barrier(group=self.control)
 
     def broadcast_from_first(self, value: Any) -> Any:
-        """What the first rank has, on all of them."""
+        """Return the first rank's value on every rank."""
         if self.size == 1:
             return value
         carrier = [value]
@@ -66,19 +66,19 @@ class Ranks:
         return carrier[0]
 
     def gather(self, value: T) -> list[T]:
-        """What each rank has, in their order, on all of them."""
+        """Return the values of all ranks, in rank order, on every rank."""
         if self.size == 1:
             return [value]
-        everyone = [value] * self.size
-        dist.all_gather_object(everyone, value, group=self.control)
-        return everyone
+        values = [value] * self.size
+        dist.all_gather_object(values, value, group=self.control)
+        return values
 
-    def unite(self, found: set[int]) -> set[int]:
-        """What any rank has found."""
-        return set().union(*self.gather(found))
+    def union(self, numbers: set[int]) -> set[int]:
+        """Return the union of all ranks' sets."""
+        return set().union(*self.gather(numbers))
 
-    def add_up(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Added up over all ranks; names and their order are the same on all."""
+    def sum_over_ranks(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return each sum added up over all ranks, which must have the same names in the same order."""
         if self.size == 1 or not sums:
             return sums
         stacked = torch.stack(list(sums.values())).cpu()
@@ -88,7 +88,15 @@ class Ranks:
 
 @contextmanager
 def join_ranks(device: str, timeout: float) -> Iterator[Ranks]:
-    """The ranks of this run while the block runs. One where nothing says otherwise."""
+    """Join the ranks that torchrun started, and leave them when the block ends. Without torchrun there is one rank.
+
+    Args:
+        device: as for `choose_device`; on GPUs each rank takes its own.
+        timeout: seconds to wait for the other ranks.
+
+    Raises:
+        TrainingError: the other ranks cannot be reached.
+    """
     size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     chosen = choose_device(device)
     if size == 1:
@@ -99,45 +107,45 @@ def join_ranks(device: str, timeout: float) -> Iterator[Ranks]:
         torch.cuda.set_device(chosen)
     limit = timedelta(seconds=timeout)
     try:
-        store = PrefixStore(f"join-{next(_JOINS)}", _meeting_point(limit))
+        store = PrefixStore(f"join-{next(_JOINS)}", _connect_store(limit))
         dist.init_process_group(
             "nccl" if chosen.type == "cuda" else "gloo", store=store, rank=rank, world_size=size, timeout=limit
         )
         control, saving = (dist.new_group(backend="gloo", timeout=limit) for _ in range(2))
     except (RuntimeError, ValueError) as error:
         raise TrainingError(f"rank {rank} of {size} cannot reach the others: {_first_line(error)}") from None
-    together = False
+    leave_cleanly = False
     try:
         yield Ranks(rank, size, chosen, control, saving)
-        together = True
-    except (Stopped, ConfigError):  # which all ranks raise
-        together = True
+        leave_cleanly = True
+    except (Stopped, ConfigError):  # all ranks raise these
+        leave_cleanly = True
         raise
     finally:
-        # After another error the others may be gone: taking leave of them would wait for an answer.
-        if together:
+        # After any other error the other ranks may be gone, and leaving the group would wait for them.
+        if leave_cleanly:
             dist.destroy_process_group()
 
 
-_MEETING_POINTS: list[Store] = []
+_STORES: list[Store] = []
 
 
-def _meeting_point(limit: timedelta) -> Store:
-    """Where ranks find each other. One for a process: a sweep joins several times, and its address is taken then."""
-    if not _MEETING_POINTS:
-        _MEETING_POINTS.append(next(rendezvous("env://", timeout=limit))[0])
-    _MEETING_POINTS[0].set_timeout(limit)
-    return _MEETING_POINTS[0]
+def _connect_store(limit: timedelta) -> Store:
+    """Return the store where ranks find each other. A process keeps one, because a sweep joins several times."""
+    if not _STORES:
+        _STORES.append(next(rendezvous("env://", timeout=limit))[0])
+    _STORES[0].set_timeout(limit)
+    return _STORES[0]
 
 
 def require_one_process(what: str) -> None:
-    """For what does not share its work: several processes would all do the same, in each other's way."""
+    """Raise a ConfigError under torchrun, for work that several processes cannot share."""
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ConfigError(f"{what} runs in one process: start it without torchrun")
 
 
 def explain_lost_rank(error: BaseException) -> str | None:
-    """A sentence, where an error means that another rank is gone."""
+    """Return a message if the error means that another rank was lost, else None."""
     text = str(error)
     signs = (
         "Connection closed",
