@@ -173,7 +173,7 @@ def test_serve(run, monkeypatch):
         served.update(models)
         ready()
 
-    monkeypatch.setattr("vitrail.serving.server.serve", serve)
+    monkeypatch.setattr("vitrail.serving.server.run_server", serve)
     with socket.socket() as asked:
         asked.bind(("127.0.0.1", 0))
         port = asked.getsockname()[1]
@@ -291,5 +291,7 @@ def test_the_accuracy_is_the_cards(here, card):
     from vitrail.evaluation.evaluate import evaluate
     from vitrail.inference.batches import InferenceOptions
 
-    report = evaluate("pane", os.environ["TINY_IMAGENET"], "val", options=InferenceOptions(device="cpu"), folder=here / "report").report
+    report = evaluate(
+        "pane", os.environ["TINY_IMAGENET"], "val", options=InferenceOptions(device="cpu"), folder=here / "report"
+    ).report
     assert f"{report.top1.value:.2%}" == told(card, "top-1 accuracy")

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 import vitrail
 from vitrail.errors import ConfigError, NotApplicableError, WeightsError
-from vitrail.fast.cpu import search
-from vitrail.fast.cpu.packed import pack
-from vitrail.fast.gpu.choice import choose, chosen
-from vitrail.fast.measure import relative_distance
-from vitrail.fast.optimize import MOST_RECORDED, Recordings, _filled_up, optimize, why_no_kernels
+from vitrail.fast.cpu import precision_search
+from vitrail.fast.cpu.packed import pack_layers
+from vitrail.fast.gpu.autotune import choose_fastest, list_choices
+from vitrail.fast.optimize import MOST_GRAPHS, CudaGraphCache, _pad_batch, explain_missing_kernels, optimize
+from vitrail.fast.timing import relative_distance
 from vitrail.inference.predictor import Predictor
-from vitrail.serving.models import TorchBackend
+from vitrail.serving.backends import TorchBackend
 
 SMALL = {"image_size": 16, "width": 64, "depth": 2, "num_heads": 2, "mlp_dim": 128, "num_classes": 5, "seed": 0}
 
@@ -47,7 +47,7 @@ def test_fp32_is_the_same_function(pool, representation_size, batch):
 def test_int8_tells_how_far_it_is():
     model, images = small(), torch.randn(4, 3, 16, 16)
     fast = optimize(model, precision="int8", images=images)
-    y, logits = fast.both(images)
+    y, logits = fast.embed_and_classify(images)
     with torch.no_grad():
         assert relative_distance(y, model.embed(images)) == pytest.approx(fast.distance, rel=1e-6)
     assert 0 < fast.distance < 5e-2
@@ -56,10 +56,10 @@ def test_int8_tells_how_far_it_is():
 
 
 def test_auto_chooses_and_tells_what_it_tried(monkeypatch):
-    monkeypatch.setattr(search, "ROUNDS", 1)
-    monkeypatch.setattr(search, "SECONDS", 0.01)
+    monkeypatch.setattr(precision_search, "ROUNDS", 1)
+    monkeypatch.setattr(precision_search, "SECONDS", 0.01)
     told: list[str] = []
-    fast = optimize(small(), precision="auto", batch=2, tell=told.append)
+    fast = optimize(small(), precision="auto", batch=2, on_message=told.append)
     assert fast.precision in ("fp32", "bf16", "int8")
     assert any(line.startswith("fp32: ") and "ms" in line for line in told)
 
@@ -87,7 +87,7 @@ def test_what_cannot_be_is_refused(options, told):
 
 def test_nothing_gives_nothing():
     for precision in ("fp32", "int8"):
-        y, logits = optimize(small(), precision=precision).both(torch.zeros(0, 3, 16, 16))
+        y, logits = optimize(small(), precision=precision).embed_and_classify(torch.zeros(0, 3, 16, 16))
         assert (y.shape, logits.shape) == ((0, 64), (0, 5))
 
 
@@ -112,12 +112,12 @@ def test_networks_of_timm_are_left_as_they_are(monkeypatch):
     monkeypatch.setattr("vitrail.fast.cpu.packed.TimmModel", type(model))
     with pytest.raises(NotApplicableError, match="timm"):
         optimize(model)
-    assert pack(model) == 0
+    assert pack_layers(model) == 0
 
 
 @given(st.integers(1, 200))
 def test_batches_are_filled_up_to_few_sizes(count):
-    filled = _filled_up(torch.ones(count, 1))
+    filled = _pad_batch(torch.ones(count, 1))
     assert count <= len(filled) < max(2 * count, count + 32)
     assert len(filled) in (1, 2, 4, 8, 16) or len(filled) % 32 == 0
     assert filled.sum() == count
@@ -139,14 +139,14 @@ class Overwriting:
 
 
 def test_recorded_batches_of_any_size_are_the_callers_to_keep(monkeypatch):
-    monkeypatch.setattr("vitrail.fast.optimize.Captured", Overwriting)
-    function = Recordings(lambda images: (images * 2.0, images.sum(1, keepdim=True)))
-    batches = [torch.randn(count, 6) for count in (1, 3, 1, 5, 33, *range(64, 64 + 32 * MOST_RECORDED, 32), 1, 0)]
+    monkeypatch.setattr("vitrail.fast.optimize.CudaGraph", Overwriting)
+    function = CudaGraphCache(lambda images: (images * 2.0, images.sum(1, keepdim=True)))
+    batches = [torch.randn(count, 6) for count in (1, 3, 1, 5, 33, *range(64, 64 + 32 * MOST_GRAPHS, 32), 1, 0)]
     results = [function(images) for images in batches]
     for images, (y, logits) in zip(batches, results, strict=True):
         assert torch.equal(y, images * 2.0)
         assert torch.equal(logits, images.sum(1, keepdim=True))
-    assert len(function._graphs) == MOST_RECORDED
+    assert len(function._graphs) == MOST_GRAPHS
 
 
 def test_half_a_model_is_refused():
@@ -155,13 +155,13 @@ def test_half_a_model_is_refused():
 
 
 def test_without_a_gpu_there_are_no_kernels():
-    assert "NVIDIA" in why_no_kernels(torch.device("cpu"))
+    assert "NVIDIA" in explain_missing_kernels(torch.device("cpu"))
 
 
 def test_choices_without_a_gpu_are_the_first():
     x = torch.ones(1)
-    assert choose("this test", {"first": lambda x: x + 1, "second": lambda x: x + 2}, x)(x) == 2
-    assert chosen()["this test", x.device] == "first"
+    assert choose_fastest("this test", {"first": lambda x: x + 1, "second": lambda x: x + 2}, x)(x) == 2
+    assert list_choices()["this test", x.device] == "first"
 
 
 def test_a_predictor_in_another_precision_agrees():

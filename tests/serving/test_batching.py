@@ -13,36 +13,44 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitrail.serving.batching import Answer, Batch, Batcher, ClosingError, FullError, LateError, Limits
+from vitrail.serving.batching import (
+    Batcher,
+    BatchTiming,
+    DeadlinePassedError,
+    QueueClosedError,
+    QueueFullError,
+    QueueLimits,
+    QueueResult,
+)
 
 
-def doubled(batch: list[int]) -> list[int]:
+def double(batch: list[int]) -> list[int]:
     return [2 * number for number in batch]
 
 
-def with_batcher(test: Callable[[Batcher[Any, Any, Any]], Any], compute: Any = doubled, **options: Any) -> Any:
+def with_batcher(test: Callable[[Batcher[Any, Any, Any]], Any], compute: Any = double, **options: Any) -> Any:
     """Run an async test around a batcher that is closed in the end."""
     prepare = options.pop("prepare", lambda item: item)
-    watch = options.pop("watch", None)
+    on_batch = options.pop("on_batch", None)
     threads = options.pop("threads", 2)
 
     async def run() -> Any:
         with ThreadPoolExecutor(threads) as pool:
-            batcher = Batcher(prepare, compute, pool, Limits(**options), watch, threads=threads)
+            batcher = Batcher(prepare, compute, pool, QueueLimits(**options), on_batch, threads=threads)
             batcher.start()
             try:
                 return await asyncio.wait_for(test(batcher), 20)
             finally:
                 await asyncio.wait_for(batcher.close(), 20)
-                assert batcher.inside == 0
-                assert not batcher.alive
+                assert batcher.in_flight == 0
+                assert not batcher.is_alive
 
     return asyncio.run(run())
 
 
-async def settled(futures: list[asyncio.Future[Answer]]) -> list[Any]:
+async def collect_results(futures: list[asyncio.Future[QueueResult]]) -> list[Any]:
     found = await asyncio.gather(*futures, return_exceptions=True)
-    return [one.result if isinstance(one, Answer) else one for one in found]
+    return [one.result if isinstance(one, QueueResult) else one for one in found]
 
 
 class Gate:
@@ -56,9 +64,9 @@ class Gate:
         self.batches.append(list(batch))
         self.entered.set()
         assert self.open.wait(20)
-        return doubled(batch)
+        return double(batch)
 
-    async def busy_with(self, batcher: Batcher[Any, Any, Any], item: int) -> asyncio.Future[Answer]:
+    async def busy_with(self, batcher: Batcher[Any, Any, Any], item: int) -> asyncio.Future[QueueResult]:
         (future,) = batcher.submit([item])
         await asyncio.to_thread(self.entered.wait)
         return future
@@ -77,7 +85,7 @@ def test_every_request_is_answered_once_with_its_own(groups, batch, wait):
     def compute(numbers: list[int]) -> list[int]:
         sizes.append(len(numbers))
         computed.extend(numbers)
-        return doubled(numbers)
+        return double(numbers)
 
     async def test(batcher: Batcher[Any, Any, Any]) -> list[Any]:
         first, futures = 0, []
@@ -85,7 +93,7 @@ def test_every_request_is_answered_once_with_its_own(groups, batch, wait):
             futures += batcher.submit(list(range(first, first + count)))
             first += count
             await asyncio.sleep(0)
-        return await settled(futures)
+        return await collect_results(futures)
 
     found = with_batcher(test, compute, batch=batch, wait=wait)
     assert found == [2 * number for number in range(sum(groups))]
@@ -102,7 +110,7 @@ def test_what_waits_behind_a_busy_model_leaves_together_and_in_order():
         while len(batcher._waiting) < 7:
             await asyncio.sleep(0.001)
         gate.open.set()
-        return await settled([first, *futures])
+        return await collect_results([first, *futures])
 
     assert with_batcher(test, gate, batch=4, threads=1) == [2 * number for number in range(8)]
     assert gate.batches == [[0], [1, 2, 3, 4], [5, 6, 7]]
@@ -128,15 +136,15 @@ def test_an_idle_model_waits_for_those_on_their_way_but_not_for_long():
 
     def compute(batch: list[int]) -> list[int]:
         batches.append(batch)
-        return doubled(batch)
+        return double(batch)
 
     async def test(batcher: Batcher[Any, Any, Any]) -> list[Any]:
-        futures = batcher.submit([1, 2])
         started = time.monotonic()
+        futures = batcher.submit([1, 2])
         await futures[0]
         assert time.monotonic() - started >= 0.1
         slow.set()
-        return await settled(futures)
+        return await collect_results(futures)
 
     assert with_batcher(test, compute, prepare=prepare, wait=0.1) == [2, 4]
     assert batches == [[1], [2]]
@@ -146,7 +154,7 @@ def test_an_idle_model_waits_for_those_on_their_way_but_not_for_long():
         return number
 
     async def both(batcher: Batcher[Any, Any, Any]) -> list[Any]:
-        return await settled(batcher.submit([0, 1]))
+        return await collect_results(batcher.submit([0, 1]))
 
     batches.clear()
     assert with_batcher(both, compute, prepare=a_little_later, wait=5.0) == [0, 2]
@@ -160,7 +168,7 @@ def test_one_that_cannot_be_prepared_touches_no_other():
         return number
 
     async def test(batcher: Batcher[Any, Any, Any]) -> list[Any]:
-        return await settled(batcher.submit(list(range(9))))
+        return await collect_results(batcher.submit(list(range(9))))
 
     found = with_batcher(test, prepare=prepare)
     assert [str(one) if number % 3 == 0 else one for number, one in enumerate(found)] == [
@@ -172,10 +180,10 @@ def test_a_batch_that_fails_is_computed_one_by_one():
     def compute(batch: list[int]) -> list[int]:
         if 5 in batch:
             raise RuntimeError("five")
-        return doubled(batch)
+        return double(batch)
 
     async def test(batcher: Batcher[Any, Any, Any]) -> list[Any]:
-        return await settled(batcher.submit(list(range(8))))
+        return await collect_results(batcher.submit(list(range(8))))
 
     found = with_batcher(test, compute, wait=0.5)
     assert isinstance(found[5], RuntimeError)
@@ -188,13 +196,13 @@ def test_what_is_cancelled_is_not_computed_and_leaves_room():
     async def test(batcher: Batcher[Any, Any, Any]) -> list[Any]:
         first = await gate.busy_with(batcher, 0)
         second, third = batcher.submit([1, 2])
-        with pytest.raises(FullError):
+        with pytest.raises(QueueFullError):
             batcher.submit([3])
         second.cancel()
         await asyncio.sleep(0)
         fourth = batcher.submit([3])
         gate.open.set()
-        return await settled([first, third, *fourth])
+        return await collect_results([first, third, *fourth])
 
     assert with_batcher(test, gate, queue=3, batch=3) == [0, 4, 6]
     assert sorted(number for batch in gate.batches for number in batch) == [0, 2, 3]
@@ -205,13 +213,13 @@ def test_a_full_queue_refuses_all_or_nothing():
 
     async def test(batcher: Batcher[Any, Any, Any]) -> list[Any]:
         first = await gate.busy_with(batcher, 0)
-        with pytest.raises(FullError) as full:
+        with pytest.raises(QueueFullError) as full:
             batcher.submit([1, 2, 3, 4])
         assert full.value.retry_after >= 1
-        assert batcher.inside == 1
+        assert batcher.in_flight == 1
         rest = batcher.submit([1, 2, 3])
         gate.open.set()
-        return await settled([first, *rest])
+        return await collect_results([first, *rest])
 
     assert with_batcher(test, gate, queue=4) == [0, 2, 4, 6]
 
@@ -221,7 +229,7 @@ def test_only_so_many_are_admitted_as_the_measured_rate_can_answer_in_time():
 
     def compute(batch: list[int]) -> list[int]:
         time.sleep(0.05 * len(batch))
-        return doubled(batch)
+        return double(batch)
 
     took: list[float] = []
     refused = 0
@@ -231,7 +239,7 @@ def test_only_so_many_are_admitted_as_the_measured_rate_can_answer_in_time():
         started = time.monotonic()
         try:
             await batcher.submit([1])[0]
-        except FullError:
+        except QueueFullError:
             refused += 1
         else:
             took.append(time.monotonic() - started)
@@ -275,12 +283,12 @@ def test_a_stream_of_broken_ones_makes_no_good_one_dearer():
 
 def test_before_anything_is_measured_the_warm_up_is_believed():
     async def test(batcher: Batcher[Any, Any, Any]) -> list[Any]:
-        batcher.expect(0.1)
+        batcher.expect_compute_seconds(0.1)
         futures = batcher.submit([1, 2, 3])
-        with pytest.raises(FullError) as full:
+        with pytest.raises(QueueFullError) as full:
             batcher.submit([4, 5, 6])
         assert full.value.retry_after == 1
-        return await settled([*futures, *batcher.submit([4, 5])])
+        return await collect_results([*futures, *batcher.submit([4, 5])])
 
     assert with_batcher(test, deadline=1.0) == [2, 4, 6, 8, 10]
 
@@ -293,11 +301,11 @@ def test_what_grows_too_old_is_refused_uncomputed():
         futures = batcher.submit([1])
         await asyncio.sleep(0.15)
         gate.open.set()
-        return await settled([first, *futures])
+        return await collect_results([first, *futures])
 
     first, second = with_batcher(test, gate, deadline=0.1)
     assert first == 0
-    assert isinstance(second, LateError)
+    assert isinstance(second, DeadlinePassedError)
     assert gate.batches == [[0]]
 
 
@@ -309,18 +317,18 @@ def test_closing_finishes_what_was_accepted_and_accepts_nothing_more():
         rest = batcher.submit([1, 2])
         closing = asyncio.create_task(batcher.close())
         await asyncio.sleep(0)
-        with pytest.raises(ClosingError):
+        with pytest.raises(QueueClosedError):
             batcher.submit([3])
         assert not closing.done()
         gate.open.set()
         await closing
-        return await settled([first, *rest])
+        return await collect_results([first, *rest])
 
     assert with_batcher(test, gate) == [0, 2, 4]
 
 
 def test_times_and_batches_are_told():
-    told: list[Batch] = []
+    timings: list[BatchTiming] = []
 
     def prepare(number: int) -> int:
         time.sleep(0.02)
@@ -328,15 +336,15 @@ def test_times_and_batches_are_told():
 
     def compute(batch: list[int]) -> list[int]:
         time.sleep(0.03)
-        return doubled(batch)
+        return double(batch)
 
-    async def test(batcher: Batcher[Any, Any, Any]) -> Answer:
+    async def test(batcher: Batcher[Any, Any, Any]) -> QueueResult:
         return await batcher.submit([4])[0]
 
-    answer = with_batcher(test, compute, prepare=prepare, watch=told.append)
+    answer = with_batcher(test, compute, prepare=prepare, on_batch=timings.append)
     assert answer.result == 8
     assert answer.prepare >= 0.02
     assert answer.compute >= 0.03
     assert 0 <= answer.queue < 1
-    (batch,) = told
-    assert batch == Batch([answer.queue], answer.compute)
+    (batch,) = timings
+    assert batch == BatchTiming([answer.queue], answer.compute)

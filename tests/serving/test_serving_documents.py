@@ -7,10 +7,10 @@ from pathlib import Path
 
 import yaml
 
-from vitrail.data.transforms.decode import LARGE
-from vitrail.serving.app import OPEN, ROUTES
-from vitrail.serving.metrics import Metrics
-from vitrail.serving.settings import Settings
+from vitrail.data.transforms.decode import LARGE_IMAGE
+from vitrail.serving.app import OPEN_PATHS, PATHS
+from vitrail.serving.metrics import ServerMetrics
+from vitrail.serving.settings import ServerSettings
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs/serving.md").read_text()
@@ -25,23 +25,24 @@ def test_the_kubernetes_example_is_yaml_and_fits_together():
     )
     (container,) = template["spec"]["containers"]
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert container[probe]["httpGet"]["path"] in OPEN
+        assert container[probe]["httpGet"]["path"] in OPEN_PATHS
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in template["spec"]["volumes"]}
     sleep = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert template["spec"]["terminationGracePeriodSeconds"] > sleep + Settings().drain_seconds
+    assert template["spec"]["terminationGracePeriodSeconds"] > sleep + ServerSettings().drain_seconds
     assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
 
 
 def test_every_route_and_metric_stands_on_the_page():
-    for route in ROUTES - {"/page.css", "/page.js", "/docs.css"}:
+    for route in PATHS - {"/page.css", "/page.js", "/docs.css"}:
         assert route in PAGE
-    told = set(re.findall(r"^# TYPE (vitrail_\w+) (?!gauge\b.*created)", Metrics().text().decode(), re.MULTILINE))
-    assert set(re.findall(r"vitrail_[a-z_]+", PAGE)) == {name for name in told if not name.endswith("_created")}
+    text = ServerMetrics().render().decode()
+    metrics = set(re.findall(r"^# TYPE (vitrail_\w+) (?!gauge\b.*created)", text, re.MULTILINE))
+    assert set(re.findall(r"vitrail_[a-z_]+", PAGE)) == {name for name in metrics if not name.endswith("_created")}
 
 
 def test_the_limits_are_the_ones_told():
-    settings = Settings()
+    settings = ServerSettings()
     assert f"| bytes of a body | {settings.most_bytes // 10**6} MB |" in PAGE
     assert f"| seconds for a body | {settings.body_seconds:g} |" in PAGE
     assert f"| seconds for headers | {settings.header_seconds:g} |" in PAGE
@@ -49,7 +50,7 @@ def test_the_limits_are_the_ones_told():
     assert f"| seconds to the answer | `--deadline` {settings.limits.deadline:g} |" in PAGE
     assert f"| images in one request | {settings.most_images}," in PAGE
     assert f"({settings.drain_seconds:g} s at most, or `--deadline`" in PAGE
-    assert f"above {LARGE // 10**6} million pixels" in PAGE
+    assert f"above {LARGE_IMAGE // 10**6} million pixels" in PAGE
 
 
 def test_the_container_file():

@@ -133,7 +133,7 @@ def test_a_body_that_ends_after_the_end_is_refused_and_no_failure(folder):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_ten_minutes_of_ten_times_too_much(folder):
+def test_a_minute_of_ten_times_too_much(folder):
     """Only 200 and 429, who is accepted is answered within the deadline, and memory stays as it is."""
     with with_settings(folder, {"batch": 4, "queue": 32, "deadline": 2.0}, slow=0.2) as server:
 
@@ -142,7 +142,7 @@ def test_ten_minutes_of_ten_times_too_much(folder):
                 return int(file.read().split()[1]) * 4096
 
         asked(server, 40, lambda count: count < 50)
-        before, ends = resident(), time.monotonic() + 600
+        before, ends = resident(), time.monotonic() + 60
         found = asked(server, 40, lambda count: time.monotonic() < ends)
         times = sorted(seconds for code, seconds, _ in found if code == 200)
         growth, slowest = resident() - before, times[int(0.99 * len(times))]

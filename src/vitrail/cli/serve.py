@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from vitrail.cli.printing import print_lines, tell_of_pane
-
-if TYPE_CHECKING:
-    from vitrail.serving.settings import Settings
 
 
 def serve(
@@ -46,34 +43,36 @@ def serve(
     curl --data-binary @photo.jpg -H "Content-Type: image/jpeg" http://127.0.0.1:8000/v1/classify
     """
     from vitrail.errors import ConfigError
+    from vitrail.serving.batching import QueueLimits
+    from vitrail.serving.serve import read_token, serve_models
+    from vitrail.serving.settings import ServerSettings, count_cores
+    from vitrail.weights.source import PANE
 
     if context.args:
         raise ConfigError(f"models are named by an option: vitrail serve --model {' --model '.join(context.args)}")
-    from vitrail.serving.serve import run
-    from vitrail.weights.source import PANE
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        limits=QueueLimits(batch, wait / 1000, queue, deadline),
+        token=read_token(token_file),
+        threads=count_cores() if threads is None else threads,
+    )
 
-    def loading(name: str) -> None:
+    def print_loading(name: str) -> None:
         if not model:
             tell_of_pane("--model MODEL takes another")
         print(f"loading {name}", file=sys.stderr)
 
-    def ready(settings: Settings, names: list[str]) -> None:
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        print_lines([f"serving {', '.join(names)} at http://{host}:{settings.port}"])
+    def print_ready(names: list[str]) -> None:
+        shown_host = f"[{host}]" if ":" in host else host
+        print_lines([f"serving {', '.join(names)} at http://{shown_host}:{port}"])
 
-    run(
+    serve_models(
         model or [PANE],
-        host=host,
-        port=port,
+        settings,
         backend=backend,
-        batch=batch,
-        wait=wait,
-        queue=queue,
-        deadline=deadline,
-        token_file=token_file,
-        threads=threads,
         precision=precision,
-        loading=loading,
-        ready=ready,
+        on_load=print_loading,
+        on_ready=print_ready,
     )
     print("stopped", file=sys.stderr)

@@ -1,20 +1,17 @@
-"""Requests, one by one, become batches: prepared in a few threads, computed in one, answered on the event loop.
+"""Collect single requests into batches: prepare them in a few threads, compute them in one, answer on the event loop.
 
-When a batch leaves. The model is either busy or idle. While it is busy nothing can leave, and what arrives gathers:
-under load batches form by themselves, as large as the load is. When it is idle and nothing else is on its way (admitted
-and being decoded), what waits goes at once: a lone request never pays for company that does not come. Only while others
-are known to be on their way does an idle model wait for them, and never longer than `wait` for the oldest, or than
-until a batch is full. So `wait` is a bound, not a price.
+When a batch starts. While the model is busy, arriving images wait, so under load batches grow with the load. When the
+model is idle and no other image is being prepared, the waiting images start at once: a lone request never waits for
+company. When the model is idle and other images are being prepared, it waits for them until the batch is full, but at
+most `wait` seconds from when the oldest was ready.
 
-Who is admitted. Not more than `queue` requests are inside at a time, and not more than can be answered within half the
-deadline at the rate that was measured last: the other half is for images that take longer than their forerunners.
-Preparing and computing go on side by side, so the slower of the two sets the rate; where they share cores, the time of
-each has grown by what the other took. Only time spent at work is counted: whatever comes in between, or cannot be
-prepared and so is never computed, makes no image dearer. Whoever is not admitted is told so at once, before any work,
-and when to come again. What is admitted is therefore answered in time; should a request still grow older than
-`deadline` before its turn, it is refused uncomputed.
+Which requests are admitted. At most `queue` images are in the server at a time, and no more than it can answer within
+half the deadline at the rate measured last; the other half is a reserve for images that take longer. Preparing and
+computing run side by side, so the slower of the two sets the rate. Only time spent working counts. A request that is
+not admitted is refused at once, before any work, with the time after which to retry. An admitted request that is still
+older than `deadline` when its turn comes is refused without being computed.
 
-All methods are for the thread of the event loop, but for those that say otherwise.
+Call all methods on the thread of the event loop, except where a comment names another thread.
 """
 
 from __future__ import annotations
@@ -33,98 +30,98 @@ Item = TypeVar("Item")
 Prepared = TypeVar("Prepared")
 Result = TypeVar("Result")
 
-MARGIN = 0.5
-"""Of the deadline, within which what is admitted is expected to be answered."""
-FORGETTING = 0.9
-"""How much of what was measured is still believed after another image."""
+ADMITTED_SHARE = 0.5
+"""Share of the deadline within which admitted requests are expected to be answered."""
+MEMORY_PER_IMAGE = 0.9
+"""Weight that earlier measurements keep after each further image."""
 LONGEST_RETRY = 60
-"""Seconds after which to come again, at most."""
+"""Largest Retry-After, in seconds."""
 
 
-class Limits(NamedTuple):
-    """Of one model."""
+class QueueLimits(NamedTuple):
+    """Limits of the queue in front of one model."""
 
     batch: int = 32
-    """Images computed at a time, at most."""
+    """Largest number of images computed at a time."""
     wait: float = 0.005
-    """Seconds that an idle model waits for requests that are on their way, at most."""
+    """Longest time in seconds that an idle model waits for images that are being prepared."""
     queue: int = 256
-    """Images inside at a time, at most: being decoded, waiting and being computed."""
+    """Largest number of images in the server: being prepared, waiting and being computed."""
     deadline: float = 10.0
-    """Seconds after which a request that has not been computed is refused."""
+    """Seconds after which a request that is not computed yet is refused."""
 
 
-class FullError(Exception):
-    """Too many are inside already. `retry_after`: whole seconds after which there is probably room."""
+class QueueFullError(Exception):
+    """The queue is full. `retry_after`: whole seconds after which there is probably room."""
 
     def __init__(self, retry_after: int) -> None:
-        super().__init__(f"too many requests are waiting: come again in {retry_after} s")
+        super().__init__(f"too many requests are waiting: try again in {retry_after} s")
         self.retry_after = retry_after
 
 
-class LateError(Exception):
-    """A request grew older than the deadline before its turn."""
+class DeadlinePassedError(Exception):
+    """A request was older than the deadline when its turn came."""
 
 
-class ClosingError(Exception):
-    """Nothing new is accepted any more."""
+class QueueClosedError(Exception):
+    """The queue admits no new requests."""
 
 
-class Answer(NamedTuple):
-    """What came of a request, and the seconds it took."""
+class QueueResult(NamedTuple):
+    """The result for one image, and the seconds that it took."""
 
     result: Any
     prepare: float
     queue: float
-    """Waiting for a thread to be prepared in, and for its batch."""
+    """Waiting for a thread to prepare it, and for its batch."""
     compute: float
 
 
-class Batch(NamedTuple):
-    """What is told of a batch when it is done."""
+class BatchTiming(NamedTuple):
+    """How long one finished batch took, in seconds."""
 
     waits: list[float]
-    """Seconds, of each of its images."""
+    """Waiting time of each image."""
     compute: float
 
 
-class _Entry:
-    """A request on its way through."""
+class _QueuedItem:
+    """One image on its way through the queue."""
 
-    __slots__ = ("admitted", "future", "gone", "item", "prepared", "ready", "seconds")
+    __slots__ = ("admitted_at", "future", "is_cancelled", "item", "prepare_seconds", "prepared", "ready_at")
 
-    def __init__(self, item: Any, future: asyncio.Future[Answer]) -> None:
+    def __init__(self, item: Any, future: asyncio.Future[QueueResult]) -> None:
         self.item = item
         self.future = future
         self.prepared: Any = None
-        self.gone = False
-        self.admitted = time.monotonic()
-        self.ready = 0.0
-        self.seconds = 0.0
+        self.is_cancelled = False
+        self.admitted_at = time.monotonic()
+        self.ready_at = 0.0
+        self.prepare_seconds = 0.0
 
 
-class _Pace:
-    """Seconds for an image, as those of the last few dozen tell; 0 if there was none."""
+class _AverageSeconds:
+    """Moving average of the seconds that an image takes; 0 before the first measurement."""
 
     def __init__(self) -> None:
-        self.seconds, self._known = 0.0, False
+        self.seconds, self._has_measurement = 0.0, False
 
-    def learn(self, seconds: float, count: int = 1) -> None:
-        """So long each of so many took."""
-        believed = FORGETTING**count if self._known else 0.0
-        self.seconds, self._known = believed * self.seconds + (1 - believed) * seconds, True
+    def update(self, seconds: float, count: int = 1) -> None:
+        """Take into account `count` images that took `seconds` each."""
+        weight = MEMORY_PER_IMAGE**count if self._has_measurement else 0.0
+        self.seconds, self._has_measurement = weight * self.seconds + (1 - weight) * seconds, True
 
 
 class Batcher(Generic[Item, Prepared, Result]):
-    """The queue before one model.
+    """The queue in front of one model.
 
     Args:
-        prepare: an item → what is computed, in a thread of `pool`; whatever it raises is that request's answer.
-        compute: a batch → as many results, in a thread of its own. A result that is an exception is that request's
-            answer; where it raises one itself, its images are computed one by one.
-        pool: of so many `threads`.
-        watch: told of every batch, on the event loop.
-        enter: called once in the computing thread, before anything else.
+        prepare: turns an item into the input of `compute`, in a thread of `pool`. If it raises, that request fails.
+        compute: turns a batch into one result for each image, in a thread of its own. A result that is an exception
+            fails that request; if `compute` itself raises, the images are computed one by one.
+        pool: an executor with `threads` threads.
+        on_batch: called on the event loop after every batch.
+        on_thread_start: called once in the computing thread, before the first batch.
     """
 
     def __init__(
@@ -132,144 +129,154 @@ class Batcher(Generic[Item, Prepared, Result]):
         prepare: Callable[[Item], Prepared],
         compute: Callable[[list[Prepared]], Sequence[Result]],
         pool: Executor,
-        limits: Limits | None = None,
-        watch: Callable[[Batch], None] | None = None,
-        enter: Callable[[], None] | None = None,
+        limits: QueueLimits | None = None,
+        on_batch: Callable[[BatchTiming], None] | None = None,
+        on_thread_start: Callable[[], None] | None = None,
         threads: int = 1,
     ) -> None:
-        self.limits = limits or Limits()
-        self.inside = 0
-        """Admitted and not answered."""
+        self.limits = limits or QueueLimits()
+        self.in_flight = 0
+        """Number of images admitted and not answered yet."""
         self._prepare, self._compute, self._pool = prepare, compute, pool
-        self._watch, self._enter = watch, enter
+        self._on_batch, self._on_thread_start = on_batch, on_thread_start
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
+        self._thread = threading.Thread(target=self._compute_batches, name="compute", daemon=True)
         self._changed = threading.Condition()
-        self._waiting: deque[_Entry] = deque()
-        self._coming = 0
-        self._closing = self._ended = False
+        self._waiting: deque[_QueuedItem] = deque()
+        self._being_prepared = 0
+        self._is_closed = self._has_ended = False
         self._empty = asyncio.Event()
         self._empty.set()
         self._threads = threads
-        self._preparing, self._computing = _Pace(), _Pace()
+        self._prepare_time, self._compute_time = _AverageSeconds(), _AverageSeconds()
 
     def start(self) -> None:
-        """Begin to compute, for the event loop that runs."""
+        """Start the computing thread, for the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     @property
-    def alive(self) -> bool:
-        """Whether anything is computed."""
+    def is_alive(self) -> bool:
+        """Whether the computing thread runs."""
         return self._thread.is_alive()
 
-    def refuse(self) -> None:
-        """Accept nothing more."""
-        self._closing = True
+    def stop_admitting(self) -> None:
+        """Refuse all further requests."""
+        self._is_closed = True
 
     async def close(self) -> None:
-        """Accept nothing more, answer what was accepted, and end the thread."""
-        self.refuse()
+        """Refuse further requests, answer the admitted ones, and end the computing thread."""
+        self.stop_admitting()
         await self._empty.wait()
         with self._changed:
-            self._ended = True
+            self._has_ended = True
             self._changed.notify()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
 
-    def submit(self, items: Sequence[Item]) -> list[asyncio.Future[Answer]]:
-        """Admit all or none. A future that is cancelled is not computed, if its turn has not come."""
+    def submit(self, items: Sequence[Item]) -> list[asyncio.Future[QueueResult]]:
+        """Admit all items or none.
+
+        Returns:
+            A future for each item. An item whose future is cancelled before its turn is not computed.
+
+        Raises:
+            QueueFullError: if there is no room for all of them.
+            QueueClosedError: if the queue is closed.
+        """
         assert self._loop is not None
-        if self._closing:
-            raise ClosingError
+        if self._is_closed:
+            raise QueueClosedError
         self._check_room(len(items))
-        self.inside += len(items)
+        self.in_flight += len(items)
         self._empty.clear()
-        entries = [_Entry(item, self._loop.create_future()) for item in items]
+        entries = [_QueuedItem(item, self._loop.create_future()) for item in items]
         with self._changed:
-            self._coming += len(entries)
+            self._being_prepared += len(entries)
         for entry in entries:
-            entry.future.add_done_callback(functools.partial(self._left, entry))
-            self._pool.submit(self._make_ready, entry)
+            entry.future.add_done_callback(functools.partial(self._release, entry))
+            self._pool.submit(self._prepare_item, entry)
         return [entry.future for entry in entries]
 
-    def expect(self, seconds: float) -> None:
-        """So long an image is computed, as far as is known before any was answered."""
-        self._computing.learn(seconds)
+    def expect_compute_seconds(self, seconds: float) -> None:
+        """Set the expected seconds to compute an image before any was measured."""
+        self._compute_time.update(seconds)
 
     @property
-    def per_image(self) -> float:
-        """Seconds from one answer to the next while there is enough to do, as measured; 0 if nothing was."""
-        return max(self._computing.seconds, self._preparing.seconds / self._threads)
+    def seconds_per_image(self) -> float:
+        """Measured seconds from one answer to the next under load; 0 before the first measurement."""
+        return max(self._compute_time.seconds, self._prepare_time.seconds / self._threads)
 
     def _check_room(self, count: int) -> None:
-        if not self.inside and count <= self.limits.queue:
-            return  # an empty house takes whoever comes first, however slow the model
-        expected = (self.inside + count) * self.per_image
-        if self.inside + count > self.limits.queue or expected > MARGIN * self.limits.deadline:
-            raise FullError(min(max(math.ceil(self.inside * self.per_image), 1), LONGEST_RETRY))
+        if not self.in_flight and count <= self.limits.queue:
+            return  # an empty queue admits the first request, however slow the model
+        expected = (self.in_flight + count) * self.seconds_per_image
+        if self.in_flight + count > self.limits.queue or expected > ADMITTED_SHARE * self.limits.deadline:
+            raise QueueFullError(min(max(math.ceil(self.in_flight * self.seconds_per_image), 1), LONGEST_RETRY))
 
-    def _left(self, entry: _Entry, future: asyncio.Future[Answer]) -> None:
-        self.inside -= 1
-        if not self.inside:
+    def _release(self, entry: _QueuedItem, future: asyncio.Future[QueueResult]) -> None:
+        self.in_flight -= 1
+        if not self.in_flight:
             self._empty.set()
         if future.cancelled():
             with self._changed:
-                entry.gone, entry.item = True, None  # the bytes are let go at once, wherever the entry still stands
+                entry.is_cancelled, entry.item = True, None  # frees the bytes at once
                 if entry in self._waiting:
                     self._waiting.remove(entry)
 
-    def _make_ready(self, entry: _Entry) -> None:
-        """In a thread of the pool."""
+    # In a thread of the pool
+
+    def _prepare_item(self, entry: _QueuedItem) -> None:
         item, failure = entry.item, None
         started = time.monotonic()
-        if not entry.gone:
+        if not entry.is_cancelled:
             try:
                 entry.prepared = self._prepare(item)
             except Exception as error:
                 failure = error
-        entry.ready = time.monotonic()
-        entry.seconds = entry.ready - started
+        entry.ready_at = time.monotonic()
+        entry.prepare_seconds = entry.ready_at - started
         entry.item = None
         with self._changed:
-            self._coming -= 1
-            if failure is None and not entry.gone:
+            self._being_prepared -= 1
+            if failure is None and not entry.is_cancelled:
                 self._waiting.append(entry)
             self._changed.notify()
         if failure is not None:
-            self._on_loop(self._spoilt, entry, failure)
+            self._call_on_loop(self._fail_preparation, entry, failure)
 
     # In the computing thread
 
-    def _run(self) -> None:
-        if self._enter is not None:
-            self._enter()
-        while (taken := self._take()) is not None:
-            self._work(taken)
+    def _compute_batches(self) -> None:
+        if self._on_thread_start is not None:
+            self._on_thread_start()
+        while (batch := self._next_batch()) is not None:
+            self._compute_batch(batch)
 
-    def _take(self) -> list[_Entry] | None:
-        """Wait for a batch; None at the end."""
+    def _next_batch(self) -> list[_QueuedItem] | None:
+        """Wait for a batch and return it; None when the queue has ended."""
         with self._changed:
             while True:
                 if self._waiting:
-                    left = self._waiting[0].ready + self.limits.wait - time.monotonic()
-                    if len(self._waiting) >= self.limits.batch or not self._coming or left <= 0:
+                    seconds_left = self._waiting[0].ready_at + self.limits.wait - time.monotonic()
+                    if len(self._waiting) >= self.limits.batch or not self._being_prepared or seconds_left <= 0:
                         count = min(len(self._waiting), self.limits.batch)
                         return [self._waiting.popleft() for _ in range(count)]
-                    self._changed.wait(left)
-                elif self._ended:
+                    self._changed.wait(seconds_left)
+                elif self._has_ended:
                     return None
                 else:
                     self._changed.wait()
 
-    def _work(self, taken: list[_Entry]) -> None:
+    def _compute_batch(self, batch: list[_QueuedItem]) -> None:
         started = time.monotonic()
-        late = [entry for entry in taken if started - entry.admitted > self.limits.deadline]
-        entries = [entry for entry in taken if entry not in late and not entry.gone]
-        outcomes = self._outcomes([entry.prepared for entry in entries]) if entries else []
-        self._on_loop(self._deliver, entries, outcomes, late, started, time.monotonic())
+        late = [entry for entry in batch if started - entry.admitted_at > self.limits.deadline]
+        entries = [entry for entry in batch if entry not in late and not entry.is_cancelled]
+        results = self._compute_or_split([entry.prepared for entry in entries]) if entries else []
+        self._call_on_loop(self._deliver, entries, results, late, started, time.monotonic())
 
-    def _outcomes(self, prepared: list[Prepared]) -> Sequence[Result | Exception]:
+    def _compute_or_split(self, prepared: list[Prepared]) -> Sequence[Result | Exception]:
+        """Compute a batch; if that fails, compute its images one by one."""
         try:
             results = self._compute(prepared)
             assert len(results) == len(prepared)
@@ -277,9 +284,9 @@ class Batcher(Generic[Item, Prepared, Result]):
         except Exception as error:
             if len(prepared) == 1:
                 return [error]
-            return [outcome for one in prepared for outcome in self._outcomes([one])]
+            return [result for one in prepared for result in self._compute_or_split([one])]
 
-    def _on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
+    def _call_on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
         assert self._loop is not None
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments)
@@ -287,28 +294,28 @@ class Batcher(Generic[Item, Prepared, Result]):
     # On the event loop again
 
     def _deliver(
-        self, entries: list[_Entry], outcomes: Sequence[Any], late: list[_Entry], started: float, ended: float
+        self, entries: list[_QueuedItem], results: Sequence[Any], late: list[_QueuedItem], started: float, ended: float
     ) -> None:
         for entry in late:
-            self._fail(entry, LateError())
-        for entry, outcome in zip(entries, outcomes, strict=True):
-            if isinstance(outcome, Exception):
-                self._fail(entry, outcome)
+            self._fail(entry, DeadlinePassedError())
+        for entry, result in zip(entries, results, strict=True):
+            if isinstance(result, Exception):
+                self._fail(entry, result)
             elif not entry.future.done():
-                waited = started - entry.admitted - entry.seconds
-                entry.future.set_result(Answer(outcome, entry.seconds, waited, ended - started))
+                waited = started - entry.admitted_at - entry.prepare_seconds
+                entry.future.set_result(QueueResult(result, entry.prepare_seconds, waited, ended - started))
         if entries:
             for entry in entries:
-                self._preparing.learn(entry.seconds)
-            self._computing.learn((ended - started) / len(entries), len(entries))
-            if self._watch is not None:
-                waits = [started - entry.admitted - entry.seconds for entry in entries]
-                self._watch(Batch(waits, ended - started))
+                self._prepare_time.update(entry.prepare_seconds)
+            self._compute_time.update((ended - started) / len(entries), len(entries))
+            if self._on_batch is not None:
+                waits = [started - entry.admitted_at - entry.prepare_seconds for entry in entries]
+                self._on_batch(BatchTiming(waits, ended - started))
 
-    def _spoilt(self, entry: _Entry, failure: Exception) -> None:
-        self._preparing.learn(entry.seconds)
+    def _fail_preparation(self, entry: _QueuedItem, failure: Exception) -> None:
+        self._prepare_time.update(entry.prepare_seconds)
         self._fail(entry, failure)
 
-    def _fail(self, entry: _Entry, failure: Exception) -> None:
+    def _fail(self, entry: _QueuedItem, failure: Exception) -> None:
         if not entry.future.done():
             entry.future.set_exception(failure)

@@ -1,4 +1,4 @@
-"""What a client is told when a request cannot be answered: a status, a code for programs, a sentence for people."""
+"""Errors that become HTTP answers: a status, a code for programs and a message for people."""
 
 from __future__ import annotations
 
@@ -19,10 +19,19 @@ CODES = {
     500: "failed",
     503: "unavailable",
 }
+CLOSE = (b"connection", b"close")
+"""The header that ends a connection whose body was not read to its end."""
 
 
-class Refusal(Exception):
-    """An answer other than the one that was asked for."""
+class HttpError(Exception):
+    """An answer other than 200.
+
+    Args:
+        status: the HTTP status.
+        message: a sentence for the person.
+        code: a word for programs; by default the one in `CODES`.
+        headers: headers to send besides the usual ones.
+    """
 
     def __init__(
         self, status: int, message: str, code: str | None = None, headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -34,17 +43,16 @@ class Refusal(Exception):
         self.headers = headers
 
     def body(self) -> bytes:
-        """The JSON that is sent."""
+        """Return the JSON body of the answer."""
         return json.dumps({"error": {"code": self.code, "message": self.message}}, ensure_ascii=False).encode()
 
 
-def busy(retry_after: int, what: str = "too many requests are waiting") -> Refusal:
-    """429: come again."""
-    after = (b"retry-after", str(retry_after).encode())
-    return Refusal(429, f"{what}: try again in {retry_after} s", headers=(after,))
+def busy_error(retry_after: int, reason: str = "too many requests are waiting") -> HttpError:
+    """Return a 429 that asks the client to retry after so many seconds."""
+    header = (b"retry-after", str(retry_after).encode())
+    return HttpError(429, f"{reason}: try again in {retry_after} s", headers=(header,))
 
 
-def closing() -> Refusal:
-    """503: another server of its kind may answer."""
-    headers = ((b"retry-after", b"1"), (b"connection", b"close"))
-    return Refusal(503, "this server is shutting down: try again", "shutting_down", headers)
+def closing_error() -> HttpError:
+    """Return the 503 of a server that is shutting down."""
+    return HttpError(503, "this server is shutting down: try again", "shutting_down", ((b"retry-after", b"1"), CLOSE))

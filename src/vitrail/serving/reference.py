@@ -1,13 +1,12 @@
-"""OpenAPI's description of the app, and a page of it for people: no script, no outside request."""
+"""The OpenAPI document of the server, and the same as a page for people, without scripts or outside requests."""
 
 from __future__ import annotations
 
 from html import escape
 from typing import Any
 
-from pydantic import BaseModel
-
-from vitrail.serving.settings import Settings
+from vitrail import __version__
+from vitrail.serving.settings import ServerSettings
 
 ERRORS = {
     400: "No image, or a damaged one.",
@@ -20,30 +19,6 @@ ERRORS = {
     429: "Too busy; Retry-After says when to come again.",
     503: "Starting, shutting down, or the deadline has passed.",
 }
-
-
-class Model(BaseModel):
-    """One that is served."""
-
-    name: str
-    image_size: tuple[int, int]
-    classes: int
-    layers: int | None
-    attention: bool
-    embedding: int | None
-
-
-class Models(BaseModel):
-    """All that are served."""
-
-    default: str
-    models: list[Model]
-
-
-class Health(BaseModel):
-    """A word on the server."""
-
-    state: str
 
 
 NUMBER, TEXT = {"type": "number"}, {"type": "string"}
@@ -65,11 +40,35 @@ ERROR = {
     "properties": {"error": {"type": "object", "properties": {"code": TEXT, "message": TEXT}}},
     "required": ["error"],
 }
+BEARER = {"type": "http", "scheme": "bearer"}
 MODEL_OPTION = {"name": "model", "in": "query", "schema": TEXT, "description": "Its name; the first if not given."}
 
 
-def described(generated: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """What FastAPI has generated, with the three questions, which it does not see."""
+INTEGER, NULLABLE = {"type": "integer"}, {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+COMPONENTS = {
+    "Health": {"type": "object", "properties": {"state": TEXT}, "required": ["state"]},
+    "Model": {
+        "type": "object",
+        "properties": {
+            "name": TEXT,
+            "image_size": {"type": "array", "prefixItems": [INTEGER, INTEGER], "minItems": 2, "maxItems": 2},
+            "classes": INTEGER,
+            "layers": NULLABLE,
+            "attention": {"type": "boolean"},
+            "embedding": NULLABLE,
+        },
+        "required": ["name", "image_size", "classes", "layers", "attention", "embedding"],
+    },
+    "Models": {
+        "type": "object",
+        "properties": {"default": TEXT, "models": {"type": "array", "items": {"$ref": "#/components/schemas/Model"}}},
+        "required": ["default", "models"],
+    },
+}
+
+
+def describe_api(settings: ServerSettings) -> dict[str, Any]:
+    """Return the OpenAPI document of the server."""
     top = {"name": "top", "in": "query", "schema": {"type": "integer", "minimum": 1, "default": 5}}
     layer = {
         "name": "layer",
@@ -77,34 +76,51 @@ def described(generated: dict[str, Any], settings: Settings) -> dict[str, Any]:
         "schema": {"type": "integer", "minimum": 1},
         "description": "An attention layer; the last if not given.",
     }
-    paths = {
-        "/v1/classify": _question(
-            "Ranked labels of an image, or of several", [MODEL_OPTION, top], _one("labels", LABELS), True
-        ),
-        "/v1/embed": _question(
-            "The representation of an image, or of several", [MODEL_OPTION], _one("embedding", EMBEDDING), True
-        ),
-        "/v1/attention": _question(
-            "Attention rollout as a grey PNG, a pixel for each patch", [MODEL_OPTION, layer], _picture(), False
-        ),
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "vitrail", "version": __version__},
+        "paths": {
+            "/v1/classify": _describe_post(
+                "Ranked labels of an image, or of several", [MODEL_OPTION, top], _describe_json("labels", LABELS), True
+            ),
+            "/v1/embed": _describe_post(
+                "The representation of an image, or of several",
+                [MODEL_OPTION],
+                _describe_json("embedding", EMBEDDING),
+                True,
+            ),
+            "/v1/attention": _describe_post(
+                "Attention rollout as a grey PNG, a pixel for each patch", [MODEL_OPTION, layer], _describe_png(), False
+            ),
+            "/v1/models": _describe_get("The models that are served", "models", "models_v1_models_get", "Models"),
+            "/healthz": _describe_get("Whether the process lives", "state", "healthz_healthz_get", "Health"),
+            "/readyz": _describe_get("Whether requests are welcome", "state", "readyz_readyz_get", "Health"),
+            "/metrics": _describe_get("Counters and timings in Prometheus' format", "state", "metrics_metrics_get"),
+        },
+        "components": {"schemas": COMPONENTS},
     }
-    found = {**generated, "paths": {**paths, **generated["paths"]}}
     if settings.token is not None:
-        schemes = {"token": {"type": "http", "scheme": "bearer"}}
-        found["components"] = {**generated.get("components", {}), "securitySchemes": schemes}
-        found["security"] = [{"token": []}]
-    return found
+        document["components"] = {**document["components"], "securitySchemes": {"token": BEARER}}
+        document["security"] = [{"token": []}]
+    return document
 
 
-def _question(summary: str, options: list[Any], answer: dict[str, Any], several: bool) -> dict[str, Any]:
+def _describe_get(summary: str, tag: str, operation_id: str, schema: str | None = None) -> dict[str, Any]:
+    answer: dict[str, Any] = {"description": "Successful Response"}
+    if schema is not None:
+        answer["content"] = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+    return {"get": {"tags": [tag], "summary": summary, "operationId": operation_id, "responses": {"200": answer}}}
+
+
+def _describe_post(summary: str, options: list[Any], answer: dict[str, Any], takes_several: bool) -> dict[str, Any]:
     binary: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
     content = {"image/*": binary, "application/octet-stream": binary}
-    if several:
+    if takes_several:
         files = {"type": "array", "items": binary["schema"]}
         content["multipart/form-data"] = {"schema": {"type": "object", "properties": {"files": files}}}
-    refusals = {
-        str(status): {"description": said, "content": {"application/json": {"schema": ERROR}}}
-        for status, said in ERRORS.items()
+    errors = {
+        str(status): {"description": description, "content": {"application/json": {"schema": ERROR}}}
+        for status, description in ERRORS.items()
     }
     return {
         "post": {
@@ -113,13 +129,13 @@ def _question(summary: str, options: list[Any], answer: dict[str, Any], several:
             "operationId": summary.split(",")[0].lower().replace(" ", "_"),
             "parameters": options,
             "requestBody": {"required": True, "content": content},
-            "responses": {"200": answer, **refusals},
+            "responses": {"200": answer, **errors},
         }
     }
 
 
-def _one(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Of one image, or of several."""
+def _describe_json(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """Describe the answer for one image, and the answer for several."""
     single = {
         "type": "object",
         "properties": {"model": TEXT, name: schema, "timing": TIMING},
@@ -134,7 +150,7 @@ def _one(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"description": "Found.", "content": {"application/json": {"schema": {"oneOf": [single, several]}}}}
 
 
-def _picture() -> dict[str, Any]:
+def _describe_png() -> dict[str, Any]:
     headers = {
         "X-Vitrail-Box": "left,top,width,height in fractions of the upright image: the part that the model saw",
         "X-Vitrail-Layer": "the layer",
@@ -142,13 +158,13 @@ def _picture() -> dict[str, Any]:
     }
     return {
         "description": "Found.",
-        "headers": {name: {"schema": TEXT, "description": said} for name, said in headers.items()},
+        "headers": {name: {"schema": TEXT, "description": text} for name, text in headers.items()},
         "content": {"image/png": {"schema": {"type": "string", "format": "binary"}}},
     }
 
 
-def page_of(openapi: dict[str, Any]) -> str:
-    """The description as a page."""
+def render_reference(openapi: dict[str, Any]) -> str:
+    """Return the OpenAPI document as an HTML page."""
     parts = []
     for path, methods in openapi["paths"].items():
         for method, operation in methods.items():
@@ -159,10 +175,12 @@ def page_of(openapi: dict[str, Any]) -> str:
                 (option["name"], option.get("description") or f"default {option['schema'].get('default', 'none')}")
                 for option in operation.get("parameters", [])
             ]
-            parts.append(_table("parameter", rows))
-            parts.append(_table("body", [(kind, "") for kind in operation.get("requestBody", {}).get("content", {})]))
+            parts.append(_render_table("parameter", rows))
+            parts.append(
+                _render_table("body", [(kind, "") for kind in operation.get("requestBody", {}).get("content", {})])
+            )
             answers = operation.get("responses", {}).items()
-            parts.append(_table("status", [(status, answer["description"]) for status, answer in answers]))
+            parts.append(_render_table("status", [(status, answer["description"]) for status, answer in answers]))
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>vitrail: reference</title>'
         '<meta name="viewport" content="width=device-width"><link rel="icon" href="data:,">'
@@ -173,7 +191,7 @@ def page_of(openapi: dict[str, Any]) -> str:
     )
 
 
-def _table(heading: str, rows: list[tuple[str, str]]) -> str:
+def _render_table(heading: str, rows: list[tuple[str, str]]) -> str:
     cells = "".join(
         f"<tr><td><code>{escape(first)}</code></td><td>{escape(second)}</td></tr>" for first, second in rows
     )

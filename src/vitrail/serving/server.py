@@ -1,7 +1,6 @@
-"""The process that listens: granian around the app, warm-up, and an end that loses nothing.
+"""Run the app in granian: listen, warm up, and shut down without losing a request.
 
-granian closes connections whose headers come too slowly or are too long, and speaks HTTP/1.1 only: that is what a
-balancer speaks to what is behind it.
+granian closes connections whose headers are too slow or too long. It speaks only HTTP/1.1 here, as load balancers do.
 """
 
 from __future__ import annotations
@@ -17,37 +16,45 @@ from granian.http import HTTP1Settings
 from granian.server.embed import Server
 
 from vitrail.errors import ConfigError
-from vitrail.serving.app import Service, build_app
-from vitrail.serving.models import Served
-from vitrail.serving.settings import Settings
+from vitrail.serving.app import build_app
+from vitrail.serving.served_model import ServedModel
+from vitrail.serving.service import Service
+from vitrail.serving.settings import ServerSettings
 
 MOST_HEADER_BYTES = 65_536
 CONNECTIONS = 4096
-"""At a time; the slow ones among them must not keep others out."""
-LAST_BYTES = 0.1
-"""Seconds for the last answers to leave."""
-TELL_BALANCER = 1.0
-"""Seconds during which a server that is about to end still answers that it is not ready."""
+"""Largest number of open connections: enough that slow clients do not keep others out."""
+FLUSH_SECONDS = 0.1
+"""Seconds in which the last answers leave."""
+NOT_READY_SECONDS = 1.0
+"""Seconds in which a stopping server still answers that it is not ready, so that a load balancer notices."""
 
 
-def serve(models: Mapping[str, Served], settings: Settings, ready: Callable[[], None] | None = None) -> None:
-    """Answer until SIGTERM or SIGINT; then finish what was accepted, and return. `ready` is called once it is."""
-    check_free(settings.host, settings.port)
-    asyncio.run(_serve(models, settings, ready))
+def run_server(
+    models: Mapping[str, ServedModel], settings: ServerSettings, on_ready: Callable[[], None] | None = None
+) -> None:
+    """Serve until SIGTERM or SIGINT, then finish the accepted requests and return.
+
+    `on_ready` is called once, when the models are warm and requests are accepted.
+    """
+    check_port(settings.host, settings.port)
+    asyncio.run(_run_server(models, settings, on_ready))
 
 
-async def _serve(models: Mapping[str, Served], settings: Settings, ready: Callable[[], None] | None) -> None:
+async def _run_server(
+    models: Mapping[str, ServedModel], settings: ServerSettings, on_ready: Callable[[], None] | None
+) -> None:
     stop = asyncio.Event()
-    by_hand = False
+    is_interrupted = False
     loop = asyncio.get_running_loop()
 
-    def interrupted() -> None:
-        nonlocal by_hand
-        by_hand = True
+    def interrupt() -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
         stop.set()
 
     loop.add_signal_handler(signal.SIGTERM, stop.set)
-    loop.add_signal_handler(signal.SIGINT, interrupted)
+    loop.add_signal_handler(signal.SIGINT, interrupt)
     logging.getLogger("_granian").setLevel(logging.WARNING)
     service = Service(models, settings)
     server = Server(
@@ -69,26 +76,25 @@ async def _serve(models: Mapping[str, Served], settings: Settings, ready: Callab
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({listening, starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if starting.done() and not listening.done():
-        starting.result()  # a model that cannot be warmed is an error here
-        if ready is not None:
-            ready()
+        starting.result()  # raises if a model could not be warmed up
+        if on_ready is not None:
+            on_ready()
         await asyncio.wait({listening, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if not listening.done():
         await starting
         await service.close()
-        await asyncio.sleep(LAST_BYTES if by_hand else TELL_BALANCER)  # who is at the keyboard has no balancer to tell
+        await asyncio.sleep(FLUSH_SECONDS if is_interrupted else NOT_READY_SECONDS)  # after Ctrl-C nobody asks
         server.stop()
     await listening
 
 
-def check_free(host: str, port: int) -> None:
-    """A sentence is better than what the server says where a port is taken."""
+def check_port(host: str, port: int) -> None:
+    """Raise a ConfigError if the address cannot be listened on; granian's own message says less."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        raise ConfigError(
-            f"{host}:{port} cannot be listened on ({error.strerror}): give another --host or --port"
-        ) from None
+        message = f"{host}:{port} cannot be listened on ({error.strerror}): give another --host or --port"
+        raise ConfigError(message) from None

@@ -1,4 +1,4 @@
-"""All that can be set about a server."""
+"""The settings of a server."""
 
 from __future__ import annotations
 
@@ -6,70 +6,74 @@ import os
 from dataclasses import dataclass, field
 
 from vitrail.errors import ConfigError
-from vitrail.serving.batching import Limits
+from vitrail.serving.batching import QueueLimits
 
 LONGEST = 3600.0
-"""Seconds that anything here may last."""
+"""Largest value of any time limit, in seconds."""
 
 
-def cores() -> int:
-    """That this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)  # not on every system
+def count_cores() -> int:
+    """Return the number of cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # missing on some systems
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
-class Settings:
-    """With its bounds checked."""
+class ServerSettings:
+    """Settings of one server, checked on creation.
+
+    Raises:
+        ConfigError: if a value is out of range.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
-    limits: Limits = field(default_factory=Limits)
-    """Of each model."""
+    limits: QueueLimits = field(default_factory=QueueLimits)
+    """Limits of each model's queue."""
     token: str | None = None
-    """What clients must show, if anything."""
-    threads: int = field(default_factory=cores)
-    """For each product of a model."""
+    """Bearer token that clients must send; None if they need none."""
+    threads: int = field(default_factory=count_cores)
+    """Threads for each matrix product."""
     most_bytes: int = 20_000_000
-    """Of a request's body."""
+    """Largest request body, in bytes."""
     most_held: int = 1_000_000_000
-    """Bytes of all bodies that are held at a time."""
+    """Largest sum of the bodies held at a time, in bytes."""
     most_images: int = 64
-    """In one multipart request."""
+    """Largest number of images in one multipart request."""
     body_seconds: float = 30.0
-    """In which a body must have arrived."""
+    """Time within which a body must arrive."""
     header_seconds: float = 10.0
-    """In which headers must have arrived."""
+    """Time within which the headers must arrive."""
     least_drain: float = 25.0
-    """A server that was told to stop does so after so long or the deadline, whatever is unfinished."""
+    """Seconds that a stopping server waits for unfinished requests; longer if the deadline is longer."""
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:
             raise ConfigError(f"--port {self.port}: give a number from 1 to 65535")
         batch, wait, queue, deadline = self.limits
         if batch < 1 or queue < batch:
-            raise ConfigError(f"--batch {batch}, --queue {queue}: give 1 or more, and a queue that holds a batch")
+            raise ConfigError(f"--batch {batch}, --queue {queue}: give 1 or more, and no batch above the queue")
         if not (0 <= wait <= LONGEST and 0 < deadline <= LONGEST):
             raise ConfigError(
-                f"--wait {wait * 1000:g}, --deadline {deadline:g}: give 0 ms or more, and above 0 s; "
-                f"neither more than {LONGEST:g} s"
+                f"--wait {wait * 1000:g}, --deadline {deadline:g}: give a wait of 0 ms or more and a deadline "
+                f"above 0 s, neither longer than {LONGEST:g} s"
             )
         if self.threads < 1:
             raise ConfigError(f"--threads {self.threads}: give 1 or more")
         if self.token is not None and (not self.token or not self.token.isascii() or not self.token.isprintable()):
-            raise ConfigError("the token is empty, or has characters that no header can carry: give plain letters")
+            raise ConfigError("the token is empty or has characters that a header cannot carry: use printable ASCII")
 
     @property
     def decoders(self) -> int:
-        """Threads that decode: half as many as compute, for each takes memory too."""
+        """Number of threads that decode: half as many as compute, because each takes memory."""
         return max(1, min(self.threads // 2, 8))
 
     @property
     def drain_seconds(self) -> float:
-        """After which a server that was told to stop does so, whatever is unfinished."""
+        """Seconds after which a stopping server ends, even if requests are unfinished."""
         return max(self.least_drain, self.limits.deadline)
 
     @property
     def images_at_once(self) -> int:
-        """In one request: no more than the queue ever holds."""
+        """Largest number of images in one request: never more than the queue holds."""
         return min(self.most_images, self.limits.queue)

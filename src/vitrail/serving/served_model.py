@@ -1,0 +1,118 @@
+"""A model behind the server: decode uploads, compute a batch of requests, warm up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.errors import WeightsError
+from vitrail.inference.predictor import rank_labels
+from vitrail.serving.backends import Array, Backend, blank_images
+from vitrail.serving.http_errors import HttpError
+from vitrail.serving.image_decoding import Box, decode_upload
+
+Operation = Literal["classify", "embed", "attention"]
+
+
+class ImageRequest(NamedTuple):
+    """An uploaded image file, and what to compute for it."""
+
+    operation: Operation
+    content: bytes
+    top: int = 5
+
+
+class DecodedRequest(NamedTuple):
+    """The same request with the image decoded."""
+
+    operation: Operation
+    pixels: Tensor
+    top: int
+    box: Box
+
+
+class RolloutMaps(NamedTuple):
+    """Attention rollout of one image up to each layer."""
+
+    maps: Array
+    """(L, rows, columns)"""
+    box: Box
+
+
+@dataclass
+class ServedModel:
+    """A backend with the name that requests give."""
+
+    name: str
+    backend: Backend
+    facts: dict[str, Any] = field(init=False)
+    """The entry in `/v1/models`."""
+
+    def __post_init__(self) -> None:
+        self.facts = {
+            "name": self.name,
+            "image_size": list(self.backend.preprocessing.image_size),
+            "classes": len(self.backend.labels),
+            "layers": self.backend.layers,
+            "attention": self.backend.layers is not None,
+            "embedding": self.backend.embedding,
+        }
+
+    def decode(self, request: ImageRequest) -> DecodedRequest:
+        """Decode and resize the image; raise an HttpError if it cannot be read."""
+        pixels, box = decode_upload(request.content, self.backend.preprocessing)
+        return DecodedRequest(request.operation, pixels, request.top, box)
+
+    def compute(self, batch: Sequence[DecodedRequest]) -> list[Any]:
+        """Return one result for each request.
+
+        A result is [(label, probability), …] for "classify", [float, …] for "embed" and a RolloutMaps for "attention";
+        an HttpError if the numbers are not finite.
+        """
+        results: list[Any] = [None] * len(batch)
+        operations = {"classify": self._classify, "embed": self._embed, "attention": self._roll_out_attention}
+        for operation, compute in operations.items():
+            places = [place for place, request in enumerate(batch) if request.operation == operation]
+            if places:
+                requests = [batch[place] for place in places]
+                computed = compute(requests, torch.stack([request.pixels for request in requests]))
+                for place, result in zip(places, computed, strict=True):
+                    results[place] = result
+        return results
+
+    def warm_up(self, batch: int) -> float:
+        """Compute a batch of one and a batch of `batch` images; return the seconds per image of the latter."""
+        for count in (1, batch):
+            pixels = blank_images(self.backend.preprocessing, count)
+            started = time.monotonic()
+            compute = self.backend.probabilities if self.backend.labels else self.backend.representations
+            if not np.isfinite(compute(pixels)).all():
+                raise WeightsError(f"{self.name} computes values that are not finite: its weights are damaged")
+        return (time.monotonic() - started) / batch
+
+    def _classify(self, requests: Sequence[DecodedRequest], pixels: Tensor) -> list[Any]:
+        rows, labels = self.backend.probabilities(pixels), self.backend.labels
+        return [
+            _find_error(row) or rank_labels(row, labels, request.top)
+            for request, row in zip(requests, rows, strict=True)
+        ]
+
+    def _embed(self, requests: Sequence[DecodedRequest], pixels: Tensor) -> list[Any]:
+        return [_find_error(row) or row.tolist() for row in self.backend.representations(pixels)]
+
+    def _roll_out_attention(self, requests: Sequence[DecodedRequest], pixels: Tensor) -> list[Any]:
+        maps = self.backend.rollout(pixels)
+        return [_find_error(one) or RolloutMaps(one, request.box) for one, request in zip(maps, requests, strict=True)]
+
+
+def _find_error(row: Array) -> HttpError | None:
+    if np.isfinite(row).all():
+        return None
+    message = "the model computes values for this image that are not finite: its weights may be damaged"
+    return HttpError(422, message, "no_number")
