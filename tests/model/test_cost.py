@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 import vitrail
-from vitrail.model.cost import cost, tokens
-from vitrail.model.create import build
-from vitrail.model.variants import LISTED, architecture
+from vitrail.model.cost import compute_cost, count_tokens
+from vitrail.model.create import build_empty_model
+from vitrail.model.variants import LISTED_NAMES, make_architecture
 
 PARAMETERS = {
     "Ti/16": 5_717_416,
@@ -51,11 +51,11 @@ def counted(model: torch.nn.Module) -> int:
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("name", LISTED)
+@pytest.mark.parametrize("name", LISTED_NAMES)
 def test_cost_of_every_listed_model(name):
-    arch = architecture(name)
-    model = build(arch)
-    assert cost(arch) == (parameters(model), counted(model))
+    arch = make_architecture(name)
+    model = build_empty_model(arch)
+    assert compute_cost(arch) == (parameters(model), counted(model))
 
 
 @st.composite
@@ -94,13 +94,13 @@ def vit_options(draw):
 @settings(max_examples=50, deadline=None)
 def test_cost_and_shapes_of_any_combination(options):
     try:
-        arch = architecture("S/8", **options)
+        arch = make_architecture("S/8", **options)
     except vitrail.ConfigError:
         assume(False)
-    model = build(arch)
-    assert cost(arch) == (parameters(model), counted(model))
+    model = build_empty_model(arch)
+    assert compute_cost(arch) == (parameters(model), counted(model))
     batch = torch.empty(2, model.in_channels, *model.image_size, device="meta")
-    assert model.forward_features(batch).shape == (2, tokens(arch), arch.width)
+    assert model.forward_features(batch).shape == (2, count_tokens(arch), arch.width)
     assert model.embed(batch).shape == (2, arch.representation_width)
     assert model(batch).shape == (2, arch.num_classes or arch.representation_size or arch.representation_width)
 
@@ -110,9 +110,9 @@ def test_cost_and_shapes_of_any_combination(options):
     [("R26+S/32", {"patch_size": 2, "image_size": (64, 128)}), ("BiT-R50x1", {"image_size": (33, 47)})],
 )
 def test_cost_of_unusual_sizes(name, options):
-    arch = architecture(name, **options)
-    model = build(arch)
-    assert cost(arch) == (parameters(model), counted(model))
+    arch = make_architecture(name, **options)
+    model = build_empty_model(arch)
+    assert compute_cost(arch) == (parameters(model), counted(model))
 
 
 # Table 6 of the paper: pre-training on JFT-300M; epochs and exaFLOPs.
@@ -139,5 +139,5 @@ TABLE_6 = {
 def test_table_6_follows_from_the_count(name, epochs, exaflops):
     """303M images, backward twice the forward pass. Within 5%: how the authors counted small layers is not known."""
     head = 18_291  # classes of JFT
-    total = 303e6 * epochs * 3 * cost(architecture(name, num_classes=head)).flops / 1e18
+    total = 303e6 * epochs * 3 * compute_cost(make_architecture(name, num_classes=head)).flops / 1e18
     assert total == pytest.approx(exaflops, rel=0.05)

@@ -146,8 +146,8 @@ def test_the_global_seed_gives_the_same_weights_too():
 
 
 def test_a_model_built_from_its_class_is_initialised_too():
-    from vitrail.model.variants import architecture
+    from vitrail.model.variants import make_architecture
     from vitrail.model.vit import VisionTransformer
 
-    model = VisionTransformer(architecture("Ti/16", depth=1))
+    model = VisionTransformer(make_architecture("Ti/16", depth=1))
     assert is_uniform(model.encoder.blocks[0].attention.out.weight, math.sqrt(6 / 384))

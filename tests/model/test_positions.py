@@ -12,7 +12,12 @@ from torch.nn import functional as F
 
 import vitrail
 from samples import images, small_vit
-from vitrail.model.positions import LearnedPositions2d, RelativePositions, resize_position_embedding, sin_cos_table
+from vitrail.model.positions import (
+    LearnedPositions2d,
+    RelativePositions,
+    compute_sin_cos_table,
+    resize_position_embedding,
+)
 
 grids = st.tuples(st.integers(1, 9), st.integers(1, 9))
 
@@ -175,6 +180,6 @@ def test_learned_2d_is_x_beside_y():
 
 def test_sin_cos_is_exact_at_any_grid_and_in_any_dtype():
     model = small_vit(position="sin-cos", pool="average")
-    assert torch.equal(model.position_embedding[0]((3, 5)), sin_cos_table((3, 5), 32).float())
-    assert torch.equal(model.double().position_embedding[0].table, sin_cos_table((2, 3), 32))
+    assert torch.equal(model.position_embedding[0]((3, 5)), compute_sin_cos_table((3, 5), 32).float())
+    assert torch.equal(model.double().position_embedding[0].table, compute_sin_cos_table((2, 3), 32))
     assert not list(model.position_embedding.parameters())

@@ -10,7 +10,7 @@ from peers import timm
 from samples import images, randomise, small_vit
 from vitrail.errors import NotApplicableError
 from vitrail.model.architecture import TimmArchitecture
-from vitrail.model.create import build
+from vitrail.model.create import build_empty_model
 from vitrail.model.encoder import SelfAttention
 from vitrail.model.recording import observe_attention
 from vitrail.model.timm_model import TimmModel
@@ -187,7 +187,7 @@ def test_what_a_teller_raises_comes_out_and_leaves_no_hook():
 
 
 def network_of_timm(name: str = "test_vit2", image_size: tuple[int, int] = (32, 48)) -> TimmModel:
-    model = build(TimmArchitecture(name=name, image_size=image_size, num_classes=3))
+    model = build_empty_model(TimmArchitecture(name=name, image_size=image_size, num_classes=3))
     model.load_state_dict({key: torch.empty(tensor.shape) for key, tensor in model.state_dict().items()}, assign=True)
     return randomise(model)
 
@@ -273,7 +273,7 @@ def test_a_compiled_network_of_timms_is_recorded_too():
 @pytest.mark.parametrize("name", ["test_convnext", "test_efficientnet", "resnet50_clip"])
 def test_timms_networks_without_attention_say_so(name):
     own = timm.models.get_pretrained_cfg(name)
-    model = build(TimmArchitecture(name=name, image_size=own.input_size[1:], num_classes=3))
+    model = build_empty_model(TimmArchitecture(name=name, image_size=own.input_size[1:], num_classes=3))
     with pytest.raises(NotApplicableError, match=f"timm's {name} has no attention"), vitrail.record_attention(model):
         pass
 

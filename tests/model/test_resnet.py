@@ -22,7 +22,7 @@ def backbone(form: str, blocks=(1, 2)) -> Backbone:
 @pytest.mark.parametrize("form", FORMS)
 def test_standardised_weight_against_loops(form):
     convolution = randomise(StdConv(3, 5, 3, 1, backbone(form)).double())
-    applied = convolution.standardised()
+    applied = convolution.standardise_weight()
     for index, kernel in enumerate(convolution.weight.detach()):
         values = kernel.flatten().tolist()
         mean = sum(values) / len(values)
@@ -39,7 +39,7 @@ def test_hybrids_pad_as_tensorflow_does(kernel, stride):
     x = images(1, (n, n), 1, dtype=torch.float64)
     total = max((-(-n // stride) - 1) * stride + kernel - n, 0)
     before = total // 2
-    weight = convolution.standardised()[0, 0]
+    weight = convolution.standardise_weight()[0, 0]
     out = convolution(x)[0, 0]
     assert out.shape == (-(-n // stride),) * 2
     for i in range(out.shape[0]):
@@ -55,7 +55,7 @@ def test_hybrids_pad_as_tensorflow_does(kernel, stride):
 
 def test_bit_pads_symmetrically():
     convolution = randomise(StdConv(2, 3, 3, 2, backbone("bit")))
-    expected = F.conv2d(images(1, (9, 8), 2), convolution.standardised(), stride=2, padding=1)
+    expected = F.conv2d(images(1, (9, 8), 2), convolution.standardise_weight(), stride=2, padding=1)
     assert torch.equal(convolution(images(1, (9, 8), 2)), expected)
 
 

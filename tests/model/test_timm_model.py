@@ -14,8 +14,8 @@ from vitrail.errors import ConfigError, InputError
 from vitrail.model.architecture import TimmArchitecture
 from vitrail.model.cost import compute_cost
 from vitrail.model.create import build_empty_model
-from vitrail.model.timm_model import TimmModel, kept_for_backward, network, output_layers
-from vitrail.model.variants import architecture
+from vitrail.model.timm_model import TimmModel, build_empty_network, find_output_layers, measure_activation_bytes
+from vitrail.model.variants import make_architecture
 from vitrail.objectives.classification import Classification
 from vitrail.training.optim import find_kernels, group_parameters
 
@@ -101,13 +101,13 @@ def test_no_text_gets_through_that_timm_could_take_for_a_place(text):
 )
 def test_names_that_timm_cannot_build(name, sentence):
     with pytest.raises(ConfigError, match=sentence) as caught:
-        network(TimmArchitecture(name=name, image_size=224, num_classes=2))
+        build_empty_network(TimmArchitecture(name=name, image_size=224, num_classes=2))
     assert "\n" not in str(caught.value)
 
 
 def test_options_that_a_network_does_not_have():
     with pytest.raises(ConfigError, match=r"cannot build vgg11 .*drop_path_rate 0.1"):
-        network(TimmArchitecture(name="vgg11", image_size=224, num_classes=2, stochastic_depth=0.1))
+        build_empty_network(TimmArchitecture(name="vgg11", image_size=224, num_classes=2, stochastic_depth=0.1))
 
 
 # Building
@@ -193,7 +193,7 @@ def test_which_layers_give_logits():
         (several, [alone, convolution, normed[-1]]),
         (torch.nn.Identity(), []),
     ]:
-        assert output_layers(head, 7) == expected
+        assert find_output_layers(head, 7) == expected
 
 
 def test_a_change_that_leads_to_another_network_than_timm_builds_is_refused():
@@ -298,7 +298,7 @@ def test_gradient_checkpointing_changes_no_gradient():
 @pytest.mark.parametrize(("theirs", "ours"), [("vit_tiny_patch16_224", "Ti/16"), ("resnetv2_50x1_bit", "BiT-R50x1")])
 def test_cost_is_counted_as_for_our_own(theirs, ours):
     """All of it is matrix products and convolutions in both, so there is nothing to differ in."""
-    assert compute_cost(described(theirs, num_classes=1000, image_size=224)) == compute_cost(architecture(ours))
+    assert compute_cost(described(theirs, num_classes=1000, image_size=224)) == compute_cost(make_architecture(ours))
 
 
 def test_cost_of_a_resnet_that_everyone_knows():
@@ -327,7 +327,7 @@ def test_what_a_step_keeps_is_what_autograd_keeps(name, maps):
     # Attention maps are counted though fused kernels do not keep them: heads × tokens², before and after the softmax.
     blocks = len(whole.blocks) if maps else 0
     most = counted + blocks * 3 * 4 * 3 * 101**2
-    assert counted <= kept_for_backward(arch) <= most
+    assert counted <= measure_activation_bytes(arch) <= most
 
 
 # Training

@@ -6,7 +6,7 @@ import pytest
 
 import vitrail
 from vitrail.model.architecture import VitArchitecture
-from vitrail.model.variants import architecture
+from vitrail.model.variants import make_architecture
 
 
 @pytest.mark.parametrize(
@@ -19,20 +19,20 @@ from vitrail.model.variants import architecture
     ],
 )
 def test_both_forms_of_hybrid(name, blocks, stride):
-    arch = architecture(name)
+    arch = make_architecture(name)
     assert (arch.backbone.blocks, arch.stride, arch.patch_size) == (blocks, stride, 1)
-    assert architecture(name, patch_size=2, image_size=256).stride == 2 * stride
+    assert make_architecture(name, patch_size=2, image_size=256).stride == 2 * stride
 
 
 def test_any_patch_size_and_the_papers_spelling():
-    assert architecture("S/8").patch_size == 8
-    assert architecture("ViT-L/16") == architecture("L/16")
-    assert architecture("R50+ViT-B/16") == architecture("R50+B/16")
-    assert architecture("B/7").grid((224, 224)) == (32, 32)
+    assert make_architecture("S/8").patch_size == 8
+    assert make_architecture("ViT-L/16") == make_architecture("L/16")
+    assert make_architecture("R50+ViT-B/16") == make_architecture("R50+B/16")
+    assert make_architecture("B/7").grid((224, 224)) == (32, 32)
 
 
 def test_sizes_can_be_overridden():
-    arch = architecture("B/32", depth=8, width=1024, mlp_dim=2048, num_heads=16)
+    arch = make_architecture("B/32", depth=8, width=1024, mlp_dim=2048, num_heads=16)
     assert (arch.depth, arch.width, arch.mlp_dim, arch.num_heads) == (8, 1024, 2048, 16)
 
 
@@ -42,7 +42,7 @@ def test_an_architecture_survives_json():
         ("R50+B/16", {"pool": "average"}),
         ("BiT-R152x4", {}),
     ]:
-        arch = architecture(name, **options)
+        arch = make_architecture(name, **options)
         assert type(arch).model_validate_json(arch.model_dump_json()) == arch
 
 

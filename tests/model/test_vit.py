@@ -59,7 +59,7 @@ def test_shuffled_patches_matter_only_with_a_position_embedding(pool, position):
     model = small_vit(position=position, pool=pool, dtype=torch.float64)
     tokens = model.tokens(images(dtype=torch.float64))
     shuffled = tokens[:, torch.tensor([4, 2, 0, 5, 1, 3])]
-    y, y_shuffled = model.pooled(model.encode(tokens)), model.pooled(model.encode(shuffled))
+    y, y_shuffled = model.pool_features(model.encode(tokens)), model.pool_features(model.encode(shuffled))
     difference = ((y - y_shuffled).norm() / y.norm()).item()
     if position == "none":
         assert difference < 1e-12

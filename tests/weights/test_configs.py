@@ -13,7 +13,7 @@ import vitrail
 from peer_models import TIMM, huggingface_model, images_for, save_tensors, scramble, timm_folder, timm_model
 from peers import timm
 from samples import small_vit
-from vitrail.weights.formats.native import SUMS, sums
+from vitrail.weights.formats.native import CHECKSUM_FILE, format_checksums
 
 
 def edited(folder: Path, file: str = "config.json", **changes) -> Path:
@@ -152,7 +152,7 @@ def test_a_transformers_model_of_another_kind_is_named(tmp_path):
 
 def hostile(folder: Path, **changes) -> Path:
     edited(folder, **changes)
-    (folder / SUMS).write_text(sums(folder))
+    (folder / CHECKSUM_FILE).write_text(format_checksums(folder))
     return folder
 
 

@@ -16,7 +16,7 @@ from peer_models import huggingface_model, images_for, scramble, timm_folder, ti
 from peers import timm, torchvision, transformers
 from vitrail.data.transforms.preprocess import prepare
 from vitrail.weights import convert as convert_module
-from vitrail.weights.formats.native import sha256
+from vitrail.weights.formats.native import compute_sha256
 
 TOLERANCE = 2e-5
 SMALL = {"width": 192, "depth": 3, "num_heads": 3, "mlp_dim": 256, "image_size": 64, "num_classes": 10, "gelu": "exact"}
@@ -281,8 +281,8 @@ def test_the_certificate_stands_in_the_model_card(tmp_path):
     certificate = vitrail.convert(source, tmp_path / "model", "native")
     card = (tmp_path / "model" / "README.md").read_text()
     assert certificate.max_difference == 0
-    assert sha256(source / "model.safetensors") in card
-    assert sha256(tmp_path / "model" / "model.safetensors") in card
+    assert compute_sha256(source / "model.safetensors") in card
+    assert compute_sha256(tmp_path / "model" / "model.safetensors") in card
     assert "largest difference | 0 " in card
     assert "3 attention heads, as in every Ti of width 192: the file does not say" in card
     assert "Certificate of conversion" in card
@@ -292,7 +292,7 @@ def test_the_certificate_stands_in_the_model_card(tmp_path):
 def test_a_conversion_that_changes_the_model_fails_and_leaves_nothing(tmp_path, monkeypatch):
     """A fault in the writing is found by running the result, not by trusting it."""
     vitrail.save(small(), tmp_path / "native")
-    plain = convert_module.write
+    plain = convert_module.write_model
 
     def faulty(model, naming, folder):
         with torch.no_grad():
@@ -301,7 +301,7 @@ def test_a_conversion_that_changes_the_model_fails_and_leaves_nothing(tmp_path, 
         with torch.no_grad():
             model.encoder.blocks[1].attention.qkv.weight[0] -= 0.5
 
-    monkeypatch.setattr(convert_module, "write", faulty)
+    monkeypatch.setattr(convert_module, "write_model", faulty)
     with pytest.raises(vitrail.WeightsError, match="would compute something else"):
         vitrail.convert(tmp_path / "native", tmp_path / "target", "timm")
     assert [path.name for path in tmp_path.iterdir()] == ["native"]
@@ -385,12 +385,12 @@ def test_push_uploads_the_folder(tmp_path, monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.HfApi", Hub)
     vitrail.save(small(depth=1), tmp_path / "model")
-    assert convert_module.push(tmp_path / "model", "hf:me/model") == "https://hub.example/me/model"
+    assert convert_module.push_to_hub(tmp_path / "model", "hf:me/model") == "https://hub.example/me/model"
     files = ["README.md", "SHA256SUMS", "config.json", "model.safetensors"]
     assert calls == [("create", "me/model", True), ("upload", "me/model", files)]
     for wrong in ("me/model", "hf:model", "hf:a/b/c"):
         with pytest.raises(vitrail.ConfigError, match="is not hf:owner/name"):
-            convert_module.push(tmp_path / "model", wrong)
+            convert_module.push_to_hub(tmp_path / "model", wrong)
 
 
 def test_push_without_network(tmp_path, monkeypatch):
@@ -398,7 +398,7 @@ def test_push_without_network(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     vitrail.save(small(depth=1), tmp_path / "model")
     with pytest.raises(vitrail.WeightsError, match="cannot be uploaded to hf:me/model") as caught:
-        convert_module.push(tmp_path / "model", "hf:me/model")
+        convert_module.push_to_hub(tmp_path / "model", "hf:me/model")
     assert "\n" not in str(caught.value)
 
 

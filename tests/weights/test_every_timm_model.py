@@ -10,11 +10,11 @@ import torch
 
 from peers import timm
 from vitrail.errors import WeightsError
-from vitrail.model.create import build
+from vitrail.model.create import build_empty_model
 from vitrail.weights.files import TensorInfo
-from vitrail.weights.formats.naming import Beside
-from vitrail.weights.load import NAMINGS, recognise
-from vitrail.weights.tensor_rules import check_complete, expected_shapes, pair_up
+from vitrail.weights.formats.base import FolderFiles
+from vitrail.weights.load import FORMATS, recognise_format
+from vitrail.weights.tensor_rules import check_complete, compute_file_shapes, match_tensors
 
 GELUS = {"GELU": "exact", "GELUTanh": "tanh", "QuickGELU": "quick"}
 POOLS = {"token": "class", "avg": "average", "map": "attention"}
@@ -43,16 +43,17 @@ def read(name: str, model: torch.nn.Module):
     tensors = {key: TensorInfo(tuple(t.shape), torch.float32) for key, t in model.state_dict().items()}
     pretrained = {key: value for key, value in model.pretrained_cfg.items() if value is not None}
     config = {"architecture": name, "pretrained_cfg": pretrained, "global_pool": getattr(model, "global_pool", None)}
-    naming = recognise(name, tensors)
-    reading = naming.understand(tensors, Beside(given={"config.json": config}))
-    ours = build(reading.architecture).state_dict()
-    pairs = pair_up(ours, naming.lines(reading.architecture, reading.dialect))
-    check_complete(name, tensors, expected_shapes(pairs, ours), [*reading.set_aside, *reading.left_out])
-    assert naming is NAMINGS["timm"]
+    naming = recognise_format(name, tensors)
+    reading = naming.understand(tensors, FolderFiles(given={"config.json": config}))
+    ours = build_empty_model(reading.architecture).state_dict()
+    pairs = match_tensors(ours, naming.lines(reading.architecture, reading.dialect))
+    check_complete(name, tensors, compute_file_shapes(pairs, ours), [*reading.unused_tensors, *reading.left_out])
+    assert naming is FORMATS["timm"]
     return reading.architecture
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_every_timm_model():
     understood, refused = Counter(), {}
     family = timm.models.VisionTransformer | timm.models.ResNetV2

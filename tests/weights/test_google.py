@@ -10,8 +10,8 @@ from torch import nn
 import vitrail
 from peer_models import images_for, scramble
 from peers import timm
-from vitrail.weights.load import NAMINGS
-from vitrail.weights.save import write
+from vitrail.weights.load import FORMATS
+from vitrail.weights.save import write_model
 
 CASES = {
     "Ti/16": ("vit_tiny_patch16_224", {"num_classes": 10}, 0.05),
@@ -33,7 +33,7 @@ def google_file(case: str, folder) -> tuple:
                 # Only their direction counts, but eps is added to their size: at this size it does not matter that
                 # timm adds another one.
                 module.weight.mul_(convolutions / 0.02)
-    write(model, NAMINGS["google"], folder)
+    write_model(model, FORMATS["google"], folder)
     return model, folder / "model.npz"
 
 
@@ -94,7 +94,7 @@ def test_group_norms_of_earlier_flax(tmp_path):
 def test_big_vision_with_attention_pooling_and_bfloat16(tmp_path):
     options = {"depth": 2, "num_classes": 10, "pool": "attention", "position_prefix": "none"}
     model = scramble(vitrail.create_model("Ti/16", **options))
-    write(model, NAMINGS["google"], tmp_path)
+    write_model(model, FORMATS["google"], tmp_path)
     path = tmp_path / "model.npz"
     assert "MAPHead_0/probe" in np.load(path)
     assert "Transformer/encoderblock_0/MultiHeadDotProductAttention_0/query/kernel" in np.load(path)
@@ -112,4 +112,4 @@ def test_big_vision_with_attention_pooling_and_bfloat16(tmp_path):
 def test_exact_gelu_has_no_place_there():
     model = vitrail.create_model("Ti/16", gelu="exact", device="meta")
     with pytest.raises(vitrail.WeightsError, match="computes the tanh form of GELU, and this model has the exact one"):
-        write(model, NAMINGS["google"], None)
+        write_model(model, FORMATS["google"], None)

@@ -135,7 +135,7 @@ def test_original_releases_of_dinov2_deit3_and_training_programs(tmp_path):
     loaded = vitrail.load(tmp_path / "dinov2.pth")
     assert_same(model(images_for((224, 224))), loaded(images_for((224, 224))))
     assert loaded.architecture.position_prefix == "class"
-    assert list(loaded.set_aside) == ["module.mask_token"]
+    assert list(loaded.unused_tensors) == ["module.mask_token"]
 
 
 def test_head_and_size_can_be_changed_on_the_way(tmp_path):

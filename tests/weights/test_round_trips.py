@@ -14,8 +14,8 @@ from test_google import google_file, rewritten
 import vitrail
 from peer_models import TIMM, huggingface_model, save_tensors, scramble, timm_folder, timm_model, torchvision_model
 from samples import randomise
-from vitrail.weights.load import NAMINGS
-from vitrail.weights.save import foreign_tensors, save, write
+from vitrail.weights.load import FORMATS
+from vitrail.weights.save import convert_tensors, save, write_model
 
 
 def tensors_of(path) -> dict[str, torch.Tensor]:
@@ -29,8 +29,8 @@ def tensors_of(path) -> dict[str, torch.Tensor]:
 
 def there_and_back(source, naming: str, folder) -> dict[str, torch.Tensor]:
     save(vitrail.load(source), folder / "native")
-    write(vitrail.load(folder / "native"), NAMINGS[naming], folder / "back")
-    return tensors_of(folder / "back" / NAMINGS[naming].weights_file)
+    write_model(vitrail.load(folder / "native"), FORMATS[naming], folder / "back")
+    return tensors_of(folder / "back" / FORMATS[naming].weights_file)
 
 
 def assert_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
@@ -92,7 +92,7 @@ def test_google_of_earlier_flax_with_a_prefix(tmp_path):
 
 
 def test_google_with_a_tanh_layer_in_its_head(tmp_path):
-    write(scramble(vitrail.create_model("Ti/16", depth=1, representation_size=192)), NAMINGS["google"], tmp_path)
+    write_model(scramble(vitrail.create_model("Ti/16", depth=1, representation_size=192)), FORMATS["google"], tmp_path)
     assert_equal(tensors_of(tmp_path / "model.npz"), there_and_back(tmp_path / "model.npz", "google", tmp_path))
 
 
@@ -103,14 +103,14 @@ def test_original_release_of_dinov2(tmp_path):
     state["mask_token"] = torch.randn(1, 384)
     torch.save(state, tmp_path / "dinov2.pth")
     native = vitrail.load(save(vitrail.load(tmp_path / "dinov2.pth"), tmp_path / "native"))
-    assert_equal(state, foreign_tensors(native, NAMINGS["timm"], native.origin.dialect))
+    assert_equal(state, convert_tensors(native, FORMATS["timm"], native.origin.dialect))
 
 
 def test_google_in_bfloat16(tmp_path):
-    write(scramble(vitrail.create_model("Ti/16", depth=1)).bfloat16(), NAMINGS["google"], tmp_path)
+    write_model(scramble(vitrail.create_model("Ti/16", depth=1)).bfloat16(), FORMATS["google"], tmp_path)
     first, second = np.load(tmp_path / "model.npz"), tmp_path / "again"
     save(vitrail.load(tmp_path / "model.npz"), tmp_path / "native")
-    write(vitrail.load(tmp_path / "native"), NAMINGS["google"], second)
+    write_model(vitrail.load(tmp_path / "native"), FORMATS["google"], second)
     found = np.load(second / "model.npz")
     assert {array.dtype.str for array in first.values()} == {"|V2"}
     assert first.keys() == found.keys()

@@ -21,11 +21,11 @@ import vitrail
 from peer_models import images_for
 from peers import timm
 from vitrail.model.architecture import TimmArchitecture
-from vitrail.model.timm_model import TimmModel, kept_for_backward
+from vitrail.model.timm_model import TimmModel, measure_activation_bytes
 from vitrail.training.build import build_model
 from vitrail.training.run_training import run_training
-from vitrail.weights.formats.native import SUMS, sums
-from vitrail.weights.load import _as_native
+from vitrail.weights.formats.native import CHECKSUM_FILE, format_checksums
+from vitrail.weights.load import describe_timm_network
 from vitrail.workflows import finetune
 
 SMALL = "test_efficientnet"
@@ -83,7 +83,7 @@ def rewritten(folder, **changed):
     config = json.loads((folder / "config.json").read_text())
     config["architecture"] |= changed
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / SUMS).write_text(sums(folder))
+    (folder / CHECKSUM_FILE).write_text(format_checksums(folder))
     return folder
 
 
@@ -117,7 +117,7 @@ def test_pixels_are_prepared_as_timm_prepares_them_for_tests(name):
     with torch.device("meta"):
         theirs = timm.create_model(name)
     told = importlib.import_module("timm.data").resolve_model_data_config(theirs, use_test_size=True)
-    described = _as_native(f"timm:{name}", theirs.pretrained_cfg, theirs.num_classes)
+    described = describe_timm_network(f"timm:{name}", theirs.pretrained_cfg, theirs.num_classes)
     found = vitrail.Preprocessing(**described["preprocessing"])
     assert found.image_size == tuple(described["architecture"]["image_size"]) == told["input_size"][1:]
     assert (found.mean, found.std) == (told["mean"], told["std"])
@@ -259,7 +259,7 @@ def test_tables_of_indices_are_timms_not_the_files(pretrained, tmp_path):
     (table,) = [name for name in tensors if name.endswith("attention_bias_idxs")]
     tensors[table] += 10**9
     save_file(tensors, folder / "model.safetensors")
-    (folder / SUMS).write_text(sums(folder))
+    (folder / CHECKSUM_FILE).write_text(format_checksums(folder))
     images = images_for(model.image_size)
     with torch.no_grad():
         for found in (model, vitrail.load(folder)):
@@ -354,7 +354,7 @@ def test_how_finetune_chooses(pretrained, monkeypatch):
     assert finetune.raised(large, 1000, gpu=False) == (224, 224)
     assert finetune.raised(large, 1000, gpu=True) == (320, 320)
 
-    image = kept_for_backward(model.architecture) // 2
+    image = measure_activation_bytes(model.architecture) // 2
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for room, parts in [(64, 1), (32, 2), (16, 4), (0.1, 64)]:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda room=room: (room * image / 0.59, 0))

@@ -7,4 +7,4 @@ baselines; variants for the names and sizes; initialise for every initial value.
 from vitrail.system import processor
 
 # Before the first matrix product of the process: on some machines bf16 products would kill it.
-processor.guard()
+processor.prevent_amx_crash()

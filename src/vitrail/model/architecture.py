@@ -12,15 +12,15 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from vitrail.config import Config, ImageSize, show_size
 
-MOST = 1 << 20
+MAX_COUNT = 1 << 20
 """Of anything that is counted: far beyond all that is built, and no product of two overflows."""
-Count = Annotated[int, Field(ge=0, le=MOST)]
-Positive = Annotated[int, Field(gt=0, le=MOST)]
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Positive = Annotated[int, Field(gt=0, le=MAX_COUNT)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
-Small = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Epsilon = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """An eps."""
-READ_CLASS_TOKEN = ("class", "class+average", "distilled")
-NAMES_OF_CONV_LAYER = ("channels", "kernel", "stride", "norm", "activation")
+POOLS_WITH_CLASS_TOKEN = ("class", "class+average", "distilled")
+CONV_LAYER_FIELDS = ("channels", "kernel", "stride", "norm", "activation")
 
 
 class ConvLayer(Config):
@@ -41,15 +41,15 @@ class ConvLayer(Config):
         return self
 
 
-def _named_conv_layer(value: object) -> object:
+def _name_conv_layer_fields(value: object) -> object:
     if not isinstance(value, tuple | list):
         return value
-    if len(value) > len(NAMES_OF_CONV_LAYER):
-        raise ValueError(f"a layer of conv_stem is ({', '.join(NAMES_OF_CONV_LAYER)}), not {value}")
-    return dict(zip(NAMES_OF_CONV_LAYER, value, strict=False))
+    if len(value) > len(CONV_LAYER_FIELDS):
+        raise ValueError(f"a layer of conv_stem is ({', '.join(CONV_LAYER_FIELDS)}), not {value}")
+    return dict(zip(CONV_LAYER_FIELDS, value, strict=False))
 
 
-ConvStemLayers = tuple[Annotated[ConvLayer, BeforeValidator(_named_conv_layer)], ...]
+ConvStemLayers = tuple[Annotated[ConvLayer, BeforeValidator(_name_conv_layer_fields)], ...]
 
 
 class Backbone(Config):
@@ -62,10 +62,10 @@ class Backbone(Config):
     form: Literal["hybrid", "bit"]
     """`hybrid`: post-activation, a norm on the projection shortcut, TensorFlow's SAME padding (the released ViT
     code). `bit`: pre-activation, symmetric padding (the BiT baselines)."""
-    norm_eps: Small
+    norm_eps: Epsilon
     standardise_by: Literal["std", "variance"]
     """Convolution weights become (w − mean) / (std + eps), or (w − mean) / √(variance + eps)."""
-    standardise_eps: Small
+    standardise_eps: Epsilon
 
     @property
     def stride(self) -> int:
@@ -122,7 +122,7 @@ class VitArchitecture(Config):
     """Initial value of a learned factor on each residual branch; None leaves it out."""
     gelu: Literal["tanh", "exact", "quick"] = "tanh"
     norm: Literal["layer", "rms"] = "layer"
-    norm_eps: Small = 1e-6
+    norm_eps: Epsilon = 1e-6
     input_norm: bool = False
     """A norm on the tokens before the first block (CLIP)."""
     norm_after_pool: bool = False
@@ -134,14 +134,14 @@ class VitArchitecture(Config):
     @classmethod
     def _class_token_follows_pool(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("class_token") is None:
-            values = {**values, "class_token": values.get("pool", "class") in READ_CLASS_TOKEN}
+            values = {**values, "class_token": values.get("pool", "class") in POOLS_WITH_CLASS_TOKEN}
         return values
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.width % self.num_heads:
             raise ValueError(f"width {self.width} is not divisible by num_heads {self.num_heads}")
-        if self.pool in READ_CLASS_TOKEN and not self.class_token:
+        if self.pool in POOLS_WITH_CLASS_TOKEN and not self.class_token:
             raise ValueError(f'pool "{self.pool}" reads the class token: leave class_token on, or pool by "average"')
         if self.pool == "distilled" and (not self.registers or self.representation_size):
             raise ValueError('pool "distilled" reads a register and has two linear heads: give registers=1')
@@ -204,7 +204,7 @@ class VitArchitecture(Config):
     def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """Rows and columns of patches of an image, if it divides."""
         if any(side % self.stride for side in image_size):
-            raise ValueError(misfit(image_size, self.stride))
+            raise ValueError(explain_misfit(image_size, self.stride))
         return image_size[0] // self.stride, image_size[1] // self.stride
 
 
@@ -246,12 +246,12 @@ class TimmArchitecture(Config):
     stochastic_depth: Rate | None = None
     """Rate for the last block; None leaves it to timm."""
 
-    def at(self, image_size: int | tuple[int, int]) -> TimmArchitecture:
+    def copy_at_size(self, image_size: int | tuple[int, int]) -> TimmArchitecture:
         """The same for another image size."""
         return TimmArchitecture(**{**dict(self), "image_size": image_size})
 
 
-def misfit(image_size: tuple[int, int], stride: int) -> str:
+def explain_misfit(image_size: tuple[int, int], stride: int) -> str:
     """The sentence on an image size that does not divide into patches: it names the nearest sizes that do."""
     below = tuple(max(side // stride, 1) * stride for side in image_size)
     above = tuple(-(-side // stride) * stride for side in image_size)

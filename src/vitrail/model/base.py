@@ -30,7 +30,7 @@ class ImageModel(nn.Module, ABC):
     """What it took to train the weights, where known."""
     learned_from: str | None
     """The fingerprint of the images that it was trained on last, where known."""
-    set_aside: dict[str, Tensor]
+    unused_tensors: dict[str, Tensor]
     """Tensors of the checkpoint that the model does not need, by their names there, kept for the way back."""
 
     def __init__(self, architecture: Architecture) -> None:
@@ -43,7 +43,7 @@ class ImageModel(nn.Module, ABC):
         self.origin = None
         self.training_cost = None
         self.learned_from = None
-        self.set_aside = {}
+        self.unused_tensors = {}
 
     @abstractmethod
     def build_head(self) -> nn.Module:
@@ -54,7 +54,7 @@ class ImageModel(nn.Module, ABC):
         """(B, C, H, W) → all that is computed before pooling."""
 
     @abstractmethod
-    def pooled(self, features: Tensor) -> Tensor:
+    def pool_features(self, features: Tensor) -> Tensor:
         """The result of `forward_features` → the representation y, (B, D)."""
 
     @abstractmethod
@@ -67,12 +67,12 @@ class ImageModel(nn.Module, ABC):
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """The result of `forward_features` → logits (B, K), or the representation (B, D) with `pre_logits`."""
-        y = self.pooled(features)
+        y = self.pool_features(features)
         return y if pre_logits else self.head(y)
 
     def embed(self, images: Tensor) -> Tensor:
         """(B, C, H, W) → (B, D): the representation y of each image."""
-        return self.pooled(self.forward_features(images))
+        return self.pool_features(self.forward_features(images))
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W), normalised as `preprocessing` says → (B, K) logits; y itself where there are no classes."""
@@ -95,12 +95,12 @@ class ImageModel(nn.Module, ABC):
 
     @labels.setter
     def labels(self, labels: Sequence[str] | None) -> None:
-        _check_labels(labels, self.num_classes)
+        check_labels(labels, self.num_classes)
         self._labels = None if labels is None else tuple(labels)
 
     def replace_head(self, num_classes: int, labels: Sequence[str] | None = None) -> Self:
         """Swap the whole head for a zero-initialised linear layer, as the paper does to fine-tune."""
-        _check_labels(labels, num_classes)
+        check_labels(labels, num_classes)
         update: dict[str, object] = {"num_classes": num_classes}
         if "representation_size" in type(self.architecture).model_fields:
             update["representation_size"] = None
@@ -119,9 +119,7 @@ class ImageModel(nn.Module, ABC):
         """Raise an InputError that says what is wrong with a batch of images, if anything is."""
         if not isinstance(images, Tensor):
             kind = f"{type(images).__module__}.{type(images).__name__}"
-            raise InputError(
-                f"images must be a torch tensor, not a {kind}: vitrail.prepare makes one"
-            )
+            raise InputError(f"images must be a torch tensor, not a {kind}: vitrail.prepare makes one")
         expected = f"(batch, {self.in_channels}, height, width)"
         if images.ndim != 4:
             hint = ": for a single image give images[None]" if images.ndim == 3 else ""
@@ -138,6 +136,6 @@ class ImageModel(nn.Module, ABC):
             raise InputError(f"images are {images.dtype} but the model is {dtype}: give images.to({dtype}){hint}")
 
 
-def _check_labels(labels: Sequence[str] | None, num_classes: int) -> None:
+def check_labels(labels: Sequence[str] | None, num_classes: int) -> None:
     if labels is not None and len(labels) != num_classes:
         raise ConfigError(f"{len(labels)} labels were given to a model of {num_classes} classes")

@@ -43,7 +43,7 @@ class BitResNet(ImageModel):
         features: Tensor = self.norm(self.backbone(images)).relu()
         return features
 
-    def pooled(self, features: Tensor) -> Tensor:
+    def pool_features(self, features: Tensor) -> Tensor:
         """(B, D, height, width) → (B, D)."""
         return features.mean(dim=(2, 3))
 

@@ -30,18 +30,18 @@ class Cost(NamedTuple):
     flops: int
 
 
-def cost(architecture: Architecture | TimmArchitecture, image_size: tuple[int, int] | None = None) -> Cost:
+def compute_cost(architecture: Architecture | TimmArchitecture, image_size: tuple[int, int] | None = None) -> Cost:
     """The cost at an image size; at the architecture's own if None. Parameters are those of a model built for it."""
     if isinstance(architecture, TimmArchitecture):
-        from vitrail.model.timm_model import measured
+        from vitrail.model.timm_model import measure_cost
 
-        return Cost(*measured(architecture.at(image_size or architecture.image_size)))
+        return Cost(*measure_cost(architecture.copy_at_size(image_size or architecture.image_size)))
     height, width = image_size or architecture.image_size
     parts = _resnet if isinstance(architecture, ResNetArchitecture) else _vit
     return _total(parts(architecture, height, width))  # type: ignore[arg-type]
 
 
-def tokens(architecture: VitArchitecture, image_size: tuple[int, int] | None = None) -> int:
+def count_tokens(architecture: VitArchitecture, image_size: tuple[int, int] | None = None) -> int:
     """Length of the sequence that the encoder sees."""
     rows, columns = architecture.grid(image_size or architecture.image_size)
     return architecture.prefix + rows * columns

@@ -11,7 +11,7 @@ from vitrail.model.architecture import Architecture, ResNetArchitecture, TimmArc
 from vitrail.model.bit import BitResNet
 from vitrail.model.initialise import initialise
 from vitrail.model.timm_model import TimmModel
-from vitrail.model.variants import architecture
+from vitrail.model.variants import make_architecture
 from vitrail.model.vit import VisionTransformer
 from vitrail.system.device import parse_device
 
@@ -39,7 +39,7 @@ def create_model(
     """
     target = parse_device(device) if device is not None else torch.get_default_device()
     check_dtype(dtype)
-    model = build(architecture(name, **options))
+    model = build_empty_model(make_architecture(name, **options))
     if target.type != "meta":
         # Drawn on the CPU, so that a seed means the same weights everywhere.
         model = model.to_empty(device="cpu")
@@ -49,17 +49,17 @@ def create_model(
 
 
 @overload
-def build(architecture: Architecture) -> VisionTransformer | BitResNet: ...
+def build_empty_model(make_architecture: Architecture) -> VisionTransformer | BitResNet: ...
 @overload
-def build(architecture: TimmArchitecture) -> TimmModel: ...
-def build(architecture: Architecture | TimmArchitecture) -> VisionTransformer | BitResNet | TimmModel:
+def build_empty_model(make_architecture: TimmArchitecture) -> TimmModel: ...
+def build_empty_model(make_architecture: Architecture | TimmArchitecture) -> VisionTransformer | BitResNet | TimmModel:
     """The empty network of an architecture, on the meta device: no memory, no values."""
-    if isinstance(architecture, TimmArchitecture):
-        return TimmModel(architecture)
+    if isinstance(make_architecture, TimmArchitecture):
+        return TimmModel(make_architecture)
     with torch.device("meta"):
-        if isinstance(architecture, ResNetArchitecture):
-            return BitResNet(architecture)
-        return VisionTransformer(architecture)
+        if isinstance(make_architecture, ResNetArchitecture):
+            return BitResNet(make_architecture)
+        return VisionTransformer(make_architecture)
 
 
 def check_dtype(dtype: torch.dtype | None) -> None:

@@ -14,7 +14,7 @@ from vitrail.model.patches import ConvStem, PatchEmbed
 from vitrail.model.positions import LearnedPositions1d, LearnedPositions2d, RelativePositions, SinCosPositions
 from vitrail.model.resnet import HybridUnit, StdConv
 
-TRUNCATION = 0.87962566103423978
+TRUNCATED_NORMAL_STD = 0.87962566103423978
 """Standard deviation of a unit normal cut off at ±2: divided out, so that LeCun's variance is the actual one."""
 
 
@@ -42,25 +42,25 @@ def initialise(model: nn.Module, generator: torch.Generator | None = None, head_
     for module in model.modules():
         match module:
             case PatchEmbed():
-                lecun_normal(module.projection, generator)
+                fill_lecun_normal(module.projection, generator)
             case ConvStem():
                 for convolution in (m for m in module.modules() if isinstance(m, nn.Conv2d)):
-                    lecun_normal(convolution, generator)
+                    fill_lecun_normal(convolution, generator)
             case StdConv():
-                lecun_normal(module, generator)
+                fill_lecun_normal(module, generator)
             case MlpHead():
-                lecun_normal(module.hidden, generator)
+                fill_lecun_normal(module.hidden, generator)
             case SelfAttention():
-                xavier_uniform(module.qkv, generator, parts=3)
-                xavier_uniform(module.out, generator)
+                fill_xavier_uniform(module.qkv, generator, parts=3)
+                fill_xavier_uniform(module.out, generator)
             case AttentionPool():
                 init.xavier_uniform_(module.query, generator=generator)
-                xavier_uniform(module.q, generator)
-                xavier_uniform(module.kv, generator, parts=2)
-                xavier_uniform(module.out, generator)
+                fill_xavier_uniform(module.q, generator)
+                fill_xavier_uniform(module.kv, generator, parts=2)
+                fill_xavier_uniform(module.out, generator)
             case MlpBlock():
                 for linear in (module.fc1, module.fc2):
-                    xavier_uniform(linear, generator)
+                    fill_xavier_uniform(linear, generator)
                     init.normal_(linear.bias, std=1e-6, generator=generator)
             case LayerScale():
                 init.constant_(module.factor, module.initial)
@@ -92,16 +92,16 @@ def initialise_head(head: nn.Module, bias: float = 0.0) -> None:
             init.constant_(layer.bias, bias)
 
 
-def lecun_normal(layer: nn.Linear | nn.Conv2d, generator: torch.Generator | None) -> None:
+def fill_lecun_normal(layer: nn.Linear | nn.Conv2d, generator: torch.Generator | None) -> None:
     """Variance 1/fan_in from a normal cut off at two standard deviations; bias 0."""
     fan_in = layer.weight[0].numel()
-    std = math.sqrt(1 / fan_in) / TRUNCATION
+    std = math.sqrt(1 / fan_in) / TRUNCATED_NORMAL_STD
     init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std, generator=generator)
     if layer.bias is not None:
         init.zeros_(layer.bias)
 
 
-def xavier_uniform(linear: nn.Linear, generator: torch.Generator | None, parts: int = 1) -> None:
+def fill_xavier_uniform(linear: nn.Linear, generator: torch.Generator | None, parts: int = 1) -> None:
     """Uniform with variance 2/(fan_in + fan_out), each of the stacked `parts` on its own fan; bias 0."""
     weights: tuple[Tensor, ...] = linear.weight.chunk(parts)
     for weight in weights:

@@ -51,7 +51,7 @@ class ConvStem(nn.Module):
         super().__init__()
         self.layers = nn.Sequential()
         for layer in layers:
-            self.layers.append(conv_norm_activation(in_channels, layer))
+            self.layers.append(build_conv_layer(in_channels, layer))
             in_channels = layer.channels
         self.projection = nn.Conv2d(in_channels, width, kernel_size=1)
 
@@ -61,7 +61,7 @@ class ConvStem(nn.Module):
         return features.flatten(2).transpose(1, 2)
 
 
-def conv_norm_activation(in_channels: int, layer: ConvLayer) -> nn.Sequential:
+def build_conv_layer(in_channels: int, layer: ConvLayer) -> nn.Sequential:
     """One layer of the stem; the convolution has a bias only where no norm follows."""
     norm, activation = CONV_STEM_NORMS[layer.norm], CONV_STEM_ACTIVATIONS[layer.activation]
     convolution = nn.Conv2d(

@@ -28,15 +28,15 @@ def resize_position_embedding(table: Tensor, old_grid: Grid, new_grid: Grid, pre
     Returns:
         (prefix + new rows · new columns, D); the same tensor, bit for bit, when the grids are equal.
     """
-    if _same(old_grid, new_grid):
+    if _is_same_grid(old_grid, new_grid):
         return table
     patches = table[prefix:].to(torch.promote_types(table.dtype, torch.float32))  # half precision is too coarse
-    rows, columns = (cubic_weights(old, new, patches) for old, new in zip(old_grid, new_grid, strict=True))
+    rows, columns = (compute_cubic_weights(old, new, patches) for old, new in zip(old_grid, new_grid, strict=True))
     patches = torch.einsum("ir,jc,rcd->ijd", rows, columns, patches.unflatten(0, old_grid)).flatten(0, 1)
     return torch.cat([table[:prefix], patches.to(table.dtype)])
 
 
-def cubic_weights(old: int, new: int, like: Tensor) -> Tensor:
+def compute_cubic_weights(old: int, new: int, like: Tensor) -> Tensor:
     """(new, old): the weights that resize a row of `old` points to `new` ones, bicubic with antialias.
 
     The same as `torch.nn.functional.interpolate`, as a matrix: that function cannot train in a graph compiled for
@@ -46,17 +46,17 @@ def cubic_weights(old: int, new: int, like: Tensor) -> Tensor:
     centres = (torch.arange(new, dtype=like.dtype, device=like.device) + 0.5) * scale
     points = torch.arange(old, dtype=like.dtype, device=like.device) + 0.5
     # Shrinking widens the kernel. `max` would ask which is larger, and a trace would keep the answer for every size.
-    weights = cubic((points - centres[:, None]).abs() / torch.sym_max(scale, 1.0))
+    weights = compute_cubic_kernel((points - centres[:, None]).abs() / torch.sym_max(scale, 1.0))
     return weights / weights.sum(dim=1, keepdim=True)
 
 
-def cubic(x: Tensor) -> Tensor:
+def compute_cubic_kernel(x: Tensor) -> Tensor:
     """Keys' kernel with a = −1/2, of distances."""
     near, far = (1.5 * x - 2.5) * x * x + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2
     return near.where(x < 1, far.where(x < 2, 0.0))
 
 
-def _same(own: Grid, grid: Grid) -> bool:
+def _is_same_grid(own: Grid, grid: Grid) -> bool:
     """Whether a grid is a table's own; not where a trace leaves it open, which would keep the answer for every grid."""
     return not any(isinstance(side, torch.SymInt) for side in grid) and own == grid
 
@@ -132,7 +132,7 @@ class SinCosPositions(nn.Module):
     def fill(self) -> None:
         """Compute the table of the module's own grid."""
         if not self.table.is_meta:
-            self.table.copy_(sin_cos_table(self.grid, self.width))
+            self.table.copy_(compute_sin_cos_table(self.grid, self.width))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # What moves or converts a module passes here. Computed anew, the table is exact in every dtype.
@@ -142,9 +142,9 @@ class SinCosPositions(nn.Module):
 
     def forward(self, grid: Grid) -> Tensor:
         """(N, D) for a grid."""
-        if _same(self.grid, grid):
+        if _is_same_grid(self.grid, grid):
             return self.table
-        return sin_cos_table(grid, self.width).to(self.table)
+        return compute_sin_cos_table(grid, self.width).to(self.table)
 
     def resize(self, grid: Grid) -> None:
         """Change the grid for good."""
@@ -152,7 +152,7 @@ class SinCosPositions(nn.Module):
         self.grid = grid
 
 
-def sin_cos_table(grid: Grid, width: int, temperature: float = 10_000.0) -> Tensor:
+def compute_sin_cos_table(grid: Grid, width: int, temperature: float = 10_000.0) -> Tensor:
     """(N, D) in float64: sin x, cos x, sin y, cos y, each at D/4 frequencies from 1 to 1/temperature (MoCo v3's)."""
     # On the CPU whatever the default device: float64 does not exist everywhere.
     frequencies = temperature ** -torch.linspace(0, 1, width // 4, dtype=torch.float64, device="cpu")
@@ -189,10 +189,10 @@ class RelativePositions(nn.Module):
     def resize(self, grid: Grid) -> None:
         """Refused for another grid: an offset in raster order means another place once the columns change."""
         if grid != self.grid:
-            raise InputError(cannot_resize_relative(self.grid, grid))
+            raise InputError(explain_relative_resize(self.grid, grid))
 
 
-def cannot_resize_relative(old: Grid, new: Grid) -> str:
+def explain_relative_resize(old: Grid, new: Grid) -> str:
     """The sentence on a grid that relative positions were not learned for."""
     return (
         f"relative position embeddings are tables of raster offsets, and those for {old[0]}×{old[1]} patches cannot be "

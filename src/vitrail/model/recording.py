@@ -16,11 +16,11 @@ from vitrail.model.encoder import Encoder, SelfAttention
 from vitrail.model.timm_model import TimmModel
 
 Hook = Callable[[nn.Module, Any, Any], None]
-Tell = Callable[[int, Tensor], None]
+MapsCallback = Callable[[int, Tensor], None]
 """Given the number of an attention layer, and its maps."""
 
 
-def attention_layers(model: nn.Module) -> list[nn.Module]:
+def find_attention_layers(model: nn.Module) -> list[nn.Module]:
     """The attention layers of a model in the order in which they run: vitrail's own, or those of a network of timm's.
 
     Of timm's those that can be told to compute their maps in the open; several that lie side by side in a block are
@@ -32,12 +32,12 @@ def attention_layers(model: nn.Module) -> list[nn.Module]:
         return own
     for module in model.modules():
         if isinstance(module, TimmModel):
-            return _layers_of_timm(module)
+            return _find_timm_attention(module)
     raise ConfigError("there is no self-attention of vitrail's in this model to record: give a Vision Transformer")
 
 
 @contextlib.contextmanager
-def observe_attention(model: nn.Module, tell: Tell, layers: Sequence[int] | None = None) -> Iterator[None]:
+def observe_attention(model: nn.Module, tell: MapsCallback, layers: Sequence[int] | None = None) -> Iterator[None]:
     """While the block lasts, `tell(layer, maps)` is called with each layer's attention maps as that layer runs.
 
     Maps are (B, H, T, T), at least float32, without gradient and without dropout; rows are queries and sum to 1.
@@ -51,10 +51,10 @@ def observe_attention(model: nn.Module, tell: Tell, layers: Sequence[int] | None
         layers: which attention layers, counted from 0 in the order they run, negative ones from the end; all if
             None. An axial block has two: rows, whose maps are (B · rows, H, columns, columns), then columns.
     """
-    attentions = attention_layers(model)
+    attentions = find_attention_layers(model)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(uncompiled())
-        for index in dict.fromkeys(_indices(layers, len(attentions))):
+        stack.enter_context(disable_compilation())
+        for index in dict.fromkeys(_resolve_indices(layers, len(attentions))):
             _observe(attentions[index], functools.partial(tell, index), stack)
         yield
 
@@ -85,7 +85,7 @@ def record_attention(model: nn.Module, layers: Sequence[int] | None = None) -> I
 def record_blocks(encoder: Encoder, layers: Sequence[int]) -> Iterator[list[Tensor]]:
     """The outputs of an encoder's blocks, with their gradients: one for each of `layers`, once the block has ended."""
     blocks = list(encoder.blocks)
-    indices = _indices(layers, len(blocks))
+    indices = _resolve_indices(layers, len(blocks))
     found: dict[int, Tensor] = {}
     outputs: list[Tensor] = []
 
@@ -95,12 +95,12 @@ def record_blocks(encoder: Encoder, layers: Sequence[int]) -> Iterator[list[Tens
 
         return hook
 
-    with uncompiled(), _hooked(blocks, indices, keep):
+    with disable_compilation(), _hook_modules(blocks, indices, keep):
         yield outputs
     outputs.extend(found[index] for index in indices)
 
 
-def _layers_of_timm(model: TimmModel) -> list[nn.Module]:
+def _find_timm_attention(model: TimmModel) -> list[nn.Module]:
     """Those of the blocks, where a network has any: what pools by attention is no layer."""
     inside = getattr(model.peer, "blocks", model.peer)
     found = [part for part in inside.modules() if hasattr(part, "fused_attn") and hasattr(part, "attn_drop")]
@@ -132,7 +132,7 @@ def _observe(attention: nn.Module, tell: Callable[[Tensor], None], stack: contex
     part.fused_attn = False
 
 
-def _indices(layers: Sequence[int] | int | None, count: int) -> list[int]:
+def _resolve_indices(layers: Sequence[int] | int | None, count: int) -> list[int]:
     if layers is None:
         return list(range(count))
     if isinstance(layers, int):
@@ -144,14 +144,14 @@ def _indices(layers: Sequence[int] | int | None, count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def _hooked(modules: Sequence[nn.Module], indices: Sequence[int], make: Callable[[int], Hook]) -> Iterator[None]:
+def _hook_modules(modules: Sequence[nn.Module], indices: Sequence[int], make: Callable[[int], Hook]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for index in dict.fromkeys(indices):
             stack.callback(modules[index].register_forward_hook(make(index)).remove)
         yield
 
 
-def uncompiled() -> contextlib.AbstractContextManager[Any]:
+def disable_compilation() -> contextlib.AbstractContextManager[Any]:
     """Compiled code does not look for hooks that were added later, so it must not run while they are wanted.
 
     Once the compiler has been imported anything may be compiled, a function around the model too.

@@ -27,9 +27,9 @@ class StdConv(nn.Conv2d):
         super().__init__(in_channels, out_channels, kernel, stride=stride, bias=False)
         self.by_std = backbone.standardise_by == "std"
         self.eps = backbone.standardise_eps
-        self.pad = padding(kernel, stride, backbone)
+        self.pad = compute_padding(kernel, stride, backbone)
 
-    def standardised(self) -> Tensor:
+    def standardise_weight(self) -> Tensor:
         """The weight that is applied."""
         variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), keepdim=True, correction=0)
         scale = variance.sqrt() + self.eps if self.by_std else (variance + self.eps).sqrt()
@@ -37,10 +37,10 @@ class StdConv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, height, width) → (B, C', height / stride, width / stride)."""
-        return F.conv2d(F.pad(x, self.pad), self.standardised(), stride=self.stride)
+        return F.conv2d(F.pad(x, self.pad), self.standardise_weight(), stride=self.stride)
 
 
-def padding(kernel: int, stride: int, backbone: Backbone) -> tuple[int, int, int, int]:
+def compute_padding(kernel: int, stride: int, backbone: Backbone) -> tuple[int, int, int, int]:
     """Left, right, top, bottom. SAME, on sizes that the stride divides, puts the odd pixel right and below."""
     if backbone.form == "bit":
         return (kernel // 2,) * 4
@@ -110,7 +110,7 @@ class ResNetBackbone(nn.Module):
         self.root = StdConv(in_channels, channels, 7, 2, backbone)
         # BiT's first norm belongs to its first unit.
         self.root_norm = nn.GroupNorm(GROUPS, channels, eps=backbone.norm_eps) if backbone.form == "hybrid" else None
-        self.pool_pad = padding(3, 2, backbone)
+        self.pool_pad = compute_padding(3, 2, backbone)
         self.units = nn.ModuleList()
         in_channels = channels
         for stage, blocks in enumerate(backbone.blocks):

@@ -17,9 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitrail.config import show_size
 from vitrail.errors import ConfigError, MissingExtraError, WeightsError, did_you_mean
 from vitrail.model.architecture import TimmArchitecture
-from vitrail.model.base import ImageModel, _check_labels
+from vitrail.model.base import ImageModel, check_labels
 
-MOST_GROWTH = 4
+MAX_GROWTH = 4
 """A network that is built for one size can be resized to so many times it: tables of windows grow with the fourth
 power of a side, and a stranger's config.json could ask for any."""
 
@@ -31,7 +31,7 @@ class TimmModel(ImageModel):
 
     def __init__(self, architecture: TimmArchitecture) -> None:
         super().__init__(architecture)  # type: ignore[arg-type]
-        self.peer = network(architecture)
+        self.peer = build_empty_network(architecture)
         self.gradient_checkpointing = False
 
     @property
@@ -50,7 +50,7 @@ class TimmModel(ImageModel):
         features: Tensor = self.peer.forward_features(images)
         return features
 
-    def pooled(self, features: Tensor) -> Tensor:
+    def pool_features(self, features: Tensor) -> Tensor:
         """The result of `forward_features` → (B, D): what timm gives to the last layer of its head."""
         return self.forward_head(features, pre_logits=True)
 
@@ -67,7 +67,7 @@ class TimmModel(ImageModel):
 
     def replace_head(self, num_classes: int, labels: Sequence[str] | None = None) -> Self:
         """Give timm's network a new classifier, whose last layer starts at zero."""
-        _check_labels(labels, num_classes)
+        check_labels(labels, num_classes)
         wanted = TimmArchitecture(**{**dict(self.architecture), "num_classes": num_classes})
         self._become(wanted, lambda network: network.reset_classifier(num_classes))
         self.initialise_head()
@@ -77,15 +77,15 @@ class TimmModel(ImageModel):
     @torch.no_grad()
     def initialise_head(self, bias: float = 0.0) -> None:
         """Zero the layers that give logits; a constant in their bias."""
-        for layer in output_layers(self.head, self.num_classes):
+        for layer in find_output_layers(self.head, self.num_classes):
             init.zeros_(layer.weight)
             if layer.bias is not None:
                 init.constant_(layer.bias, bias)
 
     def resize(self, image_size: int | tuple[int, int]) -> Self:
         """As timm does it, where the network has something that is made for one size; a ConfigError where it cannot."""
-        wanted = self.architecture.at(image_size)
-        measured(wanted)
+        wanted = self.architecture.copy_at_size(image_size)
+        measure_cost(wanted)
         if wanted.image_size != self.image_size and hasattr(self.peer, "set_input_size"):
             self._become(wanted, lambda network: network.set_input_size(img_size=wanted.image_size))
         self.architecture = wanted
@@ -115,20 +115,20 @@ class TimmModel(ImageModel):
         if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in self.modules()):
             if device.type != "cuda":
                 raise ConfigError(f"the batch norm of {name} needs GPUs to be trained on several ranks")
-            self.peer = imported(f"training {name}").layers.convert_sync_batchnorm(self.peer)
+            self.peer = import_timm(f"training {name}").layers.convert_sync_batchnorm(self.peer)
 
-    def layers_above(self) -> dict[str, int]:
+    def count_layers_above(self) -> dict[str, int]:
         """How many layers lie between each parameter and the logits, by timm's grouping; 0 for the head."""
         if not hasattr(self.peer, "group_matcher"):
             raise ConfigError(f"timm does not tell the layers of {self.architecture.name}: leave layer_decay out")
-        timm = imported(f"training {self.architecture.name}")
+        timm = import_timm(f"training {self.architecture.name}")
         layer = timm.models.group_parameters(self.peer, self.peer.group_matcher(coarse=False), reverse=True)
         return {f"peer.{name}": max(layer.values()) - number for name, number in layer.items()}
 
     def _become(self, wanted: TimmArchitecture, change: Callable[[Any], object]) -> None:
         """Change the network as timm does, then put its tensors into one that is built so from the start: what is
         built again after saving must be the same, whatever way led here."""
-        trial, fresh = network(self.architecture), network(wanted)
+        trial, fresh = build_empty_network(self.architecture), build_empty_network(wanted)
         with torch.device("meta"):
             change(trial)
         if _shapes(trial) != _shapes(fresh):
@@ -146,18 +146,18 @@ class TimmModel(ImageModel):
         self.architecture = wanted
 
 
-def output_layers(head: nn.Module, num_classes: int) -> list[nn.Linear | nn.Conv2d]:
+def find_output_layers(head: nn.Module, num_classes: int) -> list[nn.Linear | nn.Conv2d]:
     """The layers of a classifier that give logits: of layers in a row the last, for the others are hidden; of several
     classifiers, as distillation has them, each one's."""
     if isinstance(head, nn.Linear | nn.Conv2d):
         return [head] if len(head.weight) == num_classes else []
-    inner = [(child, output_layers(child, num_classes)) for child in head.children()]
+    inner = [(child, find_output_layers(child, num_classes)) for child in head.children()]
     row = [child for child, found in inner if found == [child]]
     hidden = [] if isinstance(head, nn.ModuleList) else row[:-1]
     return [layer for child, found in inner if child not in hidden for layer in found]
 
 
-def imported(purpose: str) -> Any:
+def import_timm(purpose: str) -> Any:
     """The library."""
     try:
         import timm
@@ -170,16 +170,16 @@ def imported(purpose: str) -> Any:
     return timm
 
 
-def network(architecture: TimmArchitecture) -> Any:
+def build_empty_network(architecture: TimmArchitecture) -> Any:
     """timm's network, empty: on the meta device, without memory or values."""
-    built = _created(architecture, "meta")
-    built.register_load_state_dict_post_hook(functools.partial(_completed, architecture=architecture))
+    built = _create_network(architecture, "meta")
+    built.register_load_state_dict_post_hook(functools.partial(_fill_missing_buffers, architecture=architecture))
     return built
 
 
-def _created(a: TimmArchitecture, device: str) -> Any:
+def _create_network(a: TimmArchitecture, device: str) -> Any:
     """As timm makes it: the network of that name, then its head changed, then its size."""
-    timm = imported(f"the model {a.name}")
+    timm = import_timm(f"the model {a.name}")
     if not timm.is_model(a.name):
         hint = did_you_mean(a.name.partition(".")[0], timm.list_models()) or ": timm.list_models() lists them"
         raise ConfigError(f"timm {timm.__version__} has no model {a.name!r}{hint}")
@@ -191,9 +191,9 @@ def _created(a: TimmArchitecture, device: str) -> Any:
                 raise ValueError("it is no classifier")
             if a.num_classes != built.num_classes:
                 built.reset_classifier(a.num_classes)
-            own = own_size(built)
+            own = read_native_size(built)
             if a.image_size != own and hasattr(built, "set_input_size"):
-                if max(a.image_size) > MOST_GROWTH * max(own):
+                if max(a.image_size) > MAX_GROWTH * max(own):
                     raise ValueError(f"it is made for images of {show_size(own)} pixels")
                 built.set_input_size(img_size=a.image_size)
     except Exception as error:  # whatever timm's many builders raise
@@ -205,13 +205,13 @@ def _created(a: TimmArchitecture, device: str) -> Any:
     return built
 
 
-def _completed(built: nn.Module, _: object, architecture: TimmArchitecture) -> None:
+def _fill_missing_buffers(built: nn.Module, _: object, architecture: TimmArchitecture) -> None:
     """After filling: buffers that are in no checkpoint get their values, which only a network with memory has. By now
     the weights take as much, so no small file can ask for it."""
     like = next(built.parameters())
     empty = [name for name, buffer in built.named_buffers() if buffer.is_meta]
     if empty and not like.is_meta:
-        whole = _created(architecture, "cpu")
+        whole = _create_network(architecture, "cpu")
         for name in empty:
             owner, _, last = name.rpartition(".")
             setattr(built.get_submodule(owner), last, whole.get_buffer(name))
@@ -219,20 +219,22 @@ def _completed(built: nn.Module, _: object, architecture: TimmArchitecture) -> N
 
 
 @functools.lru_cache(maxsize=32)
-def measured(architecture: TimmArchitecture) -> tuple[int, int]:
+def measure_cost(architecture: TimmArchitecture) -> tuple[int, int]:
     """Parameters, and operations in a forward pass of one image: those of convolutions and matrix products, which torch
     counts while the network runs without memory. A ConfigError where it does not run at its size."""
-    built = network(architecture).eval().requires_grad_(False)  # torch's counter stumbles over some that need gradients
+    built = (
+        build_empty_network(architecture).eval().requires_grad_(False)
+    )  # torch's counter stumbles over some that need gradients
     with FlopCounterMode(display=False) as counter:
-        _run(built, architecture, 1)
+        _run_empty(built, architecture, 1)
     return sum(parameter.numel() for parameter in built.parameters()), counter.get_total_flops()
 
 
 @functools.lru_cache(maxsize=32)
-def kept_for_backward(architecture: TimmArchitecture) -> int:
+def measure_activation_bytes(architecture: TimmArchitecture) -> int:
     """Bytes in float32 that a training step keeps of one image for the backward pass. Attention maps are counted, which
     fused kernels do not keep."""
-    built = network(architecture).train()
+    built = build_empty_network(architecture).train()
     constant = {_storage(tensor) for tensor in [*built.parameters(), *built.buffers()]}
     kept: dict[int, Tensor] = {}
 
@@ -242,21 +244,21 @@ def kept_for_backward(architecture: TimmArchitecture) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        _run(built, architecture, 2)  # two, for batch norm cannot train on one
+        _run_empty(built, architecture, 2)  # two, for batch norm cannot train on one
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) // 2
 
 
-def _run(built: nn.Module, a: TimmArchitecture, images: int) -> None:
+def _run_empty(built: nn.Module, a: TimmArchitecture, images: int) -> None:
     try:
         built(torch.empty(images, a.in_channels, *a.image_size, device="meta"))
     except Exception as error:  # whatever its layers raise
         raise ConfigError(
             f"timm's {a.name} does not run at image size {show_size(a.image_size)} ({_first_line(error)}): its own is "
-            f"{show_size(own_size(built))}"
+            f"{show_size(read_native_size(built))}"
         ) from None
 
 
-def own_size(built: Any) -> tuple[int, int]:
+def read_native_size(built: Any) -> tuple[int, int]:
     """Height and width that timm builds a network for."""
     height, width = built.pretrained_cfg["input_size"][1:]
     return height, width

@@ -43,7 +43,7 @@ RESNET_BLOCKS = {
 HYBRID: dict[str, Any] = {"form": "hybrid", "norm_eps": 1e-6, "standardise_by": "std", "standardise_eps": 1e-5}
 BIT: dict[str, Any] = {"form": "bit", "norm_eps": 1e-5, "standardise_by": "variance", "standardise_eps": 1e-10}
 
-LISTED = (
+LISTED_NAMES = (
     *("Ti/16", "S/32", "S/16", "S/8", "B/32", "B/16", "B/8", "L/32", "L/16", "H/14", "g/14", "G/14"),
     *("R26+S/32", "R50+B/32", "R50+B/16", "R50+L/32", "R50+L/16"),
     *("BiT-R50x1", "BiT-R50x3", "BiT-R101x1", "BiT-R101x3", "BiT-R152x2", "BiT-R152x4", "BiT-R200x3"),
@@ -58,7 +58,7 @@ _TIMM = re.compile(rf"(?:vit|deit)_({'|'.join(_LETTER_OF_WORD)})_patch(\d+)")
 _BIT = re.compile(r"BiT-R(\d+)x([1-9]\d*)")
 
 
-def architecture(name: str, **options: Any) -> Architecture:
+def make_architecture(name: str, **options: Any) -> Architecture:
     """The architecture that `name` stands for, changed by `options` (the fields of the architecture).
 
     `architecture("B/16")`, `architecture("R50+B/16", image_size=384)`, `architecture("BiT-R50x1", num_classes=10)`.
@@ -70,38 +70,38 @@ def architecture(name: str, **options: Any) -> Architecture:
         return VitArchitecture(**{"patch_size": int(patch), **SIZES[letter]._asdict(), **options})
     if found := _HYBRID.fullmatch(name):
         depth, letter, stride = found.groups()
-        backbone = Backbone(blocks=_hybrid_blocks(name, int(depth), int(stride)), **HYBRID)
+        backbone = Backbone(blocks=_find_hybrid_blocks(name, int(depth), int(stride)), **HYBRID)
         # A patch is one pixel of the feature map unless the options say otherwise.
         return VitArchitecture(**{"patch_size": 1, "backbone": backbone, **SIZES[letter]._asdict(), **options})
     if found := _BIT.fullmatch(name):
         depth, factor = found.groups()
-        backbone = Backbone(blocks=_blocks(name, int(depth)), width_factor=int(factor), **BIT)
+        backbone = Backbone(blocks=_find_resnet_blocks(name, int(depth)), width_factor=int(factor), **BIT)
         return ResNetArchitecture(**{"backbone": backbone, **options})
-    raise ConfigError(f"unknown model {name!r}{_advice(name)}; `vitrail models` lists them")
+    raise ConfigError(f"unknown model {name!r}{_suggest_name(name)}; `vitrail models` lists them")
 
 
-def _advice(name: str) -> str:
+def _suggest_name(name: str) -> str:
     """What a person may have meant, or how names are made."""
     if name.startswith(("hf:", "timm:")) or name == "pane":
         return ", which is the name of weights: give it to vitrail.load"
     if found := _TIMM.match(name):
         return f", did you mean {_LETTER_OF_WORD[found.group(1)]}/{found.group(2)}?"
-    return did_you_mean(name, LISTED) or (
+    return did_you_mean(name, LISTED_NAMES) or (
         f": a name is SIZE/PATCH with a size of {', '.join(SIZES)} (B/16), RDEPTH+SIZE/16 or /32 (R50+B/16) or "
         "BiT-RDEPTHxWIDTH (BiT-R50x1)"
     )
 
 
-def _blocks(name: str, depth: int) -> tuple[int, ...]:
+def _find_resnet_blocks(name: str, depth: int) -> tuple[int, ...]:
     if depth not in RESNET_BLOCKS:
         known = ", ".join(f"R{known}" for known in RESNET_BLOCKS)
         raise ConfigError(f"unknown ResNet R{depth} in {name!r}: there are {known}")
     return RESNET_BLOCKS[depth]
 
 
-def _hybrid_blocks(name: str, depth: int, stride: int) -> tuple[int, ...]:
+def _find_hybrid_blocks(name: str, depth: int, stride: int) -> tuple[int, ...]:
     """/32: all four stages. /16: stage 4 goes, and its blocks join stage 3, for a four times longer sequence."""
-    blocks = _blocks(name, depth)
+    blocks = _find_resnet_blocks(name, depth)
     if stride == 32:
         return blocks
     if stride == 16:

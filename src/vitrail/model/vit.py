@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import InputError
-from vitrail.model.architecture import VitArchitecture, misfit
+from vitrail.model.architecture import VitArchitecture, explain_misfit
 from vitrail.model.base import ImageModel
 from vitrail.model.encoder import AxialEncoderBlock, Encoder, EncoderBlock, RowAttention, SelfAttention, build_norm
 from vitrail.model.heads import (
@@ -32,7 +32,7 @@ from vitrail.model.positions import (
     InputPositions,
     RelativePositions,
     build_input_positions,
-    cannot_resize_relative,
+    explain_relative_resize,
 )
 from vitrail.model.recording import record_blocks
 from vitrail.model.resnet import ResNetBackbone
@@ -79,7 +79,7 @@ class VisionTransformer(ImageModel):
     def tokens(self, images: Tensor) -> Tensor:
         """(B, C, H, W) → (B, N, D): the embedded patches x_p · E, before positions."""
         self.check_images(images)
-        self.grid_of(images)
+        self.measure_grid(images)
         features = images if self.backbone is None else self.backbone(images)
         tokens: Tensor = self.patch_embed(features)
         return tokens
@@ -96,7 +96,7 @@ class VisionTransformer(ImageModel):
                 f"{self.width}), not {tuple(tokens.shape)}: for images of another size give encode(tokens, grid=…)"
             )
         if self.position == "relative" and grid != self.grid:
-            raise InputError(cannot_resize_relative(self.grid, grid))
+            raise InputError(explain_relative_resize(self.grid, grid))
         positions = [self._table(positions, grid) for positions in self.position_embedding]
         z = self._with_prefix(tokens)
         if positions:
@@ -111,9 +111,9 @@ class VisionTransformer(ImageModel):
 
     def forward_features(self, images: Tensor) -> Tensor:
         """(B, C, H, W) → (B, T, D) encoded tokens, after the last norm."""
-        return self.encode(self.tokens(images), self.grid_of(images))
+        return self.encode(self.tokens(images), self.measure_grid(images))
 
-    def pooled(self, features: Tensor) -> Tensor:
+    def pool_features(self, features: Tensor) -> Tensor:
         """(B, T, D) → (B, D): the representation y of equation 4."""
         y: Tensor = self.pool_norm(self.pool(features))
         return y
@@ -128,11 +128,11 @@ class VisionTransformer(ImageModel):
         states = [z.flatten(1, 2) if self.axial else z for z in outputs]
         return [self.encoder.norm(z) for z in states] if norm else states
 
-    def grid_of(self, images: Tensor) -> Grid:
+    def measure_grid(self, images: Tensor) -> Grid:
         """Rows and columns of patches that a batch of images has."""
         height, width = images.shape[2:]
         if height % self.stride or width % self.stride or not height or not width:
-            raise InputError(misfit((height, width), self.stride))
+            raise InputError(explain_misfit((height, width), self.stride))
         return height // self.stride, width // self.stride
 
     def resize(self, image_size: int | tuple[int, int]) -> Self:

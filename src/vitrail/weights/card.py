@@ -49,7 +49,7 @@ class Certificate:
         return not self.preprocessing_note
 
 
-def model_card(
+def format_model_card(
     model: ImageModel, name: str, naming: str, certificate: Certificate | None = None, notes: str = ""
 ) -> str:
     """A README.md with the heading that the hub reads."""
@@ -101,10 +101,10 @@ def _options(model: ImageModel, naming: str) -> str:
 
 
 def _facts(model: ImageModel) -> str:
-    return _table(facts(model))
+    return _table(list_facts(model))
 
 
-def facts(model: ImageModel) -> list[tuple[str, str]]:
+def list_facts(model: ImageModel) -> list[tuple[str, str]]:
     """The rows of a model's card: size, classes, how images are prepared, what its training cost."""
     a, p = model.architecture, model.preprocessing
     rows = [("parameters", f"{sum(parameter.numel() for parameter in model.parameters()):,}")]
@@ -124,7 +124,7 @@ def facts(model: ImageModel) -> list[tuple[str, str]]:
     shape = "squashed" if p.resize == "squash" else "shape kept"
     rows += [
         ("image size", show_size(a.image_size)),
-        ("classes", str(model.num_classes) + ("" if model.labels is None else f": {some(model.labels)}")),
+        ("classes", str(model.num_classes) + ("" if model.labels is None else f": {shorten_labels(model.labels)}")),
         ("resize", f"to {show_size(p.image_size)}, {shape}{crop}, {p.interpolation}"),
         ("mean, deviation", f"{p.mean}, {p.std}"),
     ]
@@ -135,7 +135,7 @@ def facts(model: ImageModel) -> list[tuple[str, str]]:
     return rows
 
 
-def some(labels: Sequence[str], most: int = 10) -> str:
+def shorten_labels(labels: Sequence[str], most: int = 10) -> str:
     """The first of them, for a line of text or a cell of a table."""
     return ", ".join(labels[:most]) + (" …" if len(labels) > most else "")
 

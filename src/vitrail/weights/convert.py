@@ -13,10 +13,10 @@ from torch import Tensor
 from vitrail.config import Preprocessing
 from vitrail.errors import ConfigError, WeightsError, did_you_mean
 from vitrail.model.base import ImageModel
-from vitrail.weights.card import Certificate, model_card
-from vitrail.weights.formats.native import sha256
-from vitrail.weights.load import NAMINGS, load_with_files
-from vitrail.weights.save import CARD, whole_folder, write
+from vitrail.weights.card import Certificate, format_model_card
+from vitrail.weights.formats.native import compute_sha256
+from vitrail.weights.load import FORMATS, load_with_files
+from vitrail.weights.save import MODEL_CARD, draft_folder, write_model
 from vitrail.weights.source import HUB_NAME, SUFFIXES
 
 TOLERANCE = 1e-3
@@ -33,33 +33,33 @@ def convert(source: str | Path, target: str | Path, to: str, **known: Any) -> Ce
     The folder is loaded back and both models run on the same inputs. Where they differ the folder is removed and a
     WeightsError raised; where they agree the measurement stands in its model card, and is returned.
     """
-    if to not in NAMINGS:
-        raise ConfigError(f"unknown format {to!r}{did_you_mean(to, NAMINGS) or '.'} There are {', '.join(NAMINGS)}")
-    target, naming = Path(target).expanduser(), NAMINGS[to]
+    if to not in FORMATS:
+        raise ConfigError(f"unknown format {to!r}{did_you_mean(to, FORMATS) or '.'} There are {', '.join(FORMATS)}")
+    target, naming = Path(target).expanduser(), FORMATS[to]
     if target.suffix in SUFFIXES:
         raise ConfigError(
             f"{target} would be a folder that holds {naming.weights_file}: name it without {target.suffix}"
         )
-    with whole_folder(target) as draft:
+    with draft_folder(target) as draft:
         model, files = load_with_files(source, known)
-        write(model, naming, draft)
+        write_model(model, naming, draft)
         again, written = load_with_files(draft)
-        certificate = compare(model.eval(), again.eval(), files, written)
+        certificate = compare_models(model.eval(), again.eval(), files, written)
         if not certificate.relative_difference <= TOLERANCE:  # so that NaN fails too
             raise WeightsError(
                 f"as {to} this model would compute something else, so nothing was written: its outputs differ by up to "
                 f"{certificate.max_difference:.3g}, or {certificate.relative_difference:.3g} of their deviation"
             )
-        (draft / CARD).write_text(model_card(model, target.name, to, certificate), encoding="utf-8")
+        (draft / MODEL_CARD).write_text(format_model_card(model, target.name, to, certificate), encoding="utf-8")
     return certificate
 
 
-def push(folder: str | Path, destination: str) -> str:
+def push_to_hub(folder: str | Path, destination: str) -> str:
     """Upload a folder with its model card to `hf:owner/name`; the address it then has."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
 
-    name, hub = check_destination(destination), HfApi()
+    name, hub = parse_destination(destination), HfApi()
     try:
         hub.create_repo(name, exist_ok=True)
         return str(hub.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload by vitrail"))
@@ -70,7 +70,7 @@ def push(folder: str | Path, destination: str) -> str:
         raise WeightsError(f"{folder} cannot be uploaded to {destination}: {first}") from error
 
 
-def check_destination(destination: str) -> str:
+def parse_destination(destination: str) -> str:
     """owner/name, from hf:owner/name."""
     name = destination.removeprefix("hf:")
     if not destination.startswith("hf:") or not HUB_NAME.fullmatch(name):
@@ -79,7 +79,7 @@ def check_destination(destination: str) -> str:
 
 
 @torch.inference_mode()
-def compare(
+def compare_models(
     model: ImageModel, again: ImageModel, files: tuple[Path, ...] = (), written: tuple[Path, ...] = ()
 ) -> Certificate:
     """Run two models on the same fixed inputs in float32, and hold each output's difference against its deviation."""
@@ -90,8 +90,8 @@ def compare(
     origin = model.origin
     return Certificate(
         source="fresh weights" if origin is None else origin.source,
-        source_sha256={path.name: sha256(path) for path in files},
-        target_sha256={path.name: sha256(path) for path in written},
+        source_sha256={path.name: compute_sha256(path) for path in files},
+        target_sha256={path.name: compute_sha256(path) for path in written},
         inputs=f"{'×'.join(map(str, images.shape))} values from a normal distribution, seed {SEED}",
         max_difference=float(torch.stack([(a - b).abs().max() for a, b in outputs]).max()),
         relative_difference=float(torch.stack([_relative(a, b) for a, b in outputs]).max()),

@@ -59,7 +59,7 @@ class TensorFile(ABC):
 
     def read(self, name: str) -> Tensor:
         """One tensor, in memory that nothing else uses. Ask for each name once; may be called from several threads."""
-        with damage_told(self.path):
+        with convert_read_errors(self.path):
             return self._read(name)
 
     @abstractmethod
@@ -72,7 +72,7 @@ IMAGES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM")
 
 
 @contextlib.contextmanager
-def damage_told(path: Path) -> Iterator[None]:
+def convert_read_errors(path: Path) -> Iterator[None]:
     """What the libraries inside raise about a file becomes a WeightsError."""
     try:
         yield
@@ -88,17 +88,17 @@ def damage_told(path: Path) -> Iterator[None]:
 def open_tensors(path: Path) -> Iterator[TensorFile]:
     """Open a file of tensors whatever its name says."""
     with contextlib.ExitStack() as stack:
-        with damage_told(path):
-            opened = _opened(path, stack.enter_context(path.open("rb")))
+        with convert_read_errors(path):
+            opened = _open_by_first_bytes(path, stack.enter_context(path.open("rb")))
         yield opened
 
 
-def _opened(path: Path, file: BinaryIO) -> TensorFile:
+def _open_by_first_bytes(path: Path, file: BinaryIO) -> TensorFile:
     start = file.read(9)
     if not start:
         raise WeightsError(f"{path} is empty")
     if start.startswith(b"PK"):
-        return _opened_zip(path, file)
+        return _open_zip(path, file)
     if start.startswith(b"\x80"):
         return TorchFile(path)  # the format before 2020: a bare pickle
     if start[8:9] == b"{":
@@ -133,13 +133,13 @@ class SafetensorsFile(TensorFile):
         self.offsets = {}
         for name in names:
             self.offsets[name] = offset
-            offset += _bytes(self.tensors[name])
+            offset += _count_bytes(self.tensors[name])
 
     def _read(self, name: str) -> Tensor:
         """By position, so that threads do not disturb each other."""
         info, offset = self.tensors[name], self.offsets[name]
-        buffer = _buffer(_bytes(info))
-        _fill(buffer, lambda view, done: _read_at(self.file, view, offset + done), self.path)
+        buffer = _allocate(_count_bytes(info))
+        _fill_buffer(buffer, lambda view, done: _read_at(self.file, view, offset + done), self.path)
         return buffer.view(info.dtype).reshape(info.shape)
 
 
@@ -155,7 +155,7 @@ _SAFETENSORS_DTYPES = {
 }
 
 
-def _opened_zip(path: Path, file: BinaryIO) -> TensorFile:
+def _open_zip(path: Path, file: BinaryIO) -> TensorFile:
     """An npz if it holds arrays, a PyTorch file if it holds a pickle and storages."""
     try:
         archive = zipfile.ZipFile(file)
@@ -183,18 +183,18 @@ class NpzFile(TensorFile):
             if zipped.file_size > MEANINGLESS_RATIO * size:
                 raise WeightsError(f"{path}: {zipped.filename} would unpack to {zipped.file_size:,} bytes")
             with archive.open(zipped) as stream:
-                shape, fortran, dtype = _npy_header(path, zipped, stream)
+                shape, fortran, dtype = _read_npy_header(path, zipped, stream)
                 header = stream.tell()
             name = zipped.filename.removesuffix(".npy")
-            self.tensors[name] = TensorInfo(shape, _torch_dtype(path, name, dtype))
-            if header + _bytes(self.tensors[name]) != zipped.file_size:
+            self.tensors[name] = TensorInfo(shape, _find_torch_dtype(path, name, dtype))
+            if header + _count_bytes(self.tensors[name]) != zipped.file_size:
                 raise WeightsError(f"{path}: {zipped.filename} says {shape} and holds something else")
             self.members[name] = _Member(zipped, header, fortran, dtype.isnative)
 
     def _read(self, name: str) -> Tensor:
         """One array; its checksum is verified on the way."""
         member, (shape, dtype) = self.members[name], self.tensors[name]
-        buffer = _buffer(_bytes(self.tensors[name]))
+        buffer = _allocate(_count_bytes(self.tensors[name]))
         if member.zipped.compress_type == zipfile.ZIP_STORED:
             self._copy(member, buffer)
         else:
@@ -213,7 +213,7 @@ class NpzFile(TensorFile):
         start = member.zipped.header_offset + 30 + sum(struct.unpack("<HH", local[26:]))
         header = bytearray(member.header)
         _read_at(self.file, memoryview(header), start)
-        _fill(buffer, lambda view, done: _read_at(self.file, view, start + member.header + done), self.path)
+        _fill_buffer(buffer, lambda view, done: _read_at(self.file, view, start + member.header + done), self.path)
         if zlib.crc32(memoryview(buffer.numpy().data), zlib.crc32(header)) != member.zipped.CRC:
             raise WeightsError(f"{self.path} is damaged: the checksum of {member.zipped.filename} is wrong")
 
@@ -222,7 +222,7 @@ class NpzFile(TensorFile):
         with zipfile.ZipFile(self.path) as archive, archive.open(member.zipped) as stream:
             stream.read(member.header)
             into: Any = stream
-            _fill(buffer, lambda view, _: into.readinto(view[:CHUNK]), self.path)
+            _fill_buffer(buffer, lambda view, _: into.readinto(view[:CHUNK]), self.path)
             if stream.read(1):  # also what makes the archive compare its checksum
                 raise WeightsError(f"{self.path}: {member.zipped.filename} is longer than it says")
 
@@ -237,7 +237,7 @@ class _Member(NamedTuple):
     native_order: bool
 
 
-def _npy_header(path: Path, member: zipfile.ZipInfo, stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def _read_npy_header(path: Path, member: zipfile.ZipInfo, stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     try:
         version = np.lib.format.read_magic(stream)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -251,7 +251,7 @@ def _npy_header(path: Path, member: zipfile.ZipInfo, stream: Any) -> tuple[tuple
     return shape, fortran, dtype
 
 
-def _torch_dtype(path: Path, name: str, dtype: np.dtype[Any]) -> torch.dtype:
+def _find_torch_dtype(path: Path, name: str, dtype: np.dtype[Any]) -> torch.dtype:
     if dtype.kind == "V" and dtype.itemsize == 2 and dtype.names is None:
         return torch.bfloat16
     known = {"f8": torch.float64, "f4": torch.float32, "f2": torch.float16, "i8": torch.int64, "i4": torch.int32}
@@ -272,7 +272,7 @@ class TorchFile(TensorFile):
                 content = torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             raise WeightsError(
-                f"{path} is refused: to read it, {_asked_for(error)} would have to be run, and that could be any code. "
+                f"{path} is refused: reading it would run {_find_refused_name(error)}, which could be any code. "
                 "If you trust it, save its weights alone with safetensors.torch.save_file, and load that"
             ) from None
         except Exception as error:  # a damaged file fails in PyTorch in many ways
@@ -280,7 +280,7 @@ class TorchFile(TensorFile):
         if not isinstance(content, Mapping):
             raise WeightsError(f"{path} holds a {type(content).__name__}, not named tensors")
         self.wrapper = next((key for key in WRAPPERS if isinstance(content.get(key), Mapping)), None)
-        self.contents = dict(_plain_tensors(path, content if self.wrapper is None else content[self.wrapper]))
+        self.contents = dict(_select_tensors(path, content if self.wrapper is None else content[self.wrapper]))
         self.tensors = {name: TensorInfo(tuple(t.shape), t.dtype) for name, t in self.contents.items()}
         nested = [str(key) for key, value in content.items() if isinstance(value, Mapping)]
         if not self.contents and nested:
@@ -302,7 +302,7 @@ WRAPPERS = ("model", "state_dict", "model_state_dict", "teacher", "module")
 """Keys under which training programs put the weights."""
 
 
-def _plain_tensors(path: Path, content: Mapping[Any, Any]) -> Iterator[tuple[str, Tensor]]:
+def _select_tensors(path: Path, content: Mapping[Any, Any]) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in content.items():
         if not isinstance(tensor, Tensor):
             continue  # epoch numbers, arguments and the like
@@ -313,7 +313,7 @@ def _plain_tensors(path: Path, content: Mapping[Any, Any]) -> Iterator[tuple[str
         yield str(name), tensor.detach()
 
 
-def _buffer(length: int) -> Tensor:
+def _allocate(length: int) -> Tensor:
     """Bytes that go back to the system when they are freed. From the allocator, the parts of tensors that are joined
     would leave holes, and a large model would need a quarter more memory than it has weights."""
     if length < LARGE:
@@ -335,7 +335,7 @@ def _read_at(file: BinaryIO, view: memoryview, offset: int) -> int:
 _ONE_AT_A_TIME = threading.Lock()
 
 
-def _fill(buffer: Tensor, read: Callable[[memoryview, int], int], path: object) -> None:
+def _fill_buffer(buffer: Tensor, read: Callable[[memoryview, int], int], path: object) -> None:
     """Call `read` with what is left of the buffer, and how much is there, until it is full."""
     view = memoryview(buffer.numpy().data)
     done = 0
@@ -346,7 +346,7 @@ def _fill(buffer: Tensor, read: Callable[[memoryview, int], int], path: object) 
         done += count
 
 
-def _bytes(info: TensorInfo) -> int:
+def _count_bytes(info: TensorInfo) -> int:
     return math.prod(info.shape) * info.dtype.itemsize
 
 
@@ -354,7 +354,7 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _asked_for(error: BaseException) -> str:
+def _find_refused_name(error: BaseException) -> str:
     """What the file wanted called, which PyTorch names in the middle of a long explanation."""
     found = re.search(r"GLOBAL ([\w.]+)|(?:instruction|operand)[^\n]*", str(error))
     return found.group(1) or f"an unknown {found.group()}" if found else "something other than tensors"

@@ -18,29 +18,30 @@ from vitrail.errors import ConfigError, WeightsError, did_you_mean
 from vitrail.model.architecture import Architecture, ResNetArchitecture, TimmArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.model.bit import BitResNet
-from vitrail.model.create import build, check_dtype
-from vitrail.model.timm_model import TimmModel, imported
+from vitrail.model.create import build_empty_model, check_dtype
+from vitrail.model.timm_model import TimmModel, import_timm
 from vitrail.model.vit import VisionTransformer
 from vitrail.system.device import parse_device
 from vitrail.weights.files import TensorFile, TensorInfo, open_tensors
-from vitrail.weights.formats.google import GoogleNaming
-from vitrail.weights.formats.huggingface import HuggingFaceNaming
-from vitrail.weights.formats.naming import IMAGENET, Beside, Naming, Reading
-from vitrail.weights.formats.native import SET_ASIDE, NativeNaming, description
-from vitrail.weights.formats.timm import TimmNaming
-from vitrail.weights.formats.timm_config import TimmConfig, labels_of, preprocessing_of
-from vitrail.weights.formats.torchvision import TorchvisionNaming
-from vitrail.weights.source import PANE, PANE_FOLDER, locate
-from vitrail.weights.tensor_rules import Pair, check_complete, expected_shapes, listed, pair_up
+from vitrail.weights.formats.base import IMAGENET, CheckpointInfo, FolderFiles, WeightFormat
+from vitrail.weights.formats.google import GoogleFormat
+from vitrail.weights.formats.huggingface import HuggingFaceFormat
+from vitrail.weights.formats.native import UNUSED_PREFIX, NativeFormat, describe_config
+from vitrail.weights.formats.timm import TimmFormat
+from vitrail.weights.formats.timm_config import TimmConfig, read_labels, read_preprocessing
+from vitrail.weights.formats.torchvision import TorchvisionFormat
+from vitrail.weights.source import PANE, PANE_FOLDER, locate_weights
+from vitrail.weights.tensor_rules import TensorMatch, check_complete, compute_file_shapes, match_tensors, shorten_list
 
 log = logging.getLogger("vitrail")
 
-NATIVE = NativeNaming()
-NAMINGS: dict[str, Naming] = {
-    naming.name: naming for naming in (NATIVE, TimmNaming(), TorchvisionNaming(), HuggingFaceNaming(), GoogleNaming())
+NATIVE_FORMAT = NativeFormat()
+FORMATS: dict[str, WeightFormat] = {
+    naming.name: naming
+    for naming in (NATIVE_FORMAT, TimmFormat(), TorchvisionFormat(), HuggingFaceFormat(), GoogleFormat())
 }
 TRAINING_ONLY = ("dropout", "attention_dropout", "stochastic_depth")
-KNOWABLE = ("num_heads", "gelu", "norm_eps", *TRAINING_ONLY)
+KNOWN_OPTIONS = ("num_heads", "gelu", "norm_eps", *TRAINING_ONLY)
 """Options of a Vision Transformer that leave no trace in the shapes of its weights."""
 COUNTER = "num_batches_tracked"
 """The one whole number that is learned: batch norm's."""
@@ -95,26 +96,26 @@ def load(
 def load_with_files(source: str | Path, known: Mapping[str, Any] | None = None) -> tuple[Model, tuple[Path, ...]]:
     """The model as it is in its files, and those files; none for one that timm has loaded."""
     known = known or {}
-    if wrong := [name for name in known if name not in KNOWABLE]:
-        allowed = ("num_classes", "image_size", "device", "dtype", *KNOWABLE)
+    if wrong := [name for name in known if name not in KNOWN_OPTIONS]:
+        allowed = ("num_classes", "image_size", "device", "dtype", *KNOWN_OPTIONS)
         hint = did_you_mean(wrong[0], allowed) or f": there are {', '.join(allowed)}"
         raise ConfigError(f"unknown option {wrong[0]!r}{hint}")
     if str(source).startswith("timm:"):
-        tensors, beside = _from_timm(str(source))
-        return _model(str(source), str(source), tensors, beside, known), ()
-    located = locate(source)
+        tensors, beside = _load_from_timm(str(source))
+        return _build_model(str(source), str(source), tensors, beside, known), ()
+    located = locate_weights(source)
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(open_tensors(path)) for path in located.files]
-        together = files[0] if len(files) == 1 else _Together(files)
-        beside = Beside(located.beside.folder, together.wrapper, ignored=located.beside.ignored)
-        return _model(str(source), located.name, together, beside, known), located.files
+        together = files[0] if len(files) == 1 else _SplitCheckpoint(files)
+        beside = FolderFiles(located.beside.folder, together.wrapper, ignored=located.beside.ignored)
+        return _build_model(str(source), located.name, together, beside, known), located.files
 
 
-def recognise(where: str, tensors: Mapping[str, TensorInfo], beside: Beside | None = None) -> Naming:
+def recognise_format(where: str, tensors: Mapping[str, TensorInfo], beside: FolderFiles | None = None) -> WeightFormat:
     """The naming of a checkpoint, from its names and shapes. That a folder of ours holds timm's, config.json tells."""
-    if beside is not None and NATIVE.of_timm(beside):
-        return NATIVE
-    for naming in NAMINGS.values():
+    if beside is not None and NATIVE_FORMAT.of_timm(beside):
+        return NATIVE_FORMAT
+    for naming in FORMATS.values():
         if naming.recognises(tensors):
             return naming
     if beside is not None and (kind := beside.json("config.json").get("model_type")):
@@ -124,26 +125,26 @@ def recognise(where: str, tensors: Mapping[str, TensorInfo], beside: Beside | No
             f"{where} is a {kind!r} of timm's, for which vitrail has no layers: timm:NAME runs timm's own"
         )
     raise WeightsError(
-        f"{where} is no Vision Transformer, hybrid or BiT ResNet in any naming vitrail knows ({', '.join(NAMINGS)}): "
-        f"it holds {listed(list(tensors)) or 'no tensors'}"
+        f"{where} is no Vision Transformer, hybrid or BiT ResNet in any naming vitrail knows ({', '.join(FORMATS)}): "
+        f"it holds {shorten_list(list(tensors)) or 'no tensors'}"
     )
 
 
-def _model(where: str, name: str, tensors: TensorFile, beside: Beside, known: Mapping[str, Any]) -> Model:
-    naming = recognise(where, tensors.tensors, beside)
+def _build_model(where: str, name: str, tensors: TensorFile, beside: FolderFiles, known: Mapping[str, Any]) -> Model:
+    naming = recognise_format(where, tensors.tensors, beside)
     try:
         with ThreadPoolExecutor(1) as aside:
             checked = aside.submit(naming.check, beside)  # hashing takes as long as reading, so they go side by side
             reading = naming.understand(tensors.tensors, beside)
-            _tell(reading, known, sure=naming.name in ("native", "huggingface") and beside.described)
-            _plausible(reading.architecture, len(tensors.tensors))
-            model: Model = build(reading.architecture)
-            pairs = pair_up(model.state_dict(), naming.lines(reading.architecture, reading.dialect))
-            _fill(where, model, tensors, reading, pairs)
+            _apply_known_options(reading, known, sure=naming.name in ("native", "huggingface") and beside.described)
+            _check_layer_count(reading.architecture, len(tensors.tensors))
+            model: Model = build_empty_model(reading.architecture)
+            pairs = match_tensors(model.state_dict(), naming.lines(reading.architecture, reading.dialect))
+            _fill_model(where, model, tensors, reading, pairs)
             model.preprocessing = reading.preprocessing
             model.labels = reading.labels
             model.training_cost, model.learned_from = reading.training_cost, reading.learned_from
-            model.origin = _origin(name, naming, reading, beside)
+            model.origin = _describe_origin(name, naming, reading, beside)
             checked.result()
     except ConfigError as error:
         raise WeightsError(f"{where} describes a model that cannot be: {error}") from None
@@ -152,7 +153,7 @@ def _model(where: str, name: str, tensors: TensorFile, beside: Beside, known: Ma
     return model
 
 
-def _tell(reading: Reading, known: Mapping[str, Any], sure: bool) -> None:
+def _apply_known_options(reading: CheckpointInfo, known: Mapping[str, Any], sure: bool) -> None:
     """What the caller knows replaces what was concluded; not what the files say (`sure`)."""
     fields = {name: getattr(reading.architecture, name) for name in type(reading.architecture).model_fields}
     for name, value in known.items():
@@ -166,7 +167,7 @@ def _tell(reading: Reading, known: Mapping[str, Any], sure: bool) -> None:
         reading.notes += [f"{n} = {v}, as it was told" for n, v in known.items() if n not in TRAINING_ONLY and not sure]
 
 
-def _plausible(architecture: Architecture, tensors: int) -> None:
+def _check_layer_count(architecture: Architecture, tensors: int) -> None:
     """No model has more layers than tensors; a config that says so would have us build without end."""
     if isinstance(architecture, TimmArchitecture):
         return  # which says no number of layers: its name does
@@ -176,32 +177,34 @@ def _plausible(architecture: Architecture, tensors: int) -> None:
         raise WeightsError(f"its config tells of {layers} layers, and there are {tensors} tensors")
 
 
-def _fill(where: str, model: ImageModel, file: TensorFile, reading: Reading, pairs: list[Pair]) -> None:
+def _fill_model(
+    where: str, model: ImageModel, file: TensorFile, reading: CheckpointInfo, pairs: list[TensorMatch]
+) -> None:
     """All tensors into an empty model, or none: what is in the file is known before any of it is taken."""
     empty = model.state_dict()
     # Tables of indices, which some of timm's networks have, are made with the network: a file's could point anywhere.
     tables = {p for p in pairs if not empty[p.ours].is_floating_point() and not p.ours.endswith(COUNTER)}
     pairs = [pair for pair in pairs if pair not in tables]
-    apart = [*reading.set_aside, *reading.left_out, *(name for pair in tables for name in pair.theirs)]
-    check_complete(where, file.tensors, expected_shapes(pairs, empty), apart)
+    apart = [*reading.unused_tensors, *reading.left_out, *(name for pair in tables for name in pair.theirs)]
+    check_complete(where, file.tensors, compute_file_shapes(pairs, empty), apart)
     floats = {i.dtype for p in pairs for n in p.theirs if (i := file.tensors[n]).dtype.is_floating_point}
     dtype = functools.reduce(torch.promote_types, floats)
     if len(floats) > 1:
         reading.notes.append(f"tensors of several types were brought to {dtype}")
     if reading.left_out:
-        reading.notes.append(f"left out, for the model has no use for it: {listed(reading.left_out, most=3)}")
+        reading.notes.append(f"left out, for the model has no use for it: {shorten_list(reading.left_out, most=3)}")
 
-    def read(pair: Pair) -> tuple[str, Tensor]:
+    def read(pair: TensorMatch) -> tuple[str, Tensor]:
         ours = pair.rule.inward([file.read(name) for name in pair.theirs]).contiguous()
         return pair.ours, ours.to(dtype) if ours.is_floating_point() else ours
 
     with ThreadPoolExecutor(READERS) as readers:
         kept = {pair.ours: empty[pair.ours] for pair in tables}
         model.load_state_dict({**dict(readers.map(read, pairs)), **kept}, assign=True)
-    model.set_aside = {name.removeprefix(SET_ASIDE): file.read(name) for name in reading.set_aside}
+    model.unused_tensors = {name.removeprefix(UNUSED_PREFIX): file.read(name) for name in reading.unused_tensors}
 
 
-def _origin(name: str, naming: Naming, reading: Reading, beside: Beside) -> Origin:
+def _describe_origin(name: str, naming: WeightFormat, reading: CheckpointInfo, beside: FolderFiles) -> Origin:
     """Where the numbers first came from: a native folder remembers it."""
     earlier = naming.earlier_origin(beside)
     if earlier is not None:
@@ -213,7 +216,7 @@ def _origin(name: str, naming: Naming, reading: Reading, beside: Beside) -> Orig
     )
 
 
-class _Together(TensorFile):
+class _SplitCheckpoint(TensorFile):
     """Several files of one checkpoint."""
 
     def __init__(self, files: list[TensorFile]) -> None:
@@ -226,7 +229,7 @@ class _Together(TensorFile):
         return self.owners[name].read(name)
 
 
-class _InMemory(TensorFile):
+class _LoadedTensors(TensorFile):
     """Tensors that another library has loaded."""
 
     def __init__(self, path: Path, contents: Mapping[str, Tensor]) -> None:
@@ -238,10 +241,10 @@ class _InMemory(TensorFile):
         return self.contents.pop(name)
 
 
-def _from_timm(source: str) -> tuple[TensorFile, Beside]:
+def _load_from_timm(source: str) -> tuple[TensorFile, FolderFiles]:
     """Let timm load one of its pretrained models, and take the weights over. Where no model of ours can hold them, they
     are described as they would be in a native folder, as a network of timm's."""
-    timm = imported(f"loading {source}")
+    timm = import_timm(f"loading {source}")
     try:
         model: Any = timm.create_model(source.removeprefix("timm:"), pretrained=True)
     except (RuntimeError, OSError, ValueError) as error:
@@ -255,27 +258,29 @@ def _from_timm(source: str) -> tuple[TensorFile, Beside]:
     pretrained = dict(model.pretrained_cfg)
     config = {"architecture": pretrained.get("architecture", ""), "pretrained_cfg": pretrained, "model_args": arguments}
     config["global_pool"] = getattr(model, "global_pool", None)
-    tensors, beside = _InMemory(Path(source), model.state_dict()), Beside(given={"config.json": config})
-    if not _held_by_ours(source, tensors, beside):
-        beside = Beside(given={"config.json": _as_native(source, pretrained, getattr(model, "num_classes", 0))})
+    tensors, beside = _LoadedTensors(Path(source), model.state_dict()), FolderFiles(given={"config.json": config})
+    if not _fits_own_model(source, tensors, beside):
+        beside = FolderFiles(
+            given={"config.json": describe_timm_network(source, pretrained, getattr(model, "num_classes", 0))}
+        )
     return tensors, beside
 
 
-def _held_by_ours(source: str, file: TensorFile, beside: Beside) -> bool:
+def _fits_own_model(source: str, file: TensorFile, beside: FolderFiles) -> bool:
     """Whether a model of ours can hold all tensors of a checkpoint."""
     try:
-        naming = recognise(source, file.tensors)
+        naming = recognise_format(source, file.tensors)
         reading = naming.understand(file.tensors, beside)
-        empty = build(reading.architecture).state_dict()
-        pairs = pair_up(empty, naming.lines(reading.architecture, reading.dialect))
-        set_aside = [*reading.set_aside, *reading.left_out]
-        check_complete(source, file.tensors, expected_shapes(pairs, empty), set_aside)
+        empty = build_empty_model(reading.architecture).state_dict()
+        pairs = match_tensors(empty, naming.lines(reading.architecture, reading.dialect))
+        set_aside = [*reading.unused_tensors, *reading.left_out]
+        check_complete(source, file.tensors, compute_file_shapes(pairs, empty), set_aside)
     except (ConfigError, WeightsError):
         return False
     return True
 
 
-def _as_native(source: str, pretrained: Mapping[str, Any], num_classes: int) -> dict[str, Any]:
+def describe_timm_network(source: str, pretrained: Mapping[str, Any], num_classes: int) -> dict[str, Any]:
     """What a native folder's config.json says of a network of timm's, from what timm says of its weights.
 
     Images are taken at timm's size for tests, where that is another than for training: at that size timm measures.
@@ -294,6 +299,6 @@ def _as_native(source: str, pretrained: Mapping[str, Any], num_classes: int) -> 
             f"images are taken at {show_size(architecture.image_size)} pixels, timm's size for tests; it was trained "
             f"at {show_size(trained)}"
         )
-    preprocessing = preprocessing_of(config, architecture, IMAGENET, notes)  # type: ignore[arg-type]  # sizes alone
+    preprocessing = read_preprocessing(config, architecture, IMAGENET, notes)  # type: ignore[arg-type]  # sizes alone
     origin = Origin(source=source, format="timm", licence=config.pretrained.license, notes=tuple(notes))
-    return description(architecture, preprocessing, labels_of(config, num_classes), origin)
+    return describe_config(architecture, preprocessing, read_labels(config, num_classes), origin)

@@ -19,13 +19,13 @@ from torch import Tensor
 from vitrail.errors import WeightsError
 from vitrail.model.base import ImageModel
 from vitrail.model.timm_model import TimmModel
-from vitrail.weights.card import model_card
-from vitrail.weights.formats.naming import Beside, Naming
-from vitrail.weights.formats.native import FORMAT, HASHED, SUMS
-from vitrail.weights.load import NAMINGS
-from vitrail.weights.tensor_rules import pair_up
+from vitrail.weights.card import format_model_card
+from vitrail.weights.formats.base import FolderFiles, WeightFormat
+from vitrail.weights.formats.native import CHECKSUM_FILE, CHECKSUMMED_FILES, FORMAT
+from vitrail.weights.load import FORMATS
+from vitrail.weights.tensor_rules import match_tensors
 
-CARD = "README.md"
+MODEL_CARD = "README.md"
 
 
 def save(model: ImageModel, folder: str | Path, notes: str = "") -> Path:
@@ -34,23 +34,27 @@ def save(model: ImageModel, folder: str | Path, notes: str = "") -> Path:
     `notes`: on its training, for the model card.
     """
     folder = Path(folder).expanduser()
-    with whole_folder(folder, replace=_is_native(folder)) as draft:
-        write(model, NAMINGS["native"], draft)
-        (draft / CARD).write_text(model_card(model, folder.name, "native", notes=notes), encoding="utf-8")
+    with draft_folder(folder, replace=_is_native(folder)) as draft:
+        write_model(model, FORMATS["native"], draft)
+        (draft / MODEL_CARD).write_text(format_model_card(model, folder.name, "native", notes=notes), encoding="utf-8")
     return folder
 
 
 def _is_native(folder: Path) -> bool:
     """A folder that `save` has written, and that holds nothing else."""
-    if not folder.is_dir() or {path.name for path in folder.iterdir()} - {*HASHED, SUMS, CARD}:
+    if not folder.is_dir() or {path.name for path in folder.iterdir()} - {
+        *CHECKSUMMED_FILES,
+        CHECKSUM_FILE,
+        MODEL_CARD,
+    }:
         return False
     try:
-        return Beside(folder).json("config.json").get("format") == FORMAT
+        return FolderFiles(folder).json("config.json").get("format") == FORMAT
     except WeightsError:
         return False
 
 
-def write(model: ImageModel, naming: Naming, folder: Path) -> None:
+def write_model(model: ImageModel, naming: WeightFormat, folder: Path) -> None:
     """Weights and configs in a naming, without a model card."""
     if isinstance(model, TimmModel) and naming.name != "native":
         raise WeightsError(
@@ -62,50 +66,50 @@ def write(model: ImageModel, naming: Naming, folder: Path) -> None:
         raise WeightsError(f"this model cannot be written as {naming.name}: {reason}")
     companions = naming.companions(model)
     folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(foreign_tensors(model, naming, naming.dialect_to_write(model)), folder / naming.weights_file)
+    write_tensors(convert_tensors(model, naming, naming.dialect_to_write(model)), folder / naming.weights_file)
     for name, content in companions.items():
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     naming.finish(folder)
 
 
-def foreign_tensors(model: ImageModel, naming: Naming, dialect: str) -> dict[str, Tensor]:
+def convert_tensors(model: ImageModel, naming: WeightFormat, dialect: str) -> dict[str, Tensor]:
     """The model's tensors under the names and in the shapes of a naming."""
     ours = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     tensors: dict[str, Tensor] = {}
-    for pair in pair_up(ours, naming.lines(model.architecture, dialect)):
+    for pair in match_tensors(ours, naming.lines(model.architecture, dialect)):
         parts = pair.rule.outward(ours[pair.ours])
         tensors.update((name, part.contiguous()) for name, part in zip(pair.theirs, parts, strict=True))
     came_from_here = model.origin is not None and (model.origin.format, model.origin.dialect) == (naming.name, dialect)
     if came_from_here or naming.name == "native":
-        tensors.update((naming.name_set_aside(name), tensor) for name, tensor in model.set_aside.items())
+        tensors.update((naming.name_set_aside(name), tensor) for name, tensor in model.unused_tensors.items())
     return tensors
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     """By the suffix: safetensors, PyTorch's zip, or npz."""
     if path.suffix == ".npz":
-        arrays: dict[str, Any] = {name: _array(tensor) for name, tensor in tensors.items()}
+        arrays: dict[str, Any] = {name: _to_numpy(tensor) for name, tensor in tensors.items()}
         np.savez(path, **arrays)
         return
     # Parts of one tensor share its memory, which safetensors does not allow and PyTorch would write whole.
-    alone = {name: tensor.clone() if _shares(tensor) else tensor for name, tensor in tensors.items()}
+    alone = {name: tensor.clone() if _shares_memory(tensor) else tensor for name, tensor in tensors.items()}
     if path.suffix == ".safetensors":
         save_file(alone, path)
     else:
         torch.save(alone, path)
 
 
-def _shares(tensor: Tensor) -> bool:
+def _shares_memory(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
 
 
-def _array(tensor: Tensor) -> Any:
+def _to_numpy(tensor: Tensor) -> Any:
     """NumPy has no bfloat16: Google's files hold it as two bytes without a name."""
     return tensor.view(torch.int16).numpy().view("V2") if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 @contextlib.contextmanager
-def whole_folder(folder: Path, replace: bool = False) -> Iterator[Path]:
+def draft_folder(folder: Path, replace: bool = False) -> Iterator[Path]:
     """A draft beside `folder` that takes its place when the block ends well, and vanishes when it does not."""
     folder = folder.resolve()  # through a link, so that the link stays
     if folder.exists() and not replace and not (folder.is_dir() and not any(folder.iterdir())):
@@ -116,7 +120,7 @@ def whole_folder(folder: Path, replace: bool = False) -> Iterator[Path]:
         draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         yield draft
         _publish(draft)
-        _put_in_place(draft, folder)
+        _move_into_place(draft, folder)
     except OSError as error:
         raise WeightsError(f"{folder} cannot be written: {error}") from None
     finally:
@@ -124,7 +128,7 @@ def whole_folder(folder: Path, replace: bool = False) -> Iterator[Path]:
             shutil.rmtree(draft, ignore_errors=True)
 
 
-def _put_in_place(draft: Path, folder: Path) -> None:
+def _move_into_place(draft: Path, folder: Path) -> None:
     """An earlier folder steps aside first, and comes back if the new one cannot take its place."""
     if not folder.exists():
         draft.rename(folder)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitrail.errors import ConfigError, WeightsError, did_you_mean
-from vitrail.weights.files import damage_told
-from vitrail.weights.formats.naming import Beside
+from vitrail.weights.files import convert_read_errors
+from vitrail.weights.formats.base import FolderFiles
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")
 INDEX = ".index.json"
@@ -31,41 +31,41 @@ PANE_FOLDER = Path(__file__).parent.parent / PANE
 
 
 @dataclass(frozen=True)
-class Located:
+class WeightsLocation:
     """Weights on this machine."""
 
     name: str
     """What to call them where strangers may read it: no path of this machine."""
     files: tuple[Path, ...]
     """More than one where a checkpoint is split."""
-    beside: Beside
+    beside: FolderFiles
 
 
-def locate(source: str | Path) -> Located:
+def locate_weights(source: str | Path) -> WeightsLocation:
     """Find the files of a source; from the hub they are downloaded once, with progress, and kept."""
     text = str(source)
     if source == PANE:
         if not PANE_FOLDER.is_dir():
             raise WeightsError(f"this vitrail has no {PANE} inside: install it again, or name another model")
-        return _in_folder(PANE, PANE_FOLDER)
+        return _locate_in_folder(PANE, PANE_FOLDER)
     if text.startswith("hf:"):
-        folder = download(text)
+        folder = download_snapshot(text)
         # A snapshot lies in a folder named after its commit, which says more than a branch does.
-        return _in_folder(f"{text.partition('@')[0]}@{folder.name}", folder)
+        return _locate_in_folder(f"{text.partition('@')[0]}@{folder.name}", folder)
     path = Path(source).expanduser()
     if text and path.is_dir():
         # A run keeps its model in a folder of its own.
         inner = path / "model"
         if (path / "checkpoints").is_dir() and not inner.is_dir():
             raise WeightsError(f"{path} is a run that is not finished: give its command again to go on with it")
-        return _in_folder(path.resolve().name, inner if (inner / "config.json").is_file() else path)
+        return _locate_in_folder(path.resolve().name, inner if (inner / "config.json").is_file() else path)
     if path.is_file():
-        return _one_file(path)
+        return _locate_file(path)
     kinds = f"a folder, a file ({', '.join(SUFFIXES)}), hf:owner/name, timm:name or {PANE}"
-    raise WeightsError(f"there is no model {text!r}{_hint(text, path) or ':'} give {kinds}")
+    raise WeightsError(f"there is no model {text!r}{_suggest_source(text, path) or ':'} give {kinds}")
 
 
-def _hint(text: str, path: Path) -> str:
+def _suggest_source(text: str, path: Path) -> str:
     """What may be meant by a name that is none: a neighbour, `pane`, a model of the hub, an architecture."""
     beside: list[str] = []
     if path.parent != Path():
@@ -80,37 +80,37 @@ def _hint(text: str, path: Path) -> str:
     return f", did you mean vitrail.create_model({text!r})?" if _LIKE_NAME.fullmatch(text) else ""
 
 
-def _one_file(path: Path) -> Located:
+def _locate_file(path: Path) -> WeightsLocation:
     """A file that was named. A config.json in its folder speaks of it unless other weights lie there too."""
-    alone = path.name in PREFERRED or len(_weights_in(path.parent)) <= 1
+    alone = path.name in PREFERRED or len(_list_weight_files(path.parent)) <= 1
     folder = path.parent if alone else None
-    return Located(
-        path.name, _parts(path), Beside(folder, ignored=not alone and (path.parent / "config.json").is_file())
+    return WeightsLocation(
+        path.name, _list_parts(path), FolderFiles(folder, ignored=not alone and (path.parent / "config.json").is_file())
     )
 
 
-def _in_folder(name: str, folder: Path) -> Located:
+def _locate_in_folder(name: str, folder: Path) -> WeightsLocation:
     for preferred in PREFERRED:
         if (folder / preferred).is_file():
-            return Located(name, _parts(folder / preferred), Beside(folder))
-    found = _weights_in(folder)
+            return WeightsLocation(name, _list_parts(folder / preferred), FolderFiles(folder))
+    found = _list_weight_files(folder)
     if len(found) == 1:
-        return Located(name, (found[0],), Beside(folder))
+        return WeightsLocation(name, (found[0],), FolderFiles(folder))
     if found:
         raise WeightsError(f"{folder} holds several files of weights: name one, e.g. {found[0]}")
     raise WeightsError(f"{folder} holds no weights: expected one of {', '.join(PREFERRED)}")
 
 
-def _weights_in(folder: Path) -> list[Path]:
-    with damage_told(folder):
+def _list_weight_files(folder: Path) -> list[Path]:
+    with convert_read_errors(folder):
         return sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
 
 
-def _parts(path: Path) -> tuple[Path, ...]:
+def _list_parts(path: Path) -> tuple[Path, ...]:
     """The file itself, or the files that it lists, which must lie beside it."""
     if not path.name.endswith(INDEX):
         return (path,)
-    weight_map = Beside(path.parent).json(path.name).get("weight_map")
+    weight_map = FolderFiles(path.parent).json(path.name).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise WeightsError(f"{path} has no weight_map")
     names = sorted({str(name) for name in weight_map.values()})
@@ -120,7 +120,7 @@ def _parts(path: Path) -> tuple[Path, ...]:
     return tuple(path.parent / name for name in names)
 
 
-def download(source: str) -> Path:
+def download_snapshot(source: str) -> Path:
     """The snapshot of `hf:owner/name[@revision]`: safetensors where there are any, never a file that runs code."""
     from huggingface_hub import is_offline_mode, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

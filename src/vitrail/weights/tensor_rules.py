@@ -19,82 +19,82 @@ from vitrail.errors import WeightsError
 from vitrail.weights.files import TensorInfo
 
 
-class Rule(NamedTuple):
+class Transform(NamedTuple):
     """Theirs → ours, and ours → theirs."""
 
     inward: Callable[[Sequence[Tensor]], Tensor]
     outward: Callable[[Tensor], Sequence[Tensor]]
 
 
-SAME = Rule(lambda parts: parts[0], lambda ours: [ours])
-BATCHED = Rule(lambda parts: parts[0].squeeze(0), lambda ours: [ours.unsqueeze(0)])
+UNCHANGED = Transform(lambda parts: parts[0], lambda ours: [ours])
+ADD_BATCH_AXIS = Transform(lambda parts: parts[0].squeeze(0), lambda ours: [ours.unsqueeze(0)])
 """(T, D) here, (1, T, D) there."""
 
 
-def joined(count: int) -> Rule:
+def split_into(count: int) -> Transform:
     """One tensor here, so many equal parts of it there: fused qkv against q, k and v."""
-    return Rule(lambda parts: torch.cat(list(parts)), lambda ours: ours.chunk(count))
+    return Transform(lambda parts: torch.cat(list(parts)), lambda ours: ours.chunk(count))
 
 
-def patch_kernel(channels: int, side: int) -> Rule:
+def to_patch_kernel(channels: int, side: int) -> Transform:
     """A linear map of flattened patches here, a convolution kernel there."""
-    return Rule(lambda parts: parts[0].flatten(1), lambda ours: [ours.unflatten(1, (channels, side, side))])
+    return Transform(lambda parts: parts[0].flatten(1), lambda ours: [ours.unflatten(1, (channels, side, side))])
 
 
-class Line(NamedTuple):
+class TensorRule(NamedTuple):
     """One line of a naming. `{i}` stands for a number, `*` for weight or bias, `**` for any name."""
 
     ours: str
     theirs: str | Sequence[str]
-    rule: Rule = SAME
+    rule: Transform = UNCHANGED
 
 
 @dataclass(frozen=True)
-class Pair:
+class TensorMatch:
     """One tensor of ours and those of theirs that hold its numbers."""
 
     ours: str
     theirs: tuple[str, ...]
-    rule: Rule
+    rule: Transform
 
 
-def pair_up(names: Iterable[str], table: Sequence[Line]) -> list[Pair]:
+def match_tensors(names: Iterable[str], table: Sequence[TensorRule]) -> list[TensorMatch]:
     """A pair for each of our names; a WeightsError for those that the naming has no word for."""
-    patterns = [(_pattern(line.ours), line) for line in table]
+    patterns = [(_compile_pattern(line.ours), line) for line in table]
     pairs, nameless = [], []
     for name in names:
         for pattern, line in patterns:
             if found := pattern.fullmatch(name):
                 theirs = [line.theirs] if isinstance(line.theirs, str) else line.theirs
-                pairs.append(Pair(name, tuple(_filled(word, found) for word in theirs), line.rule))
+                pairs.append(TensorMatch(name, tuple(_fill_pattern(word, found) for word in theirs), line.rule))
                 break
         else:
             nameless.append(name)
     if nameless:
-        raise WeightsError(f"this naming has no place for {listed(nameless)}")
+        raise WeightsError(f"this naming has no place for {shorten_list(nameless)}")
     return pairs
 
 
-def _pattern(words: str) -> re.Pattern[str]:
+def _compile_pattern(words: str) -> re.Pattern[str]:
     words = re.escape(words).replace(r"\*\*", r"(?P<any>.+)").replace(r"\*", r"(?P<kind>weight|bias)")
     return re.compile(words.replace(r"\{i\}", r"(?P<i>\d+)"))
 
 
-def _filled(words: str, found: re.Match[str]) -> str:
+def _fill_pattern(words: str, found: re.Match[str]) -> str:
     groups = {key: value or "" for key, value in found.groupdict().items()}
     words = words.replace("**", groups.get("any", "")).replace("*", groups.get("kind", ""))
     return words.replace("{i}", groups.get("i", ""))
 
 
-def prefixed(lines: Iterable[Line], prefix: str) -> list[Line]:
+def add_prefix(lines: Iterable[TensorRule], prefix: str) -> list[TensorRule]:
     """The same lines with something before all of their names."""
     return [
-        Line(ours, prefix + theirs if isinstance(theirs, str) else [prefix + word for word in theirs], rule)
+        TensorRule(ours, prefix + theirs if isinstance(theirs, str) else [prefix + word for word in theirs], rule)
         for ours, theirs, rule in lines
     ]
 
 
-def expected_shapes(pairs: Sequence[Pair], ours: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+def compute_file_shapes(pairs: Sequence[TensorMatch], ours: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     """The shapes a file must have, from tensors of ours that may be without memory."""
     expected: dict[str, tuple[int, ...]] = {}
     for pair in pairs:
@@ -109,26 +109,26 @@ def check_complete(
     """Raise a WeightsError that lists everything missing, left over, misshapen or not a number, if anything is."""
     problems = []
     if missing := [name for name in expected if name not in found]:
-        problems.append(f"missing: {listed(missing)}")
+        problems.append(f"missing: {shorten_list(missing)}")
     known = {*expected, *set_aside}
     if left_over := [name for name in found if name not in known]:
-        problems.append(f"left over: {listed(left_over)}")
+        problems.append(f"left over: {shorten_list(left_over)}")
     misshapen = [
         f"{name} is {found[name].shape}, expected {shape}"
         for name, shape in expected.items()
         if name in found and found[name].shape != shape
     ]
     if misshapen:
-        problems.append(f"wrong shape: {listed(misshapen)}")
+        problems.append(f"wrong shape: {shorten_list(misshapen)}")
     counters = [name for name in expected if name.endswith("num_batches_tracked")]
     integers = [n for n in expected if n in found and n not in counters and not found[n].dtype.is_floating_point]
     if integers:
-        problems.append(f"not floating point: {listed(integers)}")
+        problems.append(f"not floating point: {shorten_list(integers)}")
     if problems:
         raise WeightsError(f"{where} does not hold the model it describes; " + "; ".join(problems))
 
 
-def listed(names: Sequence[str], most: int = 6) -> str:
+def shorten_list(names: Sequence[str], most: int = 6) -> str:
     """The first few, and how many more."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest

@@ -15,37 +15,37 @@ from vitrail.config import Preprocessing
 from vitrail.model.architecture import Architecture, Backbone, ResNetArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.model.variants import BIT, HYBRID
-from vitrail.weights.formats.naming import (
+from vitrail.weights.formats.base import (
     HALF,
-    Beside,
-    Companion,
-    Naming,
-    Reading,
+    CheckpointInfo,
+    CompanionFile,
+    FolderFiles,
     Tensors,
+    WeightFormat,
+    build_preprocessing,
     count_blocks,
-    grid_of_table,
-    options_beyond,
-    pixels,
-    residual_units,
-    shape,
-    size_of,
-    square_patch,
+    find_unsupported_options,
+    infer_grid,
+    list_residual_units,
+    read_patch_size,
+    read_shape,
+    read_size,
 )
-from vitrail.weights.tensor_rules import BATCHED, SAME, Line, Rule, prefixed
+from vitrail.weights.tensor_rules import ADD_BATCH_AXIS, UNCHANGED, TensorRule, Transform, add_prefix
 
 PREFIXES = ("", "opt/target/", "params/", "params/img/")
 BLOCK = "Transformer/encoderblock_{i}/"
 BIT_PREFIX = "resnet/"
 BIT_PARTS = ("a", "b", "c")
 
-DENSE = Rule(lambda parts: parts[0].T, lambda ours: [ours.T])
-CONVOLUTION = Rule(lambda parts: parts[0].permute(3, 2, 0, 1), lambda ours: [ours.permute(2, 3, 1, 0)])
-HEAD_OF_BIT = Rule(lambda parts: parts[0].flatten(0, 2).T, lambda ours: [ours.T[None, None]])
-NORM_4D = Rule(lambda parts: parts[0].flatten(), lambda ours: [ours[None, None, None]])
+DENSE = Transform(lambda parts: parts[0].T, lambda ours: [ours.T])
+CONVOLUTION = Transform(lambda parts: parts[0].permute(3, 2, 0, 1), lambda ours: [ours.permute(2, 3, 1, 0)])
+HEAD_OF_BIT = Transform(lambda parts: parts[0].flatten(0, 2).T, lambda ours: [ours.T[None, None]])
+NORM_4D = Transform(lambda parts: parts[0].flatten(), lambda ours: [ours[None, None, None]])
 """Group norms were stored (1, 1, 1, C) by earlier flax."""
 
 
-class GoogleNaming(Naming):
+class GoogleFormat(WeightFormat):
     """`Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel`."""
 
     name = "google"
@@ -55,21 +55,21 @@ class GoogleNaming(Naming):
         """A ViT by its patch embedding, BiT by its root."""
         return _prefix_of(tensors) is not None or f"{BIT_PREFIX}root_block/standardized_conv2d/kernel" in tensors
 
-    def understand(self, tensors: Tensors, beside: Beside) -> Reading:
+    def understand(self, tensors: Tensors, beside: FolderFiles) -> CheckpointInfo:
         """All of it is in the shapes, the heads too."""
         prefix = _prefix_of(tensors)
-        companion = Companion.read(beside)
+        companion = CompanionFile.read(beside)
         reading = _bit(tensors, companion) if prefix is None else _vit(tensors, prefix, companion)
         reading.licence = beside.licence()
         return companion.completes(reading)
 
-    def lines(self, architecture: Architecture, dialect: str) -> list[Line]:
+    def lines(self, architecture: Architecture, dialect: str) -> list[TensorRule]:
         """`dialect`: a prefix, a bar, then "big_vision" and "4d" where they apply."""
         if isinstance(architecture, ResNetArchitecture):
             return _bit_lines(architecture)
         prefix, _, flavour = dialect.partition("|")
-        norm = NORM_4D if "4d" in flavour else SAME
-        return prefixed(_vit_lines(architecture, "big_vision" in flavour, norm), prefix)
+        norm = NORM_4D if "4d" in flavour else UNCHANGED
+        return add_prefix(_vit_lines(architecture, "big_vision" in flavour, norm), prefix)
 
     def refusal(self, architecture: Architecture) -> str | None:
         """The released code's options, no more."""
@@ -77,7 +77,7 @@ class GoogleNaming(Naming):
             return None
         if architecture.gelu != "tanh":
             return f"Google's code computes the tanh form of GELU, and this model has the {architecture.gelu} one"
-        if beyond := options_beyond(architecture, "pool", "class_token", "position_prefix", "backbone"):
+        if beyond := find_unsupported_options(architecture, "pool", "class_token", "position_prefix", "backbone"):
             return f"Google's code has no option for this model's {beyond}"
         if architecture.pool not in ("class", "average", "attention"):
             return f'Google\'s code has no pooling "{architecture.pool}"'
@@ -98,7 +98,7 @@ class GoogleNaming(Naming):
 
     def companions(self, model: ImageModel) -> dict[str, Any]:
         """What its files do not say."""
-        return Companion.written(model)
+        return CompanionFile.written(model)
 
 
 def _prefix_of(tensors: Tensors) -> str | None:
@@ -109,38 +109,38 @@ def _prefix_of(tensors: Tensors) -> str | None:
     return None
 
 
-def _vit(tensors: Tensors, prefix: str, companion: Companion) -> Reading:
+def _vit(tensors: Tensors, prefix: str, companion: CompanionFile) -> CheckpointInfo:
     own = {name.removeprefix(prefix): info for name, info in tensors.items() if name.startswith(prefix)}
     big_vision = "pos_embedding" in own
     table = "pos_embedding" if big_vision else "Transformer/posembed_input/pos_embedding"
-    kernel = shape(own, "embedding/kernel", 4)
-    side, channels, width = square_patch(kernel, (0, 1)), kernel[2], kernel[3]
+    kernel = read_shape(own, "embedding/kernel", 4)
+    side, channels, width = read_patch_size(kernel, (0, 1)), kernel[2], kernel[3]
     backbone = _hybrid_backbone(own) if "conv_root/kernel" in own else None
     stride = side * (backbone.stride if backbone else 1)
     class_token = "cls" in own
     owners = {"none": 0} if big_vision else {"class": int(class_token)}
     size = companion.image_size
     hint = (size[0] // stride, size[1] // stride) if size else None
-    grid, owner = grid_of_table(shape(own, table, 3)[1], owners, hint)
+    grid, owner = infer_grid(read_shape(own, table, 3)[1], owners, hint)
     attention, mlp, _ = _numbers(big_vision)
     first = BLOCK.format(i=0)
-    heads = shape(own, f"{first}MultiHeadDotProductAttention_{attention}/query/kernel", 3)[1]
+    heads = read_shape(own, f"{first}MultiHeadDotProductAttention_{attention}/query/kernel", 3)[1]
     architecture = VitArchitecture(
         image_size=(grid[0] * stride, grid[1] * stride),
-        in_channels=shape(own, "conv_root/kernel", 4)[2] if backbone else channels,
+        in_channels=read_shape(own, "conv_root/kernel", 4)[2] if backbone else channels,
         patch_size=side,
         width=width,
         depth=count_blocks(own, "Transformer/encoderblock_"),
-        mlp_dim=shape(own, f"{first}MlpBlock_{mlp}/Dense_0/kernel", 2)[1],
+        mlp_dim=read_shape(own, f"{first}MlpBlock_{mlp}/Dense_0/kernel", 2)[1],
         num_heads=heads,
-        num_classes=size_of(own, "head/kernel", 2, axis=1) or 0,
+        num_classes=read_size(own, "head/kernel", 2, axis=1) or 0,
         pool="class" if class_token else "attention" if "MAPHead_0/probe" in own else "average",
         position_prefix=owner,
-        representation_size=size_of(own, "pre_logits/kernel", 2, axis=1),
+        representation_size=read_size(own, "pre_logits/kernel", 2, axis=1),
         backbone=backbone,
     )
     four = any(name.endswith("/scale") and len(info.shape) == 4 for name, info in own.items())
-    return Reading(
+    return CheckpointInfo(
         architecture,
         _preprocessing(architecture),
         dialect=f"{prefix}|{'big_vision' * big_vision}{'4d' * four}",
@@ -154,24 +154,24 @@ def _blocks(tensors: Tensors) -> tuple[int, ...]:
 
 
 def _hybrid_backbone(tensors: Tensors) -> Backbone:
-    return Backbone(blocks=_blocks(tensors), width_factor=shape(tensors, "conv_root/kernel", 4)[3] // 64, **HYBRID)
+    return Backbone(blocks=_blocks(tensors), width_factor=read_shape(tensors, "conv_root/kernel", 4)[3] // 64, **HYBRID)
 
 
-def _bit(tensors: Tensors, companion: Companion) -> Reading:
+def _bit(tensors: Tensors, companion: CompanionFile) -> CheckpointInfo:
     own = {name.removeprefix(BIT_PREFIX): info for name, info in tensors.items()}
-    root = shape(own, "root_block/standardized_conv2d/kernel", 4)
+    root = read_shape(own, "root_block/standardized_conv2d/kernel", 4)
     architecture = ResNetArchitecture(
         image_size=companion.image_size or (448, 448),
         in_channels=root[2],
-        num_classes=size_of(own, "head/conv2d/kernel", 4, axis=3) or 0,
+        num_classes=read_size(own, "head/conv2d/kernel", 4, axis=3) or 0,
         backbone=Backbone(blocks=_blocks(own), width_factor=root[3] // 64, **BIT),
     )
     notes = [] if companion.image_size else ["image size 448, BiT's own: the file does not say"]
-    return Reading(architecture, _preprocessing(architecture), notes=notes)
+    return CheckpointInfo(architecture, _preprocessing(architecture), notes=notes)
 
 
 def _preprocessing(architecture: Architecture) -> Preprocessing:
-    return pixels(architecture.image_size, architecture.in_channels, HALF)
+    return build_preprocessing(architecture.image_size, architecture.in_channels, HALF)
 
 
 def _numbers(big_vision: bool) -> tuple[int, int, int]:
@@ -179,41 +179,41 @@ def _numbers(big_vision: bool) -> tuple[int, int, int]:
     return (0, 0, 1) if big_vision else (1, 3, 2)
 
 
-def _heads_apart(ours: str, theirs: str, parts: Sequence[str], heads: int) -> list[Line]:
+def _heads_apart(ours: str, theirs: str, parts: Sequence[str], heads: int) -> list[TensorRule]:
     """A projection to heads. Ours may hold several of theirs, joined: qkv."""
-    kernel = Rule(
+    kernel = Transform(
         lambda tensors: torch.cat([part.flatten(1).T for part in tensors]),
         lambda tensor: [part.T.unflatten(1, (heads, -1)) for part in tensor.chunk(len(parts))],
     )
-    bias = Rule(
+    bias = Transform(
         lambda tensors: torch.cat([part.flatten() for part in tensors]),
         lambda tensor: [part.unflatten(0, (heads, -1)) for part in tensor.chunk(len(parts))],
     )
     return [
-        Line(f"{ours}.weight", [f"{theirs}/{part}/kernel" for part in parts], kernel),
-        Line(f"{ours}.bias", [f"{theirs}/{part}/bias" for part in parts], bias),
+        TensorRule(f"{ours}.weight", [f"{theirs}/{part}/kernel" for part in parts], kernel),
+        TensorRule(f"{ours}.bias", [f"{theirs}/{part}/bias" for part in parts], bias),
     ]
 
 
-def _heads_together(ours: str, theirs: str, heads: int) -> list[Line]:
+def _heads_together(ours: str, theirs: str, heads: int) -> list[TensorRule]:
     """The projection back from the heads."""
-    kernel = Rule(lambda parts: parts[0].flatten(0, 1).T, lambda tensor: [tensor.T.unflatten(0, (heads, -1))])
-    return [Line(f"{ours}.weight", f"{theirs}/kernel", kernel), Line(f"{ours}.bias", f"{theirs}/bias")]
+    kernel = Transform(lambda parts: parts[0].flatten(0, 1).T, lambda tensor: [tensor.T.unflatten(0, (heads, -1))])
+    return [TensorRule(f"{ours}.weight", f"{theirs}/kernel", kernel), TensorRule(f"{ours}.bias", f"{theirs}/bias")]
 
 
-def _dense(ours: str, theirs: str) -> list[Line]:
-    return [Line(f"{ours}.weight", f"{theirs}/kernel", DENSE), Line(f"{ours}.bias", f"{theirs}/bias")]
+def _dense(ours: str, theirs: str) -> list[TensorRule]:
+    return [TensorRule(f"{ours}.weight", f"{theirs}/kernel", DENSE), TensorRule(f"{ours}.bias", f"{theirs}/bias")]
 
 
-def _norm(ours: str, theirs: str, rule: Rule = SAME) -> list[Line]:
-    return [Line(f"{ours}.weight", f"{theirs}/scale", rule), Line(f"{ours}.bias", f"{theirs}/bias", rule)]
+def _norm(ours: str, theirs: str, rule: Transform = UNCHANGED) -> list[TensorRule]:
+    return [TensorRule(f"{ours}.weight", f"{theirs}/scale", rule), TensorRule(f"{ours}.bias", f"{theirs}/bias", rule)]
 
 
-def _vit_lines(a: VitArchitecture, big_vision: bool, norm: Rule) -> list[Line]:
+def _vit_lines(a: VitArchitecture, big_vision: bool, norm: Transform) -> list[TensorRule]:
     number, mlp, second_norm = _numbers(big_vision)
     channels = a.backbone.out_channels if a.backbone else a.in_channels
     side = a.patch_size
-    patch = Rule(
+    patch = Transform(
         lambda parts: parts[0].permute(3, 2, 0, 1).flatten(1),
         lambda ours: [ours.unflatten(1, (channels, side, side)).permute(2, 3, 1, 0)],
     )
@@ -224,10 +224,10 @@ def _vit_lines(a: VitArchitecture, big_vision: bool, norm: Rule) -> list[Line]:
     )
     table = "pos_embedding" if big_vision else "Transformer/posembed_input/pos_embedding"
     return [
-        Line("patch_embed.projection.weight", "embedding/kernel", patch),
-        Line("patch_embed.projection.bias", "embedding/bias"),
-        Line("class_token", "cls", BATCHED),
-        Line("position_embedding.0.table", table, BATCHED),
+        TensorRule("patch_embed.projection.weight", "embedding/kernel", patch),
+        TensorRule("patch_embed.projection.bias", "embedding/bias"),
+        TensorRule("class_token", "cls", ADD_BATCH_AXIS),
+        TensorRule("position_embedding.0.table", table, ADD_BATCH_AXIS),
         *_norm(f"{ours}.norm1", f"{BLOCK}LayerNorm_0"),
         *_heads_apart(f"{ours}.attention.qkv", attention, ("query", "key", "value"), heads),
         *_heads_together(f"{ours}.attention.out", f"{attention}/out", heads),
@@ -235,7 +235,7 @@ def _vit_lines(a: VitArchitecture, big_vision: bool, norm: Rule) -> list[Line]:
         *_dense(f"{ours}.mlp.fc1", f"{BLOCK}MlpBlock_{mlp}/Dense_0"),
         *_dense(f"{ours}.mlp.fc2", f"{BLOCK}MlpBlock_{mlp}/Dense_1"),
         *_norm("encoder.norm", "Transformer/encoder_norm"),
-        Line("pool.query", f"{pool}/probe", BATCHED),
+        TensorRule("pool.query", f"{pool}/probe", ADD_BATCH_AXIS),
         *_heads_apart("pool.q", pool_attention, ("query",), heads),
         *_heads_apart("pool.kv", pool_attention, ("key", "value"), heads),
         *_heads_together("pool.out", f"{pool_attention}/out", heads),
@@ -249,36 +249,36 @@ def _vit_lines(a: VitArchitecture, big_vision: bool, norm: Rule) -> list[Line]:
     ]
 
 
-def _hybrid_lines(backbone: Backbone, norm: Rule) -> list[Line]:
+def _hybrid_lines(backbone: Backbone, norm: Transform) -> list[TensorRule]:
     lines = [
-        Line("backbone.root.weight", "conv_root/kernel", CONVOLUTION),
+        TensorRule("backbone.root.weight", "conv_root/kernel", CONVOLUTION),
         *_norm("backbone.root_norm", "gn_root", norm),
     ]
-    for ours, stage, block in residual_units(backbone):
+    for ours, stage, block in list_residual_units(backbone):
         theirs = f"block{stage + 1}/unit{block + 1}"
         for part in (1, 2, 3):
-            lines.append(Line(f"{ours}.conv{part}.weight", f"{theirs}/conv{part}/kernel", CONVOLUTION))
+            lines.append(TensorRule(f"{ours}.conv{part}.weight", f"{theirs}/conv{part}/kernel", CONVOLUTION))
             lines += _norm(f"{ours}.norm{part}", f"{theirs}/gn{part}", norm)
-        lines.append(Line(f"{ours}.shortcut.0.weight", f"{theirs}/conv_proj/kernel", CONVOLUTION))
+        lines.append(TensorRule(f"{ours}.shortcut.0.weight", f"{theirs}/conv_proj/kernel", CONVOLUTION))
         lines += _norm(f"{ours}.shortcut.1", f"{theirs}/gn_proj", norm)
     return lines
 
 
-def _bit_lines(a: ResNetArchitecture) -> list[Line]:
-    def norm(ours: str, theirs: str) -> list[Line]:
+def _bit_lines(a: ResNetArchitecture) -> list[TensorRule]:
+    def norm(ours: str, theirs: str) -> list[TensorRule]:
         path = f"{BIT_PREFIX}{theirs}group_norm"
-        return [Line(f"{ours}.weight", f"{path}/gamma"), Line(f"{ours}.bias", f"{path}/beta")]
+        return [TensorRule(f"{ours}.weight", f"{path}/gamma"), TensorRule(f"{ours}.bias", f"{path}/beta")]
 
-    def convolution(ours: str, theirs: str) -> Line:
-        return Line(f"{ours}.weight", f"{BIT_PREFIX}{theirs}standardized_conv2d/kernel", CONVOLUTION)
+    def convolution(ours: str, theirs: str) -> TensorRule:
+        return TensorRule(f"{ours}.weight", f"{BIT_PREFIX}{theirs}standardized_conv2d/kernel", CONVOLUTION)
 
     lines = [
         convolution("backbone.root", "root_block/"),
         *norm("norm", ""),
-        Line("head.weight", f"{BIT_PREFIX}head/conv2d/kernel", HEAD_OF_BIT),
-        Line("head.bias", f"{BIT_PREFIX}head/conv2d/bias"),
+        TensorRule("head.weight", f"{BIT_PREFIX}head/conv2d/kernel", HEAD_OF_BIT),
+        TensorRule("head.bias", f"{BIT_PREFIX}head/conv2d/bias"),
     ]
-    for ours, stage, block in residual_units(a.backbone):
+    for ours, stage, block in list_residual_units(a.backbone):
         theirs = f"block{stage + 1}/unit{block + 1:02d}/"
         for number, part in enumerate(BIT_PARTS, 1):
             lines.append(convolution(f"{ours}.conv{number}", f"{theirs}{part}/"))

@@ -13,26 +13,26 @@ from vitrail.config import Preprocessing
 from vitrail.errors import WeightsError
 from vitrail.model.architecture import Architecture, ResNetArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
-from vitrail.weights.formats.naming import (
+from vitrail.weights.formats.base import (
     HALF,
     IMAGENET,
-    Beside,
-    Naming,
-    Reading,
-    StrangersConfig,
+    CheckpointInfo,
+    FolderFiles,
+    ForeignConfig,
     Tensors,
-    agree,
+    WeightFormat,
+    build_preprocessing,
+    check_agreement,
+    compute_mlp_ratio,
     count_blocks,
-    grid_of_table,
-    heads_of_width,
-    options_beyond,
-    pixels,
-    ratio,
-    shape,
-    size_of,
-    square_patch,
+    find_unsupported_options,
+    guess_num_heads,
+    infer_grid,
+    read_patch_size,
+    read_shape,
+    read_size,
 )
-from vitrail.weights.tensor_rules import BATCHED, Line, joined, patch_kernel, prefixed
+from vitrail.weights.tensor_rules import ADD_BATCH_AXIS, TensorRule, add_prefix, split_into, to_patch_kernel
 
 PREFIXES = {"vit": "vit.", "deit": "deit.", "dinov2": "dinov2.", "dinov2_with_registers": "dinov2_with_registers."}
 CLASSES = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
@@ -43,7 +43,7 @@ QKV = ("query", "key", "value")
 LAYER = "encoder.layer.{i}."
 
 
-class _Size(StrangersConfig):
+class _Size(ForeignConfig):
     height: int | None = None
     width: int | None = None
     shortest_edge: int | None = None
@@ -56,7 +56,7 @@ class _Size(StrangersConfig):
         return dict(zip(("height", "width"), value, strict=False)) if isinstance(value, list | tuple) else value
 
 
-class _Preprocessor(StrangersConfig):
+class _Preprocessor(ForeignConfig):
     do_resize: bool = True
     do_rescale: bool = True
     size: _Size = Field(default_factory=_Size)
@@ -68,7 +68,7 @@ class _Preprocessor(StrangersConfig):
     image_std: float | tuple[float, ...] | None = None
 
 
-class _ModelConfig(StrangersConfig):
+class _ModelConfig(ForeignConfig):
     model_type: str = ""
     architectures: list[str] = Field(default_factory=list)
     hidden_size: int | None = None
@@ -82,7 +82,7 @@ class _ModelConfig(StrangersConfig):
     id2label: dict[int, Any] = Field(default_factory=dict)
 
 
-class HuggingFaceNaming(Naming):
+class HuggingFaceFormat(WeightFormat):
     """`vit.encoder.layer.0.attention.attention.query.weight`."""
 
     name = "huggingface"
@@ -91,7 +91,7 @@ class HuggingFaceNaming(Naming):
         """By the patch embedding and the first layer's query."""
         return _prefix_of(tensors) is not None
 
-    def understand(self, tensors: Tensors, beside: Beside) -> Reading:
+    def understand(self, tensors: Tensors, beside: FolderFiles) -> CheckpointInfo:
         """Sizes from shapes; heads, GELU and eps from config.json."""
         prefix = _prefix_of(tensors) or ""
         own = {name.removeprefix(prefix): info for name, info in tensors.items()}
@@ -103,53 +103,59 @@ class HuggingFaceNaming(Naming):
             raise WeightsError(f"config.json tells of {config.architectures[0]}, and the weights have no classifier")
         unused = [f"{prefix}embeddings.mask_token"]
         unused += [name for name in tensors if "pooler." in name] if classifies else []
-        return Reading(
+        return CheckpointInfo(
             architecture,
             _preprocessing(beside, architecture, config.model_type or _kind(own), notes),
             dialect=prefix,
             labels=_labels(config, architecture.num_classes),
             licence=beside.licence(),
-            set_aside=[name for name in unused if name in tensors],
+            unused_tensors=[name for name in unused if name in tensors],
             left_out=[name for name in tensors if name.startswith("decoder")],
             notes=notes,
         )
 
-    def lines(self, architecture: Architecture, dialect: str) -> list[Line]:
+    def lines(self, architecture: Architecture, dialect: str) -> list[TensorRule]:
         """`dialect` is the prefix."""
         assert isinstance(architecture, VitArchitecture)
         a, kind = architecture, _kind_to_write(architecture)
         before, after, fc1, fc2 = _layer_names(kind)
         projection = "embeddings.patch_embeddings.projection."
         inner = [
-            Line("patch_embed.projection.weight", f"{projection}weight", patch_kernel(a.in_channels, a.patch_size)),
-            Line("patch_embed.projection.bias", f"{projection}bias"),
-            Line("class_token", "embeddings.cls_token", BATCHED),
-            Line("registers", f"embeddings.{REGISTERS.get(kind, '')}", BATCHED),
-            Line("position_embedding.0.table", "embeddings.position_embeddings", BATCHED),
-            Line("encoder.blocks.{i}.norm1.*", f"{LAYER}{before}.*"),
-            Line("encoder.blocks.{i}.attention.qkv.*", [f"{LAYER}attention.attention.{p}.*" for p in QKV], joined(3)),
-            Line("encoder.blocks.{i}.attention.out.*", f"{LAYER}attention.output.dense.*"),
-            Line("encoder.blocks.{i}.scale1.factor", f"{LAYER}layer_scale1.lambda1"),
-            Line("encoder.blocks.{i}.norm2.*", f"{LAYER}{after}.*"),
-            Line("encoder.blocks.{i}.mlp.fc1.*", f"{LAYER}{fc1}.*"),
-            Line("encoder.blocks.{i}.mlp.fc2.*", f"{LAYER}{fc2}.*"),
-            Line("encoder.blocks.{i}.scale2.factor", f"{LAYER}layer_scale2.lambda1"),
-            Line("encoder.norm.*", "layernorm.*"),
-            Line("head.hidden.*", "pooler.dense.*"),
+            TensorRule(
+                "patch_embed.projection.weight", f"{projection}weight", to_patch_kernel(a.in_channels, a.patch_size)
+            ),
+            TensorRule("patch_embed.projection.bias", f"{projection}bias"),
+            TensorRule("class_token", "embeddings.cls_token", ADD_BATCH_AXIS),
+            TensorRule("registers", f"embeddings.{REGISTERS.get(kind, '')}", ADD_BATCH_AXIS),
+            TensorRule("position_embedding.0.table", "embeddings.position_embeddings", ADD_BATCH_AXIS),
+            TensorRule("encoder.blocks.{i}.norm1.*", f"{LAYER}{before}.*"),
+            TensorRule(
+                "encoder.blocks.{i}.attention.qkv.*", [f"{LAYER}attention.attention.{p}.*" for p in QKV], split_into(3)
+            ),
+            TensorRule("encoder.blocks.{i}.attention.out.*", f"{LAYER}attention.output.dense.*"),
+            TensorRule("encoder.blocks.{i}.scale1.factor", f"{LAYER}layer_scale1.lambda1"),
+            TensorRule("encoder.blocks.{i}.norm2.*", f"{LAYER}{after}.*"),
+            TensorRule("encoder.blocks.{i}.mlp.fc1.*", f"{LAYER}{fc1}.*"),
+            TensorRule("encoder.blocks.{i}.mlp.fc2.*", f"{LAYER}{fc2}.*"),
+            TensorRule("encoder.blocks.{i}.scale2.factor", f"{LAYER}layer_scale2.lambda1"),
+            TensorRule("encoder.norm.*", "layernorm.*"),
+            TensorRule("head.hidden.*", "pooler.dense.*"),
         ]
         outer = [
-            Line("head.linear.*", "cls_classifier.*"),
-            Line("head.distilled.*", "distillation_classifier.*"),
-            Line("head.*", "classifier.*"),
+            TensorRule("head.linear.*", "cls_classifier.*"),
+            TensorRule("head.distilled.*", "distillation_classifier.*"),
+            TensorRule("head.*", "classifier.*"),
         ]
-        return prefixed(inner, dialect) + outer
+        return add_prefix(inner, dialect) + outer
 
     def refusal(self, architecture: Architecture) -> str | None:
         """What none of transformers' classes for these models can be."""
         if isinstance(architecture, ResNetArchitecture) or architecture.backbone is not None:
             return "vitrail writes plain Vision Transformers for transformers, no ResNets and no hybrids"
         kind = _kind_to_write(architecture)
-        if beyond := options_beyond(architecture, "pool", "registers", "position_prefix", "layer_scale", "qkv_bias"):
+        if beyond := find_unsupported_options(
+            architecture, "pool", "registers", "position_prefix", "layer_scale", "qkv_bias"
+        ):
             return f"transformers' {CLASSES[kind]} has no option for this model's {beyond}"
         if architecture.representation_size is not None and architecture.num_classes:
             return "transformers has no classifier with a tanh layer before it"
@@ -211,22 +217,22 @@ def _architecture(own: Tensors, config: _ModelConfig, notes: list[str]) -> VitAr
     """Sizes from shapes, which must be the config's where it tells them."""
     kind = _kind(own)
     dinov2 = kind.startswith("dinov2")
-    kernel = shape(own, "embeddings.patch_embeddings.projection.weight", 4)
-    width, channels, side = kernel[0], kernel[1], square_patch(kernel, (2, 3))
+    kernel = read_shape(own, "embeddings.patch_embeddings.projection.weight", 4)
+    width, channels, side = kernel[0], kernel[1], read_patch_size(kernel, (2, 3))
     if "encoder.layer.0.mlp.weights_in.weight" in own:
         raise WeightsError("its MLP is a SwiGLU, which vitrail does not have")
     depth, mlp_dim = (
         count_blocks(own, "encoder.layer."),
-        shape(own, f"encoder.layer.0.{_layer_names(kind)[2]}.weight", 2)[0],
+        read_shape(own, f"encoder.layer.0.{_layer_names(kind)[2]}.weight", 2)[0],
     )
     found = {"hidden_size": width, "num_hidden_layers": depth}
-    agree("config.json", config.model_dump(), found if dinov2 else {**found, "intermediate_size": mlp_dim})
-    registers = size_of(own, f"embeddings.{REGISTERS[kind]}", 3, axis=1) or 0 if kind in REGISTERS else 0
+    check_agreement("config.json", config.model_dump(), found if dinov2 else {**found, "intermediate_size": mlp_dim})
+    registers = read_size(own, f"embeddings.{REGISTERS[kind]}", 3, axis=1) or 0 if kind in REGISTERS else 0
     owner = "all" if kind == "deit" else "class"
     size = (config.image_size, config.image_size) if isinstance(config.image_size, int) else config.image_size
     hint = (size[0] // side, size[1] // side) if size else None
-    rows = shape(own, "embeddings.position_embeddings", 3)[1]
-    grid, _ = grid_of_table(rows, {owner: 1 + registers if owner == "all" else 1}, hint)
+    rows = read_shape(own, "embeddings.position_embeddings", 3)[1]
+    grid, _ = infer_grid(rows, {owner: 1 + registers if owner == "all" else 1}, hint)
     classifier = next((name for name in ("classifier", "cls_classifier") if f"{name}.weight" in own), None)
     if config.hidden_act not in GELUS:
         raise WeightsError(f"config.json: hidden_act {config.hidden_act!r} is none of {', '.join(GELUS)}")
@@ -237,12 +243,12 @@ def _architecture(own: Tensors, config: _ModelConfig, notes: list[str]) -> VitAr
         width=width,
         depth=depth,
         mlp_dim=mlp_dim,
-        num_heads=config.num_attention_heads or heads_of_width(width, notes),
-        num_classes=size_of(own, f"{classifier}.weight", 2) or 0,
+        num_heads=config.num_attention_heads or guess_num_heads(width, notes),
+        num_classes=read_size(own, f"{classifier}.weight", 2) or 0,
         pool=_pool(classifier, dinov2),
         registers=registers,
         position_prefix=owner,
-        representation_size=None if classifier else size_of(own, "pooler.dense.weight", 2),
+        representation_size=None if classifier else read_size(own, "pooler.dense.weight", 2),
         layer_scale=config.layerscale_value if dinov2 else None,
         gelu=GELUS[config.hidden_act],
         norm_eps=config.layer_norm_eps or (1e-6 if dinov2 else 1e-12),
@@ -263,11 +269,11 @@ def _labels(config: _ModelConfig, classes: int) -> tuple[str, ...] | None:
     return None if all(name == f"LABEL_{i}" for i, name in names.items()) else tuple(names[i] for i in range(classes))
 
 
-def _preprocessing(beside: Beside, a: VitArchitecture, model_type: str, notes: list[str]) -> Preprocessing:
+def _preprocessing(beside: FolderFiles, a: VitArchitecture, model_type: str, notes: list[str]) -> Preprocessing:
     found, default = beside.json("preprocessor_config.json"), HALF if model_type == "vit" else IMAGENET
     if not found:
         notes.append(f"pixels are scaled as {default['origin']}'s are: there is no preprocessor_config.json")
-        return pixels(a.image_size, a.in_channels, default)
+        return build_preprocessing(a.image_size, a.in_channels, default)
     processor: _Preprocessor = _Preprocessor.of(found, "preprocessor_config.json")
     if not processor.do_resize or not processor.do_rescale:
         notes.append("preprocessor_config.json leaves images unscaled or at their own size, which vitrail does not")
@@ -285,7 +291,7 @@ def _preprocessing(beside: Beside, a: VitArchitecture, model_type: str, notes: l
     if processor.do_center_crop and (side := crop.height or crop.shortest_edge):
         size = (side, crop.width or side)
         fraction = min(size[0] / target[0], 1.0)
-    return pixels(
+    return build_preprocessing(
         size,
         a.in_channels,
         default,
@@ -326,7 +332,11 @@ def _config(model: ImageModel, a: VitArchitecture) -> dict[str, Any]:
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
     }
     if kind.startswith("dinov2"):
-        config |= {"mlp_ratio": ratio(a.mlp_dim, a.width), "layerscale_value": a.layer_scale, "use_swiglu_ffn": False}
+        config |= {
+            "mlp_ratio": compute_mlp_ratio(a.mlp_dim, a.width),
+            "layerscale_value": a.layer_scale,
+            "use_swiglu_ffn": False,
+        }
         config |= {"num_register_tokens": a.registers} if a.registers else {}
     else:
         config["intermediate_size"] = a.mlp_dim

@@ -15,18 +15,18 @@ from vitrail.config import Origin, Preprocessing, TrainingCost
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.model.architecture import Architecture, ResNetArchitecture, TimmArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
-from vitrail.weights.formats.naming import Beside, Naming, Reading, StrangersConfig, Tensors
-from vitrail.weights.tensor_rules import Line
+from vitrail.weights.formats.base import CheckpointInfo, FolderFiles, ForeignConfig, Tensors, WeightFormat
+from vitrail.weights.tensor_rules import TensorRule
 
 FORMAT, VERSION = "vitrail", 1
-SUMS = "SHA256SUMS"
-HASHED = ("model.safetensors", "config.json")
-SET_ASIDE = "set_aside/"
+CHECKSUM_FILE = "SHA256SUMS"
+CHECKSUMMED_FILES = ("model.safetensors", "config.json")
+UNUSED_PREFIX = "set_aside/"
 """Before the names of tensors that the model itself does not need."""
 FAMILIES: dict[str, Any] = {"vit": VitArchitecture, "resnet": ResNetArchitecture, "timm": TimmArchitecture}
 
 
-class NativeConfig(StrangersConfig):
+class NativeConfig(ForeignConfig):
     """What config.json must hold."""
 
     format: str
@@ -40,7 +40,7 @@ class NativeConfig(StrangersConfig):
     learned_from: str | None = None
 
 
-class NativeNaming(Naming):
+class NativeFormat(WeightFormat):
     """`encoder.blocks.0.attention.qkv.weight`; a network of timm's keeps the names it has there."""
 
     name = "native"
@@ -49,12 +49,12 @@ class NativeNaming(Naming):
         """By the patch embedding, or the root of a ResNet. What is timm's no name tells: see `of_timm`."""
         return bool({"patch_embed.projection.weight", "backbone.root.weight"} & tensors.keys())
 
-    def of_timm(self, beside: Beside) -> bool:
+    def of_timm(self, beside: FolderFiles) -> bool:
         """Whether config.json tells of a network of timm's in a folder of ours."""
         found = beside.json("config.json")
         return (found.get("format"), found.get("family")) == (FORMAT, "timm")
 
-    def understand(self, tensors: Tensors, beside: Beside) -> Reading:
+    def understand(self, tensors: Tensors, beside: FolderFiles) -> CheckpointInfo:
         """Nothing is inferred: config.json says it all."""
         found = beside.json("config.json")
         if found.get("format") != FORMAT:
@@ -65,20 +65,20 @@ class NativeNaming(Naming):
         if config.version > VERSION or config.family not in FAMILIES:
             raise WeightsError("config.json was written by a newer vitrail: pip install --upgrade vitrail")
         try:
-            return Reading(
+            return CheckpointInfo(
                 FAMILIES[config.family](**config.architecture),
                 Preprocessing(**config.preprocessing),
                 labels=config.labels,
                 training_cost=None if config.training_cost is None else TrainingCost(**config.training_cost),
                 learned_from=config.learned_from,
-                set_aside=[name for name in tensors if name.startswith(SET_ASIDE)],
+                unused_tensors=[name for name in tensors if name.startswith(UNUSED_PREFIX)],
             )
         except ConfigError as error:
             raise WeightsError(f"config.json: {error}") from None
 
-    def lines(self, architecture: Architecture, dialect: str) -> list[Line]:
+    def lines(self, architecture: Architecture, dialect: str) -> list[TensorRule]:
         """Every name stands for itself."""
-        return [Line("peer.**", "**") if isinstance(architecture, TimmArchitecture) else Line("**", "**")]
+        return [TensorRule("peer.**", "**") if isinstance(architecture, TimmArchitecture) else TensorRule("**", "**")]
 
     def refusal(self, architecture: Architecture) -> str | None:
         """Holds every architecture."""
@@ -90,34 +90,34 @@ class NativeNaming(Naming):
 
     def name_set_aside(self, name: str) -> str:
         """Apart from our own."""
-        return SET_ASIDE + name
+        return UNUSED_PREFIX + name
 
-    def earlier_origin(self, beside: Beside) -> Origin | None:
+    def earlier_origin(self, beside: FolderFiles) -> Origin | None:
         """Where the weights came from before they were ours."""
         found = beside.json("config.json").get("origin")
         return None if found is None else Origin(**found)
 
-    def check(self, beside: Beside) -> None:
+    def check(self, beside: FolderFiles) -> None:
         """Against the hashes."""
         if beside.folder is not None:
-            check_sums(beside.folder)
+            check_checksums(beside.folder)
 
     def finish(self, folder: Path) -> None:
         """The hashes."""
-        (folder / SUMS).write_text(sums(folder))
+        (folder / CHECKSUM_FILE).write_text(format_checksums(folder))
 
     def companions(self, model: ImageModel) -> dict[str, Any]:
         """config.json."""
         return {
             "config.json": {
-                **description(model.architecture, model.preprocessing, model.labels, model.origin),
+                **describe_config(model.architecture, model.preprocessing, model.labels, model.origin),
                 "training_cost": None if (cost := model.training_cost) is None else cost.model_dump(mode="json"),
                 "learned_from": model.learned_from,
             }
         }
 
 
-def description(
+def describe_config(
     architecture: Architecture | TimmArchitecture,
     preprocessing: Preprocessing,
     labels: Sequence[str] | None,
@@ -135,26 +135,32 @@ def description(
     }
 
 
-def sha256(path: Path) -> str:
+def compute_sha256(path: Path) -> str:
     """Of a whole file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sums(folder: Path) -> str:
+def format_checksums(folder: Path) -> str:
     """The hashes of what is read back, in the format of `sha256sum`."""
-    return "".join(f"{sha256(folder / name)}  {name}\n" for name in HASHED)
+    return "".join(f"{compute_sha256(folder / name)}  {name}\n" for name in CHECKSUMMED_FILES)
 
 
-def check_sums(folder: Path) -> None:
+def check_checksums(folder: Path) -> None:
     """Raise a WeightsError where a file is not the one that was written."""
-    written = Beside(folder).text(SUMS)
+    written = FolderFiles(folder).text(CHECKSUM_FILE)
     if written is None:
-        raise WeightsError(f"{folder} has no {SUMS}: without it nothing tells whether the files are whole")
-    for name in HASHED:
+        raise WeightsError(f"{folder} has no {CHECKSUM_FILE}: without it nothing tells whether the files are whole")
+    for name in CHECKSUMMED_FILES:
         if not (folder / name).is_file():
             raise WeightsError(f"{folder} has no {name}: a native folder keeps the names it was written with")
     lines = written.splitlines()  # in any order, as sha256sum may have written it again
-    wrong = [name for name, line in zip(HASHED, sums(folder).splitlines(), strict=True) if line not in lines]
+    wrong = [
+        name
+        for name, line in zip(CHECKSUMMED_FILES, format_checksums(folder).splitlines(), strict=True)
+        if line not in lines
+    ]
     if wrong:
-        raise WeightsError(f"{folder}: {' and '.join(wrong)} is not as it was written, by the hashes in {SUMS}")
+        raise WeightsError(
+            f"{folder}: {' and '.join(wrong)} is not as it was written, by the hashes in {CHECKSUM_FILE}"
+        )

@@ -12,71 +12,71 @@ from vitrail.config import show_size
 from vitrail.errors import WeightsError
 from vitrail.model.architecture import Architecture, Backbone, ResNetArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
-from vitrail.model.create import build
-from vitrail.weights.formats.naming import (
+from vitrail.model.create import build_empty_model
+from vitrail.weights.formats.base import (
     CLIP,
     HALF,
     IMAGENET,
-    Beside,
-    Naming,
-    Reading,
+    CheckpointInfo,
+    FolderFiles,
     Tensors,
-    agree,
+    WeightFormat,
+    check_agreement,
     count_blocks,
-    grid_of_table,
-    residual_units,
-    shape,
-    size_of,
-    square_patch,
+    infer_grid,
+    list_residual_units,
+    read_patch_size,
+    read_shape,
+    read_size,
 )
 from vitrail.weights.formats.timm_config import (
     TimmConfig,
-    gelu_of,
-    heads_of,
-    labels_of,
-    pool_of,
-    preprocessing_of,
     read_config,
-    written_config,
+    read_gelu,
+    read_labels,
+    read_num_heads,
+    read_pool,
+    read_preprocessing,
+    write_config,
 )
-from vitrail.weights.tensor_rules import BATCHED, Line, Rule, patch_kernel, prefixed
+from vitrail.weights.tensor_rules import ADD_BATCH_AXIS, TensorRule, Transform, add_prefix, to_patch_kernel
 
 PREFIXES = ("", "module.", "backbone.", "module.backbone.", "model.", "encoder.", "visual.trunk.", "timm_model.")
 """What training programs put before the names."""
 
 BLOCK = [
-    Line("encoder.blocks.{i}.norm1.*", "blocks.{i}.norm1.*"),
-    Line("encoder.blocks.{i}.attention.qkv.*", "blocks.{i}.attn.qkv.*"),
-    Line("encoder.blocks.{i}.attention.out.*", "blocks.{i}.attn.proj.*"),
-    Line("encoder.blocks.{i}.norm2.*", "blocks.{i}.norm2.*"),
-    Line("encoder.blocks.{i}.mlp.fc1.*", "blocks.{i}.mlp.fc1.*"),
-    Line("encoder.blocks.{i}.mlp.fc2.*", "blocks.{i}.mlp.fc2.*"),
+    TensorRule("encoder.blocks.{i}.norm1.*", "blocks.{i}.norm1.*"),
+    TensorRule("encoder.blocks.{i}.attention.qkv.*", "blocks.{i}.attn.qkv.*"),
+    TensorRule("encoder.blocks.{i}.attention.out.*", "blocks.{i}.attn.proj.*"),
+    TensorRule("encoder.blocks.{i}.norm2.*", "blocks.{i}.norm2.*"),
+    TensorRule("encoder.blocks.{i}.mlp.fc1.*", "blocks.{i}.mlp.fc1.*"),
+    TensorRule("encoder.blocks.{i}.mlp.fc2.*", "blocks.{i}.mlp.fc2.*"),
 ]
 AROUND = [
-    Line("patch_embed.projection.bias", "patch_embed.proj.bias"),
-    Line("class_token", "cls_token", BATCHED),
-    Line("position_embedding.0.table", "pos_embed", BATCHED),
-    Line("input_norm.*", "norm_pre.*"),
-    Line("encoder.norm.*", "norm.*"),
-    Line("pool_norm.*", "fc_norm.*"),
-    Line("pool.query", "attn_pool.latent", BATCHED),
-    Line("pool.q.*", "attn_pool.q.*"),
-    Line("pool.kv.*", "attn_pool.kv.*"),
-    Line("pool.out.*", "attn_pool.proj.*"),
-    Line("pool.norm.*", "attn_pool.norm.*"),
-    Line("pool.mlp.fc1.*", "attn_pool.mlp.fc1.*"),
-    Line("pool.mlp.fc2.*", "attn_pool.mlp.fc2.*"),
-    Line("head.*", "head.*"),
-    Line("head.linear.*", "head.*"),
-    Line("head.distilled.*", "head_dist.*"),
-    Line("head.hidden.*", "pre_logits.fc.*"),
+    TensorRule("patch_embed.projection.bias", "patch_embed.proj.bias"),
+    TensorRule("class_token", "cls_token", ADD_BATCH_AXIS),
+    TensorRule("position_embedding.0.table", "pos_embed", ADD_BATCH_AXIS),
+    TensorRule("input_norm.*", "norm_pre.*"),
+    TensorRule("encoder.norm.*", "norm.*"),
+    TensorRule("pool_norm.*", "fc_norm.*"),
+    TensorRule("pool.query", "attn_pool.latent", ADD_BATCH_AXIS),
+    TensorRule("pool.q.*", "attn_pool.q.*"),
+    TensorRule("pool.kv.*", "attn_pool.kv.*"),
+    TensorRule("pool.out.*", "attn_pool.proj.*"),
+    TensorRule("pool.norm.*", "attn_pool.norm.*"),
+    TensorRule("pool.mlp.fc1.*", "attn_pool.mlp.fc1.*"),
+    TensorRule("pool.mlp.fc2.*", "attn_pool.mlp.fc2.*"),
+    TensorRule("head.*", "head.*"),
+    TensorRule("head.linear.*", "head.*"),
+    TensorRule("head.distilled.*", "head_dist.*"),
+    TensorRule("head.hidden.*", "pre_logits.fc.*"),
 ]
-HEAD_OF_RESNET = Rule(lambda parts: parts[0].flatten(1), lambda ours: [ours[:, :, None, None]])
+HEAD_OF_RESNET = Transform(lambda parts: parts[0].flatten(1), lambda ours: [ours[:, :, None, None]])
 REGISTERS = {"": "reg_token", "deit3": "reg_token", "dinov2": "register_tokens", "distilled": "dist_token"}
 """How whose release calls the tokens after the class token."""
 
 
-class TimmNaming(Naming):
+class TimmFormat(WeightFormat):
     """`blocks.0.attn.qkv.weight`, `stages.0.blocks.0.conv1.weight`."""
 
     name = "timm"
@@ -85,7 +85,7 @@ class TimmNaming(Naming):
         """A ViT by its first block, a ResNet by its first stage."""
         return _prefix_of(tensors) is not None
 
-    def understand(self, tensors: Tensors, beside: Beside) -> Reading:
+    def understand(self, tensors: Tensors, beside: FolderFiles) -> CheckpointInfo:
         """Sizes from shapes; heads, pooling and GELU from the config, else from what such checkpoints have."""
         prefix = _prefix_of(tensors) or ""
         own = {name.removeprefix(prefix): info for name, info in tensors.items() if name.startswith(prefix)}
@@ -95,20 +95,22 @@ class TimmNaming(Naming):
         else:
             reading = _vit(own, config, facebook=beside.wrapper == "model")
         reading.dialect = f"{prefix}|{reading.dialect}"
-        reading.labels = labels_of(config, reading.architecture.num_classes)
+        reading.labels = read_labels(config, reading.architecture.num_classes)
         reading.licence = config.pretrained.license or beside.licence()
-        reading.set_aside = [prefix + name for name in reading.set_aside]
+        reading.unused_tensors = [prefix + name for name in reading.unused_tensors]
         reading.left_out = [prefix + name for name in reading.left_out]
         reading.left_out += [name for name in tensors if not name.startswith(prefix)]
-        agree("config.json", {"num_classes": config.num_classes}, {"num_classes": reading.architecture.num_classes})
+        check_agreement(
+            "config.json", {"num_classes": config.num_classes}, {"num_classes": reading.architecture.num_classes}
+        )
         return reading
 
-    def lines(self, architecture: Architecture, dialect: str) -> list[Line]:
+    def lines(self, architecture: Architecture, dialect: str) -> list[TensorRule]:
         """`dialect` is a prefix, a bar, and whose release it is."""
         prefix, _, release = dialect.partition("|")
         if isinstance(architecture, ResNetArchitecture):
-            return prefixed(_resnet_lines(architecture), prefix)
-        return prefixed(_vit_lines(architecture, release), prefix)
+            return add_prefix(_resnet_lines(architecture), prefix)
+        return add_prefix(_vit_lines(architecture, release), prefix)
 
     def refusal(self, architecture: Architecture) -> str | None:
         """What timm's classes cannot be told to do."""
@@ -143,7 +145,7 @@ class TimmNaming(Naming):
 
     def companions(self, model: ImageModel) -> dict[str, Any]:
         """config.json."""
-        return {"config.json": written_config(model)}
+        return {"config.json": write_config(model)}
 
 
 def _prefix_of(tensors: Tensors) -> str | None:
@@ -155,50 +157,50 @@ def _prefix_of(tensors: Tensors) -> str | None:
     return None
 
 
-def _vit(own: Tensors, config: TimmConfig, facebook: bool) -> Reading:
+def _vit(own: Tensors, config: TimmConfig, facebook: bool) -> CheckpointInfo:
     notes: list[str] = []
     release = _release(own)
-    kernel = shape(own, "patch_embed.proj.weight", 4)
-    width, channels, side = kernel[0], kernel[1], square_patch(kernel, (2, 3))
+    kernel = read_shape(own, "patch_embed.proj.weight", 4)
+    width, channels, side = kernel[0], kernel[1], read_patch_size(kernel, (2, 3))
     hybrid = any(name.startswith("patch_embed.backbone.") for name in own)
     backbone = _backbone(own, "patch_embed.backbone.", "hybrid") if hybrid else None
-    mlp_dim, depth = shape(own, "blocks.0.mlp.fc1.weight", 2)[0], count_blocks(own, "blocks.")
-    if mlp_dim == 2 * shape(own, "blocks.0.mlp.fc2.weight", 2)[1]:
+    mlp_dim, depth = read_shape(own, "blocks.0.mlp.fc1.weight", 2)[0], count_blocks(own, "blocks.")
+    if mlp_dim == 2 * read_shape(own, "blocks.0.mlp.fc2.weight", 2)[1]:
         raise WeightsError("its MLP is a SwiGLU, which vitrail does not have")
-    agree("config.json", config.arguments.model_dump(), {"depth": depth, "embed_dim": width})
+    check_agreement("config.json", config.arguments.model_dump(), {"depth": depth, "embed_dim": width})
     class_token = "cls_token" in own
-    registers = size_of(own, REGISTERS[release], 3, axis=1) or 0
+    registers = read_size(own, REGISTERS[release], 3, axis=1) or 0
     stride = side * (backbone.stride if backbone else 1)
     image_size, position = _positions(own, config, stride, class_token, registers, notes)
     input_norm = "norm_pre.weight" in own
     architecture = VitArchitecture(
         image_size=image_size,
-        in_channels=shape(own, "patch_embed.backbone.stem.conv.weight", 4)[1] if backbone else channels,
+        in_channels=read_shape(own, "patch_embed.backbone.stem.conv.weight", 4)[1] if backbone else channels,
         patch_size=side,
         width=width,
         depth=depth,
         mlp_dim=mlp_dim,
-        num_heads=heads_of(config, width, notes),
-        num_classes=size_of(own, "head.weight", 2) or 0,
-        pool=_pool(own, pool_of(config)),
+        num_heads=read_num_heads(config, width, notes),
+        num_classes=read_size(own, "head.weight", 2) or 0,
+        pool=_pool(own, read_pool(config)),
         class_token=class_token,
         registers=registers,
         **position,
-        representation_size=size_of(own, "pre_logits.fc.weight", 2),
+        representation_size=read_size(own, "pre_logits.fc.weight", 2),
         backbone=backbone,
         layer_scale=(config.arguments.init_values or 1.0) if _layer_scale(release, 1).format(i=0) in own else None,
-        gelu=gelu_of(config, notes),
+        gelu=read_gelu(config, notes),
         norm_eps=1e-5 if input_norm else 1e-6,
         input_norm=input_norm,
         norm_after_pool="fc_norm.weight" in own,
         qkv_bias="blocks.0.attn.qkv.bias" in own,
         patch_bias="patch_embed.proj.bias" in own,
     )
-    return Reading(
+    return CheckpointInfo(
         architecture,
-        preprocessing_of(config, architecture, _statistics(own, bool(release) or facebook), notes),
+        read_preprocessing(config, architecture, _statistics(own, bool(release) or facebook), notes),
         dialect=release,
-        set_aside=[name for name in ("mask_token",) if name in own],
+        unused_tensors=[name for name in ("mask_token",) if name in own],
         left_out=[name for name in own if name.startswith("decoder")],
         notes=notes,
     )
@@ -219,7 +221,7 @@ def _positions(
         return size, {"position": "none"}
     hint = (size[0] // stride, size[1] // stride) if all(size) else None
     owners = {"all": class_token + registers, "class": int(class_token), "none": 0}
-    grid, owner = grid_of_table(shape(own, "pos_embed", 3)[1], owners, hint)
+    grid, owner = infer_grid(read_shape(own, "pos_embed", 3)[1], owners, hint)
     # With nothing but a class token "all" and "class" are the same, and the paper's word is "class".
     position_prefix = "class" if owner == "all" and not registers else owner
     image_size = (grid[0] * stride, grid[1] * stride)
@@ -228,21 +230,21 @@ def _positions(
     return image_size, {"position": "learned-1d", "position_prefix": position_prefix}
 
 
-def _resnet(own: Tensors, config: TimmConfig) -> Reading:
+def _resnet(own: Tensors, config: TimmConfig) -> CheckpointInfo:
     notes: list[str] = []
     if config.pretrained.input_size is None:
         notes.append("image size 448, BiT's own: the file does not say")
     architecture = ResNetArchitecture(
         image_size=(config.pretrained.input_size or (3, 448, 448))[1:],
-        in_channels=shape(own, "stem.conv.weight", 4)[1],
-        num_classes=size_of(own, "head.fc.weight", 4) or 0,
+        in_channels=read_shape(own, "stem.conv.weight", 4)[1],
+        num_classes=read_size(own, "head.fc.weight", 4) or 0,
         backbone=_backbone(own, "", "bit"),
     )
-    return Reading(architecture, preprocessing_of(config, architecture, HALF, notes), notes=notes)
+    return CheckpointInfo(architecture, read_preprocessing(config, architecture, HALF, notes), notes=notes)
 
 
 def _backbone(own: Tensors, prefix: str, form: str) -> Backbone:
-    channels = size_of(own, f"{prefix}stem.conv.weight", 4)
+    channels = read_size(own, f"{prefix}stem.conv.weight", 4)
     normed = f"{prefix}stem.norm.weight" in own
     if channels is None or channels % 64 or (form == "hybrid") != normed:
         raise WeightsError("its ResNet is neither a hybrid's of the paper nor BiT's")
@@ -289,42 +291,42 @@ def _statistics(own: Tensors, facebook: bool) -> Mapping[str, Any]:
     return IMAGENET if facebook else HALF
 
 
-def _vit_lines(a: VitArchitecture, release: str) -> list[Line]:
+def _vit_lines(a: VitArchitecture, release: str) -> list[TensorRule]:
     channels = a.backbone.out_channels if a.backbone else a.in_channels
     return [
-        Line("patch_embed.projection.weight", "patch_embed.proj.weight", patch_kernel(channels, a.patch_size)),
-        Line("registers", REGISTERS["distilled" if a.pool == "distilled" else release], BATCHED),
-        Line("encoder.blocks.{i}.scale1.factor", _layer_scale(release, 1)),
-        Line("encoder.blocks.{i}.scale2.factor", _layer_scale(release, 2)),
+        TensorRule("patch_embed.projection.weight", "patch_embed.proj.weight", to_patch_kernel(channels, a.patch_size)),
+        TensorRule("registers", REGISTERS["distilled" if a.pool == "distilled" else release], ADD_BATCH_AXIS),
+        TensorRule("encoder.blocks.{i}.scale1.factor", _layer_scale(release, 1)),
+        TensorRule("encoder.blocks.{i}.scale2.factor", _layer_scale(release, 2)),
         *BLOCK,
         *AROUND,
         *(_backbone_lines(a.backbone, "patch_embed.backbone.") if a.backbone else []),
     ]
 
 
-def _resnet_lines(a: ResNetArchitecture) -> list[Line]:
+def _resnet_lines(a: ResNetArchitecture) -> list[TensorRule]:
     return [
         *_backbone_lines(a.backbone, ""),
-        Line("norm.*", "norm.*"),
-        Line("head.weight", "head.fc.weight", HEAD_OF_RESNET),
-        Line("head.bias", "head.fc.bias"),
+        TensorRule("norm.*", "norm.*"),
+        TensorRule("head.weight", "head.fc.weight", HEAD_OF_RESNET),
+        TensorRule("head.bias", "head.fc.bias"),
     ]
 
 
-def _backbone_lines(backbone: Backbone, prefix: str) -> list[Line]:
+def _backbone_lines(backbone: Backbone, prefix: str) -> list[TensorRule]:
     lines = [
-        Line("backbone.root.weight", f"{prefix}stem.conv.weight"),
-        Line("backbone.root_norm.*", f"{prefix}stem.norm.*"),
+        TensorRule("backbone.root.weight", f"{prefix}stem.conv.weight"),
+        TensorRule("backbone.root_norm.*", f"{prefix}stem.norm.*"),
     ]
-    for ours, stage, block in residual_units(backbone):
+    for ours, stage, block in list_residual_units(backbone):
         theirs = f"{prefix}stages.{stage}.blocks.{block}"
         for part in (1, 2, 3):
-            lines.append(Line(f"{ours}.conv{part}.weight", f"{theirs}.conv{part}.weight"))
-            lines.append(Line(f"{ours}.norm{part}.*", f"{theirs}.norm{part}.*"))
+            lines.append(TensorRule(f"{ours}.conv{part}.weight", f"{theirs}.conv{part}.weight"))
+            lines.append(TensorRule(f"{ours}.norm{part}.*", f"{theirs}.norm{part}.*"))
         lines += [
-            Line(f"{ours}.shortcut.weight", f"{theirs}.downsample.conv.weight"),  # BiT's
-            Line(f"{ours}.shortcut.0.weight", f"{theirs}.downsample.conv.weight"),
-            Line(f"{ours}.shortcut.1.*", f"{theirs}.downsample.norm.*"),
+            TensorRule(f"{ours}.shortcut.weight", f"{theirs}.downsample.conv.weight"),  # BiT's
+            TensorRule(f"{ours}.shortcut.0.weight", f"{theirs}.downsample.conv.weight"),
+            TensorRule(f"{ours}.shortcut.1.*", f"{theirs}.downsample.norm.*"),
         ]
     return lines
 
@@ -332,7 +334,7 @@ def _backbone_lines(backbone: Backbone, prefix: str) -> list[Line]:
 def _with_class_position_added(model: ImageModel, a: VitArchitecture) -> ImageModel:
     """The same function: the class token's position is added to it once and for all."""
     fields = {name: getattr(a, name) for name in VitArchitecture.model_fields}
-    added = build(VitArchitecture(**{**fields, "position_prefix": "none"}))
+    added = build_empty_model(VitArchitecture(**{**fields, "position_prefix": "none"}))
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     table = state["position_embedding.0.table"]
     state |= {"class_token": state["class_token"] + table[:1], "position_embedding.0.table": table[1:]}

@@ -16,7 +16,13 @@ from vitrail.errors import WeightsError
 from vitrail.model.architecture import Architecture, Backbone, ResNetArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.model.variants import RESNET_BLOCKS, SIZES
-from vitrail.weights.formats.naming import Beside, StrangersConfig, heads_of_width, pixels, ratio
+from vitrail.weights.formats.base import (
+    FolderFiles,
+    ForeignConfig,
+    build_preprocessing,
+    compute_mlp_ratio,
+    guess_num_heads,
+)
 
 POOLS = {"token": "class", "avg": "average", "map": "attention"}
 GELUS = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
@@ -32,7 +38,7 @@ UNSEEN = {**ROTARY, "_rpn_": "norms behind its layers"}
 """Parts of names of models that have what vitrail does not, and what leaves no trace in their weights."""
 
 
-class PretrainedConfig(StrangersConfig):
+class PretrainedConfig(ForeignConfig):
     """How pixels are prepared, and by whom the weights are."""
 
     input_size: tuple[int, int, int] | None = None
@@ -45,7 +51,7 @@ class PretrainedConfig(StrangersConfig):
     label_names: list[str] | dict[str, Any] | None = None
 
 
-class ModelArguments(StrangersConfig):
+class ModelArguments(ForeignConfig):
     """What timm tells its constructor."""
 
     num_heads: int | None = None
@@ -59,7 +65,7 @@ class ModelArguments(StrangersConfig):
     img_size: int | tuple[int, int] | None = None
 
 
-class TimmConfig(StrangersConfig):
+class TimmConfig(ForeignConfig):
     """config.json as timm writes it to the hub; older ones have no `pretrained_cfg` and everything at the top."""
 
     architecture: str = ""
@@ -70,7 +76,7 @@ class TimmConfig(StrangersConfig):
     arguments: ModelArguments = Field(default_factory=ModelArguments)
 
 
-def read_config(beside: Beside) -> TimmConfig:
+def read_config(beside: FolderFiles) -> TimmConfig:
     """From what lies beside the weights; empty where nothing does."""
     found = beside.json("config.json")
     inner = {"pretrained": found.get("pretrained_cfg") or found, "arguments": found.get("model_args") or {}}
@@ -80,7 +86,7 @@ def read_config(beside: Beside) -> TimmConfig:
     return config
 
 
-def pool_of(config: TimmConfig) -> str | None:
+def read_pool(config: TimmConfig) -> str | None:
     """The pooling that a config tells of, or None."""
     told = config.arguments.global_pool or config.global_pool
     if told and told not in POOLS:
@@ -90,7 +96,7 @@ def pool_of(config: TimmConfig) -> str | None:
     return POOLS[told] if told else None
 
 
-def gelu_of(config: TimmConfig, notes: list[str]) -> str:
+def read_gelu(config: TimmConfig, notes: list[str]) -> str:
     """From the arguments, else from the name, else timm's usual one."""
     if not config.architecture:
         notes.append("the exact form of GELU, as almost always in timm: no config beside the weights says which")
@@ -101,19 +107,19 @@ def gelu_of(config: TimmConfig, notes: list[str]) -> str:
     return "tanh" if any(part in config.architecture for part in TANH) else "exact"
 
 
-def heads_of(config: TimmConfig, width: int, notes: list[str]) -> int:
+def read_num_heads(config: TimmConfig, width: int, notes: list[str]) -> int:
     """From the arguments, else from the name, else from the width."""
     by_name = next((heads for part, heads in HEADS.items() if part in config.architecture), None)
-    return config.arguments.num_heads or by_name or heads_of_width(width, notes)
+    return config.arguments.num_heads or by_name or guess_num_heads(width, notes)
 
 
-def labels_of(config: TimmConfig, classes: int) -> tuple[str, ...] | None:
+def read_labels(config: TimmConfig, classes: int) -> tuple[str, ...] | None:
     """The names of the classes, where there are as many as classes."""
     names = config.label_names or config.pretrained.label_names or ()
     return tuple(str(name) for name in names) if len(names) == classes and classes else None
 
 
-def preprocessing_of(
+def read_preprocessing(
     config: TimmConfig, architecture: Architecture, default: Mapping[str, Any], notes: list[str]
 ) -> Preprocessing:
     """From the config, else by the origin; what has no counterpart here is said in the notes."""
@@ -126,7 +132,7 @@ def preprocessing_of(
         notes.append(f"the filter {told.interpolation!r} of the resize is replaced by bicubic")
     if not 0 < told.crop_pct <= 1:
         notes.append(f"the crop fraction {told.crop_pct} is replaced by 1")
-    return pixels(
+    return build_preprocessing(
         architecture.image_size,
         architecture.in_channels,
         default,
@@ -138,9 +144,9 @@ def preprocessing_of(
     )
 
 
-def written_config(model: ImageModel) -> dict[str, Any]:
+def write_config(model: ImageModel) -> dict[str, Any]:
     """A config.json that `timm.create_model("local-dir:…")` understands."""
-    name, arguments = name_and_arguments(model.architecture)
+    name, arguments = choose_name_and_arguments(model.architecture)
     resnet, preprocessing = isinstance(model.architecture, ResNetArchitecture), model.preprocessing
     pretrained: dict[str, Any] = {
         "input_size": [model.in_channels, *preprocessing.image_size],
@@ -167,7 +173,7 @@ def written_config(model: ImageModel) -> dict[str, Any]:
     return config if model.labels is None else {**config, "label_names": list(model.labels)}
 
 
-def name_and_arguments(a: Architecture) -> tuple[str, dict[str, Any]]:
+def choose_name_and_arguments(a: Architecture) -> tuple[str, dict[str, Any]]:
     """A name that timm knows, and what to tell its constructor to get this architecture."""
     if isinstance(a, ResNetArchitecture):
         return _bit(a.backbone), {"in_chans": a.in_channels}
@@ -178,7 +184,7 @@ def name_and_arguments(a: Architecture) -> tuple[str, dict[str, Any]]:
         "embed_dim": a.width,
         "depth": a.depth,
         "num_heads": a.num_heads,
-        "mlp_ratio": ratio(a.mlp_dim, a.width),
+        "mlp_ratio": compute_mlp_ratio(a.mlp_dim, a.width),
         "qkv_bias": a.qkv_bias,
         "init_values": a.layer_scale,
         "act_layer": {ours: theirs for theirs, ours in GELUS.items()}[a.gelu],

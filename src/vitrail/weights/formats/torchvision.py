@@ -7,29 +7,29 @@ from typing import Any
 from vitrail.errors import WeightsError
 from vitrail.model.architecture import Architecture, ConvLayer, ResNetArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
-from vitrail.weights.formats.naming import (
+from vitrail.weights.formats.base import (
     IMAGENET,
-    Beside,
-    Companion,
-    Naming,
-    Reading,
+    CheckpointInfo,
+    CompanionFile,
+    FolderFiles,
     Tensors,
-    grid_of_table,
-    heads_of_width,
-    options_beyond,
-    pixels,
-    shape,
-    size_of,
-    square_patch,
+    WeightFormat,
+    build_preprocessing,
+    find_unsupported_options,
+    guess_num_heads,
+    infer_grid,
+    read_patch_size,
+    read_shape,
+    read_size,
 )
-from vitrail.weights.tensor_rules import BATCHED, Line, patch_kernel
+from vitrail.weights.tensor_rules import ADD_BATCH_AXIS, TensorRule, to_patch_kernel
 
 EARLIER = "linear"
 LAYER = "encoder.layers.encoder_layer_{i}."
 STEM = "conv_proj.conv_bn_relu_{i}."
 
 
-class TorchvisionNaming(Naming):
+class TorchvisionFormat(WeightFormat):
     """`encoder.layers.encoder_layer_0.self_attention.in_proj_weight`."""
 
     name = "torchvision"
@@ -39,19 +39,19 @@ class TorchvisionNaming(Naming):
         """By its first layer."""
         return "encoder.layers.encoder_layer_0.self_attention.in_proj_weight" in tensors and "class_token" in tensors
 
-    def understand(self, tensors: Tensors, beside: Beside) -> Reading:
+    def understand(self, tensors: Tensors, beside: FolderFiles) -> CheckpointInfo:
         """Everything but the heads is in the shapes; GELU is exact, statistics are ImageNet's."""
         notes: list[str] = []
-        companion = Companion.read(beside)
-        width = shape(tensors, "class_token", 3)[2]
+        companion = CompanionFile.read(beside)
+        width = read_shape(tensors, "class_token", 3)[2]
         stem: tuple[ConvLayer, ...] | None = None
         if "conv_proj.weight" in tensors:
-            kernel = shape(tensors, "conv_proj.weight", 4)
-            channels, side = kernel[1], square_patch(kernel, (2, 3))
+            kernel = read_shape(tensors, "conv_proj.weight", 4)
+            channels, side = kernel[1], read_patch_size(kernel, (2, 3))
         else:
             channels, side, stem = _stem(tensors, notes)
-        rows = shape(tensors, "encoder.pos_embedding", 3)[1]
-        grid, _ = grid_of_table(rows, {"class": 1}, None)
+        rows = read_shape(tensors, "encoder.pos_embedding", 3)[1]
+        grid, _ = infer_grid(rows, {"class": 1}, None)
         dialect = "" if "encoder.layers.encoder_layer_0.mlp.0.weight" in tensors else EARLIER
         architecture = VitArchitecture(
             image_size=(grid[0] * side, grid[1] * side),
@@ -59,49 +59,49 @@ class TorchvisionNaming(Naming):
             patch_size=side,
             width=width,
             depth=_layers(tensors),
-            mlp_dim=shape(tensors, f"encoder.layers.encoder_layer_0.mlp.{_mlp(dialect)[0]}.weight", 2)[0],
-            num_heads=companion.num_heads or heads_of_width(width, notes),
-            num_classes=size_of(tensors, "heads.head.weight", 2) or 0,
-            representation_size=size_of(tensors, "heads.pre_logits.weight", 2),
+            mlp_dim=read_shape(tensors, f"encoder.layers.encoder_layer_0.mlp.{_mlp(dialect)[0]}.weight", 2)[0],
+            num_heads=companion.num_heads or guess_num_heads(width, notes),
+            num_classes=read_size(tensors, "heads.head.weight", 2) or 0,
+            representation_size=read_size(tensors, "heads.pre_logits.weight", 2),
             conv_stem=stem,
             gelu="exact",
         )
         notes.append("images are resized, cropped and scaled as for torchvision's ViT-B/16: its files do not say")
-        preprocessing = pixels(
+        preprocessing = build_preprocessing(
             architecture.image_size, channels, IMAGENET, resize="cover", crop_fraction=0.875, interpolation="bilinear"
         )
-        reading = Reading(architecture, preprocessing, dialect=dialect, licence=beside.licence(), notes=notes)
+        reading = CheckpointInfo(architecture, preprocessing, dialect=dialect, licence=beside.licence(), notes=notes)
         return companion.completes(reading)
 
-    def lines(self, architecture: Architecture, dialect: str) -> list[Line]:
+    def lines(self, architecture: Architecture, dialect: str) -> list[TensorRule]:
         """`dialect`: how the MLP was named before 2022, or as since then."""
         assert isinstance(architecture, VitArchitecture)
         first, second = _mlp(dialect)
-        kernel = patch_kernel(architecture.in_channels, architecture.patch_size)
+        kernel = to_patch_kernel(architecture.in_channels, architecture.patch_size)
         return [
-            Line("patch_embed.projection.weight", *_projection(architecture, kernel)),
-            Line(
+            TensorRule("patch_embed.projection.weight", *_projection(architecture, kernel)),
+            TensorRule(
                 "patch_embed.projection.bias",
                 "conv_proj.conv_last.bias" if architecture.conv_stem else "conv_proj.bias",
             ),
-            Line("patch_embed.layers.{i}.0.*", STEM + "0.*"),
-            Line("patch_embed.layers.{i}.1.*", STEM + "1.*"),
+            TensorRule("patch_embed.layers.{i}.0.*", STEM + "0.*"),
+            TensorRule("patch_embed.layers.{i}.1.*", STEM + "1.*"),
             *(
-                Line(f"patch_embed.layers.{{i}}.1.{name}", f"{STEM}1.{name}")
+                TensorRule(f"patch_embed.layers.{{i}}.1.{name}", f"{STEM}1.{name}")
                 for name in ("running_mean", "running_var", "num_batches_tracked")
             ),
-            Line("class_token", "class_token", BATCHED),
-            Line("position_embedding.0.table", "encoder.pos_embedding", BATCHED),
-            Line("encoder.blocks.{i}.norm1.*", LAYER + "ln_1.*"),
-            Line("encoder.blocks.{i}.attention.qkv.*", LAYER + "self_attention.in_proj_*"),
-            Line("encoder.blocks.{i}.attention.out.*", LAYER + "self_attention.out_proj.*"),
-            Line("encoder.blocks.{i}.norm2.*", LAYER + "ln_2.*"),
-            Line("encoder.blocks.{i}.mlp.fc1.*", f"{LAYER}mlp.{first}.*"),
-            Line("encoder.blocks.{i}.mlp.fc2.*", f"{LAYER}mlp.{second}.*"),
-            Line("encoder.norm.*", "encoder.ln.*"),
-            Line("head.hidden.*", "heads.pre_logits.*"),
-            Line("head.linear.*", "heads.head.*"),
-            Line("head.*", "heads.head.*"),
+            TensorRule("class_token", "class_token", ADD_BATCH_AXIS),
+            TensorRule("position_embedding.0.table", "encoder.pos_embedding", ADD_BATCH_AXIS),
+            TensorRule("encoder.blocks.{i}.norm1.*", LAYER + "ln_1.*"),
+            TensorRule("encoder.blocks.{i}.attention.qkv.*", LAYER + "self_attention.in_proj_*"),
+            TensorRule("encoder.blocks.{i}.attention.out.*", LAYER + "self_attention.out_proj.*"),
+            TensorRule("encoder.blocks.{i}.norm2.*", LAYER + "ln_2.*"),
+            TensorRule("encoder.blocks.{i}.mlp.fc1.*", f"{LAYER}mlp.{first}.*"),
+            TensorRule("encoder.blocks.{i}.mlp.fc2.*", f"{LAYER}mlp.{second}.*"),
+            TensorRule("encoder.norm.*", "encoder.ln.*"),
+            TensorRule("head.hidden.*", "heads.pre_logits.*"),
+            TensorRule("head.linear.*", "heads.head.*"),
+            TensorRule("head.*", "heads.head.*"),
         ]
 
     def refusal(self, architecture: Architecture) -> str | None:
@@ -110,7 +110,7 @@ class TorchvisionNaming(Naming):
             return "torchvision has neither BiT ResNets nor hybrids"
         if architecture.gelu != "exact":
             return f"torchvision computes the exact GELU, and this model was trained with the {architecture.gelu} form"
-        if beyond := options_beyond(architecture, "conv_stem"):
+        if beyond := find_unsupported_options(architecture, "conv_stem"):
             return f"torchvision's Vision Transformer has no option for this model's {beyond}"
         if architecture.image_size[0] != architecture.image_size[1]:
             return "torchvision's Vision Transformer takes square images only"
@@ -125,7 +125,7 @@ class TorchvisionNaming(Naming):
 
     def companions(self, model: ImageModel) -> dict[str, Any]:
         """What its files do not say."""
-        return Companion.written(model)
+        return CompanionFile.written(model)
 
 
 def _mlp(dialect: str) -> tuple[str, str]:
@@ -145,9 +145,9 @@ def _stem(tensors: Tensors, notes: list[str]) -> tuple[int, int, tuple[ConvLayer
     """Kernels and channels are in the shapes; strides are not, and every published stem halves the image each time."""
     layers = []
     count = len({name.split(".")[1] for name in tensors if name.startswith("conv_proj.conv_bn_relu_")})
-    channels = shape(tensors, "conv_proj.conv_bn_relu_0.0.weight", 4)[1]
+    channels = read_shape(tensors, "conv_proj.conv_bn_relu_0.0.weight", 4)[1]
     for index in range(count):
-        out, _, kernel, _ = shape(tensors, f"conv_proj.conv_bn_relu_{index}.0.weight", 4)
+        out, _, kernel, _ = read_shape(tensors, f"conv_proj.conv_bn_relu_{index}.0.weight", 4)
         layers.append(ConvLayer(channels=out, kernel=kernel, stride=2))
     if not layers:
         raise WeightsError("the convolutional stem has no layers")

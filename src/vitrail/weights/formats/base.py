@@ -18,7 +18,7 @@ from vitrail.model.architecture import Architecture, Backbone, VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.model.variants import SIZES
 from vitrail.weights.files import TensorInfo
-from vitrail.weights.tensor_rules import Line
+from vitrail.weights.tensor_rules import TensorRule
 
 Tensors = Mapping[str, TensorInfo]
 
@@ -26,15 +26,15 @@ IMAGENET = {"origin": "ImageNet", "mean": (0.485, 0.456, 0.406), "std": (0.229, 
 CLIP = {"origin": "CLIP", "mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
 HALF = {"origin": "Google", "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 
-SO400M = 1152
+SO400M_WIDTH = 1152
 """The width of the "shape-optimised" ViT of SigLIP."""
-COMPANION = "vitrail.json"
-MOST_JSON = 20_000_000
+COMPANION_FILE = "vitrail.json"
+MAX_TEXT_BYTES = 20_000_000
 """Bytes; a config beside weights is never larger."""
 
 
 @dataclass(frozen=True)
-class Beside:
+class FolderFiles:
     """The other files in the folder of the weights; there may be no folder."""
 
     folder: Path | None = None
@@ -51,7 +51,7 @@ class Beside:
             return None
         path = self.folder / name
         try:
-            if path.stat().st_size > MOST_JSON:
+            if path.stat().st_size > MAX_TEXT_BYTES:
                 raise WeightsError(f"{path} is far too large for what it should be")
             return path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -94,7 +94,7 @@ class Beside:
 
 
 @dataclass
-class Reading:
+class CheckpointInfo:
     """A checkpoint understood."""
 
     architecture: Architecture
@@ -104,7 +104,7 @@ class Reading:
     licence: str | None = None
     training_cost: TrainingCost | None = None
     learned_from: str | None = None
-    set_aside: list[str] = field(default_factory=list)
+    unused_tensors: list[str] = field(default_factory=list)
     """Tensors the model does not need, kept for the way back."""
     left_out: list[str] = field(default_factory=list)
     """Tensors of something else, such as a decoder; they are not read."""
@@ -112,7 +112,7 @@ class Reading:
     """What was concluded rather than read."""
 
 
-class Naming(ABC):
+class WeightFormat(ABC):
     """One way in which the world names the tensors of these models."""
 
     name: ClassVar[str]
@@ -123,11 +123,11 @@ class Naming(ABC):
         """From names and shapes alone."""
 
     @abstractmethod
-    def understand(self, tensors: Tensors, beside: Beside) -> Reading:
+    def understand(self, tensors: Tensors, beside: FolderFiles) -> CheckpointInfo:
         """The architecture and all that travels, from the tensors and what lies beside them."""
 
     @abstractmethod
-    def lines(self, architecture: Architecture, dialect: str) -> list[Line]:
+    def lines(self, architecture: Architecture, dialect: str) -> list[TensorRule]:
         """How its names correspond to ours."""
 
     @abstractmethod
@@ -150,18 +150,18 @@ class Naming(ABC):
         """How a tensor that the model does not need is called in a file."""
         return name
 
-    def check(self, beside: Beside) -> None:
+    def check(self, beside: FolderFiles) -> None:
         """Raise a WeightsError where a folder carries the means to see that it is damaged, and is."""
 
     def finish(self, folder: Path) -> None:
         """What is to be written after everything else."""
 
-    def earlier_origin(self, beside: Beside) -> Origin | None:
+    def earlier_origin(self, beside: FolderFiles) -> Origin | None:
         """Where a folder says that its weights came from before."""
         return None
 
 
-class StrangersConfig(BaseModel):
+class ForeignConfig(BaseModel):
     """A config from elsewhere: what we need is checked, the rest is ignored, and so is a null."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -180,7 +180,7 @@ class StrangersConfig(BaseModel):
             raise WeightsError(f"{where}: {explain(error, cls)}") from None
 
 
-class Companion(StrangersConfig):
+class CompanionFile(ForeignConfig):
     """A small file of ours beside weights whose own format has no place for what travels with them."""
 
     image_size: tuple[int, int] | None = None
@@ -190,9 +190,9 @@ class Companion(StrangersConfig):
     licence: str | None = None
 
     @classmethod
-    def read(cls, beside: Beside) -> Companion:
+    def read(cls, beside: FolderFiles) -> CompanionFile:
         """From its file; empty where there is none."""
-        companion: Companion = cls.of(beside.json(COMPANION), COMPANION)
+        companion: CompanionFile = cls.of(beside.json(COMPANION_FILE), COMPANION_FILE)
         return companion
 
     @classmethod
@@ -205,9 +205,9 @@ class Companion(StrangersConfig):
             "labels": model.labels,
             "licence": None if model.origin is None else model.origin.licence,
         }
-        return {COMPANION: found}
+        return {COMPANION_FILE: found}
 
-    def completes(self, reading: Reading) -> Reading:
+    def completes(self, reading: CheckpointInfo) -> CheckpointInfo:
         """What it tells of replaces what was concluded."""
         if self.preprocessing is not None:
             reading.preprocessing = Preprocessing(**self.preprocessing)
@@ -223,7 +223,7 @@ def count_blocks(tensors: Iterable[str], prefix: str) -> int:
     return len({number for number in found if number.isdigit()})
 
 
-def shape(tensors: Tensors, name: str, dimensions: int) -> tuple[int, ...]:
+def read_shape(tensors: Tensors, name: str, dimensions: int) -> tuple[int, ...]:
     """The shape of a tensor that must be there and have so many dimensions."""
     if name not in tensors:
         raise WeightsError(f"the tensor {name} is missing")
@@ -233,12 +233,12 @@ def shape(tensors: Tensors, name: str, dimensions: int) -> tuple[int, ...]:
     return found
 
 
-def size_of(tensors: Tensors, name: str, dimensions: int, axis: int = 0) -> int | None:
+def read_size(tensors: Tensors, name: str, dimensions: int, axis: int = 0) -> int | None:
     """One side of a tensor, or None where there is no such tensor."""
-    return shape(tensors, name, dimensions)[axis] if name in tensors else None
+    return read_shape(tensors, name, dimensions)[axis] if name in tensors else None
 
 
-def square_patch(kernel: tuple[int, ...], axes: tuple[int, int]) -> int:
+def read_patch_size(kernel: tuple[int, ...], axes: tuple[int, int]) -> int:
     """The side of a patch projection's kernel."""
     first, second = (kernel[axis] for axis in axes)
     if first != second:
@@ -246,20 +246,20 @@ def square_patch(kernel: tuple[int, ...], axes: tuple[int, int]) -> int:
     return first
 
 
-def agree(where: str, told: Mapping[str, Any], found: Mapping[str, int]) -> None:
+def check_agreement(where: str, told: Mapping[str, Any], found: Mapping[str, int]) -> None:
     """Raise a WeightsError where a config tells of another model than the one in the file."""
     for name, value in found.items():
         if told.get(name) is not None and told[name] != value:
             raise WeightsError(f"{where} tells of {name} {told[name]}, and the weights hold {value}")
 
 
-def residual_units(backbone: Backbone) -> list[tuple[str, int, int]]:
+def list_residual_units(backbone: Backbone) -> list[tuple[str, int, int]]:
     """Our name of every residual unit, with its stage and its place there, both counted from 0."""
     places = [(stage, block) for stage, blocks in enumerate(backbone.blocks) for block in range(blocks)]
     return [(f"backbone.units.{index}", stage, block) for index, (stage, block) in enumerate(places)]
 
 
-def grid_of_table(rows: int, owners: Mapping[str, int], hint: tuple[int, int] | None) -> tuple[tuple[int, int], str]:
+def infer_grid(rows: int, owners: Mapping[str, int], hint: tuple[int, int] | None) -> tuple[tuple[int, int], str]:
     """The grid behind a position table, and which prefix tokens own a row of it.
 
     `owners`: rows before the patches for each possibility, the likeliest first. `hint`: the grid a config tells of.
@@ -277,7 +277,7 @@ def grid_of_table(rows: int, owners: Mapping[str, int], hint: tuple[int, int] | 
     )
 
 
-def heads_of_width(width: int, notes: list[str]) -> int:
+def guess_num_heads(width: int, notes: list[str]) -> int:
     """The number of heads, which no tensor tells: by the known sizes, else 64 channels a head. Said in the notes."""
     for letter, size in SIZES.items():
         if size.width == width:
@@ -285,7 +285,7 @@ def heads_of_width(width: int, notes: list[str]) -> int:
                 f"{size.num_heads} attention heads, as in every {letter} of width {width}: the file does not say"
             )
             return size.num_heads
-    if width == SO400M:
+    if width == SO400M_WIDTH:
         notes.append(f"16 attention heads, as in every SO400M of width {width}: the file does not say")
         return 16
     if width % 64:
@@ -294,7 +294,7 @@ def heads_of_width(width: int, notes: list[str]) -> int:
     return width // 64
 
 
-def options_beyond(architecture: VitArchitecture, *allowed: str) -> str:
+def find_unsupported_options(architecture: VitArchitecture, *allowed: str) -> str:
     """The options of an architecture, other than sizes and `allowed` ones, that are not the paper's.
 
     The norm's eps is not counted: no file tells it, and a conversion measures what a difference costs.
@@ -306,12 +306,12 @@ def options_beyond(architecture: VitArchitecture, *allowed: str) -> str:
     return ", ".join(n for n in VitArchitecture.model_fields if getattr(plain, n) != getattr(architecture, n))
 
 
-def ratio(mlp_dim: int, width: int) -> int | float:
+def compute_mlp_ratio(mlp_dim: int, width: int) -> int | float:
     """What others multiply a width with and round down to get the MLP's: half a unit more where it does not divide."""
     return mlp_dim // width if mlp_dim % width == 0 else (mlp_dim + 0.5) / width
 
 
-def pixels(
+def build_preprocessing(
     image_size: tuple[int, int],
     channels: int,
     default: Mapping[str, Any],
