@@ -197,7 +197,7 @@ def test_ctrl_c_says_what_there_is(here, predict, monkeypatch):
         raise KeyboardInterrupt
         yield
 
-    monkeypatch.setattr("vitrail.inference.predictor.Predictor._streamed", interrupted)
+    monkeypatch.setattr("vitrail.inference.predictor.Predictor._predict_ahead", interrupted)
     code, _, err = predict("1.png", "--embed", "out.npz")
     assert (code, err) == (130, "stopped: the rest was not looked at, and out.npz was not written\n")
     assert not Path("out.npz").exists()

@@ -213,29 +213,29 @@ def test_a_model_without_classes_embeds_and_does_not_guess():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "kind", "sentence"),
+    ("wrong", "kind", "words"),
     [
-        ("nowhere.png", DataError, "nowhere.png: cannot be read: No such file"),
+        ("nowhere.png", DataError, "nowhere.png: .*No such file"),
         ("a\nb.png", DataError, r"a\\nb.png: cannot be read"),
-        (b"no image", DataError, "a bytes: not an image of a known kind"),
+        (b"no image", DataError, "a bytes: not an image"),
         (picture(1)[:200], DataError, "a bytes: damaged"),
         (np.zeros((4, 4, 3), np.float32), InputError, "a NumPy array: float32 of shape .* give a path"),
         (np.zeros((2, 4, 4, 3), np.uint8), InputError, "several images go in a list"),
         (np.zeros((0, 4, 3), np.uint8), InputError, "no image"),
-        (np.zeros((3, 4, 9), np.uint8), InputError, "9 channels, which come last in a NumPy array, .* takes 3"),
-        (torch.zeros(4, 5, 3, dtype=torch.uint8), InputError, "4 channels, which come first in a tensor"),
+        (np.zeros((3, 4, 9), np.uint8), InputError, "9 channels.* last .* 3"),
+        (torch.zeros(4, 5, 3, dtype=torch.uint8), InputError, "4 channels.* first "),
         (torch.zeros(3, 4, 4), InputError, "a tensor: torch.float32 of shape"),
-        (Image.new("F", (4, 4)), DataError, "a Pillow image: its pixels are numbers without a range"),
+        (Image.new("F", (4, 4)), DataError, "a Pillow image: .*pixels"),
         (Image.open(io.BytesIO(picture(1, "JPEG")[:700])), DataError, "a Pillow image: damaged"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else None,
 )
-def test_an_error_says_which_and_why(wrong, kind, sentence):
+def test_an_error_says_which_and_why(wrong, kind, words):
     predictor = Predictor(MODEL, device="cpu", batch_size=2)
-    with pytest.raises(kind, match=sentence) as alone:
+    with pytest.raises(kind, match=words) as alone:
         predictor(wrong)
     assert "images[" not in str(alone.value)
-    with pytest.raises(kind, match=rf"images\[3\], .*{sentence}"):
+    with pytest.raises(kind, match=rf"images\[3\], .*{words}"):
         predictor([*IMAGES[:3], wrong, *IMAGES])
     outcomes = list(predictor.stream([*IMAGES[:3], wrong, *IMAGES[3:]]))
     assert [each.index for each in outcomes if each.error is not None] == [3]
@@ -252,7 +252,7 @@ def test_what_is_no_image_at_all():
             predictor([wrong])
     with pytest.raises(InputError, match=r"images\[0\], a list: a list is no image"):
         predictor([[IMAGES[0]]])
-    with pytest.raises(InputError, match=r"open file .* give its path, or what its read"):
+    with pytest.raises(InputError, match="open file"):
         predictor(io.BytesIO(b"a line\nanother"))
     with pytest.raises(InputError, match="dict is no image"):
         predictor({"a": IMAGES[0]})
@@ -279,7 +279,7 @@ def test_what_is_no_model():
 def test_pixels_are_limited():
     predictor = Predictor(MODEL, device="cpu", most_pixels=400)
     for large in (picture(1), Image.open(io.BytesIO(picture(1)))):
-        with pytest.raises(DataError, match="24×20 pixels, more than the 400 allowed"):
+        with pytest.raises(DataError, match=r"24×20 .* 400"):
             predictor(large)
     assert len(predictor(picture(1, size=(20, 20)))) == 5
 

@@ -1,1 +1,1 @@
-"""From images as they come to answers: the predictor, passes over data sets, class names."""
+"""From images to predictions: the predictor, passes over whole data sets, and class names."""
