@@ -17,15 +17,15 @@ pytest.importorskip("triton", reason="Triton, in whose interpreter the kernels r
 if torch.cuda.is_available():
     pytest.skip("here is a GPU: benchmarks/kernel_check.py checks the kernels there", allow_module_level=True)
 
-from vitrail.fast.gpu.kernels.attention import MOST_TOKENS, attention, pieces
-from vitrail.fast.gpu.kernels.backward import Walk, gelu_backward, norm_backward, pack
-from vitrail.fast.gpu.kernels.few_rows import few_rows
-from vitrail.fast.gpu.kernels.joined import Stream, joining_product, norming_product
+from vitrail.fast.gpu.kernels.attention import MOST_TOKENS, attention, split_tokens
+from vitrail.fast.gpu.kernels.backward import Walk, gelu_backward, join_qkv_gradients, norm_backward
+from vitrail.fast.gpu.kernels.few_rows import multiply_few_rows
+from vitrail.fast.gpu.kernels.merged import ResidualStream, multiply_and_add, normalise_and_multiply
 from vitrail.fast.gpu.kernels.norm import FP8, add_norm, assemble_norm
-from vitrail.fast.gpu.kernels.patches import cut
+from vitrail.fast.gpu.kernels.patches import cut_patches
 from vitrail.fast.gpu.kernels.product import Tiling, product
-from vitrail.fast.gpu.kernels.quantise import quantise, quantise_rows
-from vitrail.fast.gpu.kernels.reading import read_backward, read_by_library, read_forward
+from vitrail.fast.gpu.kernels.quantise import quantise, quantise_weight
+from vitrail.fast.gpu.kernels.read_attention import read_backward, read_forward, read_with_torch
 
 GELUS = {
     0: lambda x: x,
@@ -56,14 +56,14 @@ def close(found: Tensor, exact: Tensor, most: float = 1e-5) -> None:
 
 @given(st.integers(1, MOST_TOKENS))
 def test_pieces_cover_the_tokens_closely(tokens):
-    found = [size for size in pieces(tokens) if size]
+    found = [size for size in split_tokens(tokens) if size]
     assert tokens <= sum(found) < max(2 * tokens, 17)
     assert all(size >= 16 and size & (size - 1) == 0 for size in found)
     assert all(a > b for a, b in pairwise(found))
 
 
 def test_pieces_of_the_papers_models():
-    assert (pieces(197), pieces(257), pieces(50)) == ((128, 64, 16), (256, 16, 0), (64, 0, 0))
+    assert (split_tokens(197), split_tokens(257), split_tokens(50)) == ((128, 64, 16), (256, 16, 0), (64, 0, 0))
 
 
 @pytest.mark.parametrize(("tokens", "heads", "width"), [(5, 1, 16), (37, 2, 16), (65, 3, 32)])
@@ -172,8 +172,8 @@ def test_product(form, parts):
 @pytest.mark.parametrize(("rows", "width"), [(1, 40), (3, 1100)])
 def test_few_rows(form, rows, width):
     x, w, bias = torch.randn(rows, width), torch.randn(21, width), torch.randn(21)
-    close(few_rows(x, w, bias, form), GELUS[form](F.linear(x.double(), w.double(), bias.double())), 3e-5)
-    close(few_rows(x, w, None), F.linear(x.double(), w.double()))
+    close(multiply_few_rows(x, w, bias, form), GELUS[form](F.linear(x.double(), w.double(), bias.double())), 3e-5)
+    close(multiply_few_rows(x, w, None), F.linear(x.double(), w.double()))
 
 
 @pytest.mark.parametrize("splits", [2, 3])
@@ -206,7 +206,7 @@ def statistics(z: Tensor, columns: int) -> Tensor:
 def test_a_product_joins_z(tiling, biased, scaled, dtype):
     x, w, z = torch.randn(21, 48), torch.randn(40, 48), (30 + torch.randn(21, 40)).to(dtype)
     bias, factor = torch.randn(40) if biased else None, torch.randn(40) if scaled else None
-    made = joining_product(x, w, bias, z, tiling, factor=factor)
+    made = multiply_and_add(x, w, bias, z, tiling, factor=factor)
     branch = F.linear(x.double(), w.double(), None if bias is None else bias.double())
     close(made.z, z + (branch if factor is None else branch * factor), 1e-6 if dtype == torch.float32 else 2**-11)
     assert made.z.dtype == dtype
@@ -217,7 +217,7 @@ def test_a_product_joins_z(tiling, biased, scaled, dtype):
 def test_a_product_that_joins_z_saturates():
     z = torch.full((3, 24), 6e4).half()
     z[1] = -6e4
-    made = joining_product(z / 1e4, torch.ones(24, 24).half(), None, z, TILES[0], factor=torch.full((24,), 1e3))
+    made = multiply_and_add(z / 1e4, torch.ones(24, 24).half(), None, z, TILES[0], factor=torch.full((24,), 1e3))
     assert made.z.tolist() == [[65504.0] * 24, [-65504.0] * 24, [65504.0] * 24]
     close(made.statistics, statistics(made.z, 16))
 
@@ -230,9 +230,11 @@ def test_a_product_norms_first(tiling, form, centred, dtype):
     """From statistics of four parts, the last one narrower; most of z is one large mean."""
     z, w = (30 + torch.randn(21, 56)).to(dtype), (torch.randn(40, 56) / 7).to(dtype)
     constant = torch.randn(40)
-    stream = Stream(z, statistics(z, 16).float(), 16)
+    stream = ResidualStream(z, statistics(z, 16).float(), 16)
     sums = w.float().sum(1)
-    found = norming_product(stream, w, sums, constant, 1e-6, tiling, centred=centred, form=form, dtype=torch.float32)
+    found = normalise_and_multiply(
+        stream, w, sums, constant, 1e-6, tiling, centred=centred, form=form, dtype=torch.float32
+    )
     norm = (F.layer_norm if centred else F.rms_norm)(z.double(), (56,), eps=1e-6)
     close(found, GELUS[form](F.linear(norm, w.double(), constant.double())), 5e-5)
 
@@ -245,9 +247,9 @@ def test_the_sum_and_the_norm_inside_two_products(centred):
     exact = (z + F.linear(x, first, own)).double()
     norm = F.layer_norm(exact, (40,), weight.double(), shift.double(), 1e-6)
     norm = norm if centred else F.rms_norm(exact, (40,), weight.double(), 1e-6)
-    stream = joining_product(x, first, own, z, TILES[0])
+    stream = multiply_and_add(x, first, own, z, TILES[0])
     w, constant = weight * second, bias + second @ shift if centred else bias
-    found = norming_product(stream, w, w.sum(1), constant, 1e-6, TILES[1], centred=centred, dtype=torch.float32)
+    found = normalise_and_multiply(stream, w, w.sum(1), constant, 1e-6, TILES[1], centred=centred, dtype=torch.float32)
     close(found, F.linear(norm, second.double(), bias.double()))
 
 
@@ -255,7 +257,7 @@ def test_pack():
     parts = [torch.randn(3, 4, 2, 16).transpose(1, 2) for _ in range(3)]
     side_by_side = torch.cat([part.transpose(1, 2).reshape(12, 32) for part in parts], 1)
     for given_parts in (parts, [part.contiguous() for part in parts]):
-        packed, total = pack(*given_parts, walk=Walk(2, 16, 1, 6))
+        packed, total = join_qkv_gradients(*given_parts, walk=Walk(2, 16, 1, 6))
         assert torch.equal(packed, side_by_side)
         close(total, side_by_side.sum(0))
 
@@ -266,7 +268,7 @@ def test_cut_is_what_the_model_cuts(side):
         "Ti/4", patch_size=side, image_size=2 * side, width=16, depth=1, num_heads=1, mlp_dim=16, num_classes=0
     )
     images = torch.randn(2, 3, 2 * side, 3 * side)
-    assert torch.equal(cut(images, side, torch.float32), model.patch_embed.patches(images).flatten(0, 1))
+    assert torch.equal(cut_patches(images, side, torch.float32), model.patch_embed.split_patches(images).flatten(0, 1))
 
 
 def test_quantise():
@@ -276,7 +278,7 @@ def test_quantise():
     close_in_fp8(y, x / scales)
     close(scales[:3, 0], x[:3].abs().amax(1) / 448)
     assert not y[3].float().any()
-    rows, each = quantise_rows(x)
+    rows, each = quantise_weight(x)
     close(rows.float() * each[:, None], x, 2**-4)  # three bits after the point
 
 
@@ -291,7 +293,7 @@ def test_reading(read):
     dy = torch.randn_like(y)
     exact = torch.autograd.grad(y, [q, kv], dy)
     close(read_forward(q.detach().float(), kv.detach().float(), heads), y)
-    close(read_by_library(q, kv, heads), y)
+    close(read_with_torch(q, kv, heads), y)
     for found, expected in zip(
         read_backward(dy.float(), q.detach().float(), kv.detach().float(), heads), exact, strict=True
     ):

@@ -140,7 +140,7 @@ def test_three_bits_by_hand():
 def test_patches_are_in_the_order_of_the_models(rows, columns, stride, channels):
     images = batch(2, (rows * stride, columns * stride), channels).images
     pixels = patch_pixels(images, stride)
-    assert torch.equal(pixels, PatchEmbed(channels, stride, 8).patches(images))
+    assert torch.equal(pixels, PatchEmbed(channels, stride, 8).split_patches(images))
     if channels <= 3:
         squares = pixels.view(-1, channels, stride, stride).numpy()
         assert mean_colour(images, stride).view(-1).tolist() == [colour_of(square) for square in squares]

@@ -43,13 +43,15 @@ def read(name: str, model: torch.nn.Module):
     tensors = {key: TensorInfo(tuple(t.shape), torch.float32) for key, t in model.state_dict().items()}
     pretrained = {key: value for key, value in model.pretrained_cfg.items() if value is not None}
     config = {"architecture": name, "pretrained_cfg": pretrained, "global_pool": getattr(model, "global_pool", None)}
-    naming = recognise_format(name, tensors)
-    reading = naming.understand(tensors, FolderFiles(given={"config.json": config}))
-    ours = build_empty_model(reading.architecture).state_dict()
-    pairs = match_tensors(ours, naming.lines(reading.architecture, reading.dialect))
-    check_complete(name, tensors, compute_file_shapes(pairs, ours), [*reading.unused_tensors, *reading.left_out])
-    assert naming is FORMATS["timm"]
-    return reading.architecture
+    weight_format = recognise_format(name, tensors)
+    checkpoint = weight_format.describe_checkpoint(tensors, FolderFiles(contents={"config.json": config}))
+    ours = build_empty_model(checkpoint.architecture).state_dict()
+    pairs = match_tensors(ours, weight_format.list_tensor_rules(checkpoint.architecture, checkpoint.dialect))
+    check_complete(
+        name, tensors, compute_file_shapes(pairs, ours), [*checkpoint.unused_tensors, *checkpoint.ignored_tensors]
+    )
+    assert weight_format is FORMATS["timm"]
+    return checkpoint.architecture
 
 
 @pytest.mark.slow

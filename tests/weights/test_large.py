@@ -30,8 +30,8 @@ parameters = sum(parameter.numel() for parameter in model.parameters())
 del model
 start = time.perf_counter()
 weights.read_bytes()
-reading = time.perf_counter() - start
-print(json.dumps({"peak": peak / weights.stat().st_size, "time": seconds / reading, "parameters": parameters}))
+checkpoint = time.perf_counter() - start
+print(json.dumps({"peak": peak / weights.stat().st_size, "time": seconds / checkpoint, "parameters": parameters}))
 """
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is measured through /proc")
 
@@ -41,33 +41,33 @@ def measure(source: Path, weights: Path) -> dict[str, float]:
     return json.loads(child.stdout)
 
 
-def written(name: str, naming: str, folder: Path) -> Path:
-    """A model's weights in a naming; `pth` is timm's names in PyTorch's own file."""
-    gelu = "tanh" if naming in ("google", "native") else "exact"
+def written(name: str, weight_format: str, folder: Path) -> Path:
+    """Write a model's weights in a format; `pth` means timm's names in PyTorch's own file."""
+    gelu = "tanh" if weight_format in ("google", "native") else "exact"
     model = vitrail.create_model(name, gelu=gelu, seed=0)
-    if naming == "native":
+    if weight_format == "native":
         return save(model, folder / "model") / "model.safetensors"
-    if naming == "pth":
+    if weight_format == "pth":
         write_tensors(convert_tensors(model, FORMATS["timm"], "|"), folder / "model.pth")
         return folder / "model.pth"
-    write_model(model, FORMATS[naming], folder)
-    return folder / FORMATS[naming].weights_file
+    write_model(model, FORMATS[weight_format], folder)
+    return folder / FORMATS[weight_format].weights_file
 
 
-@pytest.mark.parametrize("naming", ["native", "huggingface"])
-def test_memory_for_86_million_parameters(naming, tmp_path):
-    weights = written("B/16", naming, tmp_path)
+@pytest.mark.parametrize("weight_format", ["native", "huggingface"])
+def test_memory_for_86_million_parameters(weight_format, tmp_path):
+    weights = written("B/16", weight_format, tmp_path)
     # 50 MB more than for a large model, for what a process takes whatever it loads.
     assert measure(weights, weights)["peak"] < 1.2 + 50e6 / weights.stat().st_size
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("naming", ["native", "timm", "huggingface", "google", "pth"])
-def test_632_million_parameters_in_memory_and_time(naming, tmp_path):
-    weights = written("H/14", naming, tmp_path)
+@pytest.mark.parametrize("weight_format", ["native", "timm", "huggingface", "google", "pth"])
+def test_632_million_parameters_in_memory_and_time(weight_format, tmp_path):
+    weights = written("H/14", weight_format, tmp_path)
     runs = [measure(weights, weights) for _ in range(2)]
-    print(f"\n{naming}: " + ", ".join(f"{run['peak']:.2f}× memory, {run['time']:.2f}× time" for run in runs))
+    print(f"\n{weight_format}: " + ", ".join(f"{run['peak']:.2f}× memory, {run['time']:.2f}× time" for run in runs))
     assert runs[0]["parameters"] == 632_045_800
     assert max(run["peak"] for run in runs) < 1.2
     assert min(run["time"] for run in runs) < 3  # the better of two: other work on the machine only slows one down

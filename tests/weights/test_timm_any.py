@@ -179,12 +179,12 @@ def test_conversions(saved, tmp_path):
     certificate = vitrail.convert(saved, tmp_path / "native", "native")
     assert certificate.max_difference == 0
     assert certificate.preprocessing_matches
-    for naming in ("timm", "torchvision", "huggingface", "google"):
+    for weight_format in ("timm", "torchvision", "huggingface", "google"):
         with pytest.raises(
-            vitrail.WeightsError, match=f"cannot be written as {naming}: it is timm's own network {SMALL}"
+            vitrail.WeightsError, match=f"cannot be written as {weight_format}: it is timm's own network {SMALL}"
         ):
-            vitrail.convert(saved, tmp_path / naming, naming)
-        assert not (tmp_path / naming).exists()
+            vitrail.convert(saved, tmp_path / weight_format, weight_format)
+        assert not (tmp_path / weight_format).exists()
 
 
 def test_a_folder_of_timms_says_how_to_get_it(pretrained, tmp_path):

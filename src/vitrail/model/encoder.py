@@ -1,4 +1,4 @@
-"""The Transformer encoder: equations 2 and 3 in every block, and the norm of equation 4 at the end.
+"""The Transformer encoder: equations 2 (attention) and 3 (MLP) in every block, and the norm of equation 4 at the end.
 
 Shapes: B images, T tokens, D width, H heads, d = D/H.
 """
@@ -12,25 +12,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from vitrail.model.positions import RelativePositions
+from vitrail.model.architecture import VitArchitecture
+from vitrail.model.positions import Grid, RelativePositions
 
 
 class QuickGELU(nn.Module):
-    """x · sigmoid(1.702 x), the approximation that OpenAI's CLIP was trained with."""
+    """x · sigmoid(1.702 x), the approximation of GELU that OpenAI's CLIP was trained with."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any shape."""
         return x * torch.sigmoid(1.702 * x)
 
 
 def build_gelu(form: str) -> nn.Module:
-    """`tanh` as in the released code, `exact` as in timm and torchvision, `quick` as in CLIP."""
+    """Build the GELU `tanh` (the released code), `exact` (timm, torchvision) or `quick` (CLIP)."""
     return QuickGELU() if form == "quick" else nn.GELU(approximate="tanh" if form == "tanh" else "none")
 
 
-def build_norm(kind: str, width: int, eps: float) -> nn.LayerNorm | nn.RMSNorm:
-    """The norm over the last dimension."""
-    return nn.LayerNorm(width, eps=eps) if kind == "layer" else nn.RMSNorm(width, eps=eps)
+def build_norm(a: VitArchitecture) -> nn.LayerNorm | nn.RMSNorm:
+    """Build a norm over the last dimension, which is the width D."""
+    return nn.LayerNorm(a.width, eps=a.norm_eps) if a.norm == "layer" else nn.RMSNorm(a.width, eps=a.norm_eps)
 
 
 class SelfAttention(nn.Module):
@@ -51,25 +51,25 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(width, width)
         self.relative = relative
 
-    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, T, D) → queries, keys, values, each (B, H, T, d)."""
+    def split_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, T, D) → queries, keys and values, each (B, H, T, d)."""
         q, k, v = self.qkv(x).unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         return q, k, v
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, D) → (B, T, D)."""
-        q, k, v = self.heads(x)
+        q, k, v = self.split_heads(x)
         bias = None if self.relative is None else self.relative(q)
         y = F.scaled_dot_product_attention(q, k, v, bias, dropout_p=self.dropout if self.training else 0.0)
         mixed: Tensor = self.out(y.transpose(1, 2).flatten(2))
         return mixed
 
     def weights(self, x: Tensor) -> Tensor:
-        """(B, T, D) → (B, H, T, T): the attention that `forward` applies and its kernel keeps to itself.
+        """(B, T, D) → (B, H, T, T): compute the attention weights, which the fused kernel of `forward` does not return.
 
-        Rows are queries and sum to 1; at least float32; without dropout.
+        Rows are queries and sum to 1. They are float32 or wider, and without dropout.
         """
-        q, k, _ = self.heads(x)
+        q, k, _ = self.split_heads(x)
         logits: Tensor = (q * q.shape[-1] ** -0.5) @ k.transpose(2, 3)  # scaled first: maps are large, queries small
         if self.relative is not None:
             logits = logits + self.relative(q)
@@ -77,7 +77,7 @@ class SelfAttention(nn.Module):
 
 
 class RowAttention(SelfAttention):
-    """Self-attention along the rows of a grid: every row is a sequence of its own."""
+    """Self-attention along the rows of a grid of patches: every row is a separate sequence."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, rows, columns, D) → the same."""
@@ -90,7 +90,7 @@ class RowAttention(SelfAttention):
 
 
 class MlpBlock(nn.Module):
-    """D → mlp_dim → D with a GELU between, dropout after each."""
+    """The MLP of equation 3: D → mlp_dim → D with a GELU between, and dropout after each layer."""
 
     def __init__(self, width: int, mlp_dim: int, gelu: str = "tanh", dropout: float = 0.0) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class LayerScale(nn.Module):
 
 
 class StochasticDepth(nn.Module):
-    """While training, drops a residual branch for whole images at random and scales up the rest."""
+    """While training, drop a residual branch for randomly chosen images and scale it up for the others."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -135,52 +135,37 @@ class StochasticDepth(nn.Module):
         return x * mask / keep
 
     def extra_repr(self) -> str:
-        """The rate, where the model is printed."""
         return f"rate={self.rate:.3g}"
 
 
 class EncoderBlock(nn.Module):
-    """z' = MSA(LN(z)) + z, then z = MLP(LN(z')) + z': equations 2 and 3."""
+    """z' = MSA(LN(z)) + z (equation 2), then z = MLP(LN(z')) + z' (equation 3)."""
 
-    def __init__(
-        self,
-        width: int,
-        num_heads: int,
-        mlp_dim: int,
-        *,
-        gelu: str = "tanh",
-        norm: str = "layer",
-        norm_eps: float = 1e-6,
-        qkv_bias: bool = True,
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        stochastic_depth: float = 0.0,
-        layer_scale: float | None = None,
-        relative: RelativePositions | None = None,
-        attention: type[SelfAttention] = SelfAttention,
-    ) -> None:
+    def __init__(self, a: VitArchitecture, index: int, grid: Grid) -> None:
+        """Build block `index` of an encoder for a grid of patches; stochastic depth grows linearly with the index."""
         super().__init__()
-        self.norm1 = build_norm(norm, width, norm_eps)
-        self.attention = attention(width, num_heads, qkv_bias, attention_dropout, relative)
-        self.dropout = nn.Dropout(dropout)
-        self.scale1 = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
-        self.norm2 = build_norm(norm, width, norm_eps)
-        self.mlp = MlpBlock(width, mlp_dim, gelu, dropout)
-        self.scale2 = nn.Identity() if layer_scale is None else LayerScale(width, layer_scale)
-        self.drop = StochasticDepth(stochastic_depth)
+        relative = RelativePositions(grid, a.width // a.num_heads, a.prefix) if a.position == "relative" else None
+        attention = RowAttention if a.block == "axial" else SelfAttention
+        self.norm1 = build_norm(a)
+        self.attention = attention(a.width, a.num_heads, a.qkv_bias, a.attention_dropout, relative)
+        self.dropout = nn.Dropout(a.dropout)
+        self.scale1 = nn.Identity() if a.layer_scale is None else LayerScale(a.width, a.layer_scale)
+        self.norm2 = build_norm(a)
+        self.mlp = MlpBlock(a.width, a.mlp_dim, a.gelu, a.dropout)
+        self.scale2 = nn.Identity() if a.layer_scale is None else LayerScale(a.width, a.layer_scale)
+        self.drop = StochasticDepth(a.stochastic_depth * index / max(a.depth - 1, 1))
 
     def forward(self, z: Tensor) -> Tensor:
-        """(B, T, D) → (B, T, D), or a grid with a `RowAttention`."""
-        z = z + self.drop(self.scale1(self.dropout(self.attention(self.norm1(z)))))
-        z = z + self.drop(self.scale2(self.mlp(self.norm2(z))))
+        """(B, T, D) → (B, T, D); with a `RowAttention`, (B, rows, columns, D) → the same."""
+        z = z + self.drop(self.scale1(self.dropout(self.attention(self.norm1(z)))))  # equation 2
+        z = z + self.drop(self.scale2(self.mlp(self.norm2(z))))  # equation 3
         return z
 
 
 class AxialEncoderBlock(nn.Module):
-    """Self-attention along rows + MLP, then along columns + MLP: two encoder blocks on a grid of patches."""
+    """Two encoder blocks on a grid of patches: attention along rows and an MLP, then along columns and an MLP."""
 
     def __init__(self, rows: EncoderBlock, columns: EncoderBlock) -> None:
-        """Both attend by `RowAttention`; the second sees the grid turned."""
         super().__init__()
         self.rows = rows
         self.columns = columns
@@ -188,12 +173,12 @@ class AxialEncoderBlock(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         """(B, rows, columns, D) → the same."""
         z = self.rows(z).transpose(1, 2)
-        z = self.columns(z).transpose(1, 2)
+        z = self.columns(z).transpose(1, 2)  # transposed, columns are rows
         return z
 
 
 class Encoder(nn.Module):
-    """The blocks one after the other, then the last norm."""
+    """The blocks one after the other, then the norm of equation 4."""
 
     def __init__(self, blocks: Sequence[EncoderBlock | AxialEncoderBlock], norm: nn.Module) -> None:
         super().__init__()
@@ -204,7 +189,9 @@ class Encoder(nn.Module):
     def forward(self, z: Tensor, positions: Sequence[Tensor] = ()) -> Tensor:
         """(B, T, D) → (B, T, D).
 
-        `positions`, where given: a table for each block, added before it. The first block's was added to the input.
+        Args:
+            z: the embedded tokens.
+            positions: one table for each block, added before it; the first was already added to the input.
         """
         for index, block in enumerate(self.blocks):
             if positions and index > 0:
@@ -215,3 +202,13 @@ class Encoder(nn.Module):
                 z = block(z)
         z = self.norm(z)
         return z
+
+
+def build_encoder(a: VitArchitecture, grid: Grid) -> Encoder:
+    """Build `depth` blocks, plain or axial, and the last norm (left out if it acts after pooling)."""
+
+    def build_block(index: int) -> EncoderBlock | AxialEncoderBlock:
+        block = EncoderBlock(a, index, grid)
+        return AxialEncoderBlock(block, EncoderBlock(a, index, grid)) if a.block == "axial" else block
+
+    return Encoder([build_block(i) for i in range(a.depth)], nn.Identity() if a.norm_after_pool else build_norm(a))

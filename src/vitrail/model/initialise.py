@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn import init
 
 from vitrail.model.encoder import LayerScale, MlpBlock, SelfAttention
-from vitrail.model.heads import AttentionPool, DistilledHead, MlpHead
+from vitrail.model.heads import DistilledHead, MlpHead
 from vitrail.model.patches import ConvStem, PatchEmbed
+from vitrail.model.pooling import AttentionPool
 from vitrail.model.positions import LearnedPositions1d, LearnedPositions2d, RelativePositions, SinCosPositions
 from vitrail.model.resnet import HybridUnit, StdConv
 
@@ -68,7 +69,7 @@ def initialise(model: nn.Module, generator: torch.Generator | None = None, head_
                 for table in module.parameters():
                     init.normal_(table, std=0.02, generator=generator)
             case SinCosPositions():
-                module.fill()
+                module.fill_table()
             case nn.LayerNorm() | nn.RMSNorm() | nn.GroupNorm() | nn.BatchNorm2d():
                 module.reset_parameters()
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""Images to embedded patches: x_p · E of equation 1, or a convolutional stem in its place.
+"""From images to embedded patches: x_p · E of equation 1, or a convolutional stem instead.
 
 Shapes: B images, C channels, H×W pixels, P patch side, N = (H/P)·(W/P) patches in row-major order, D width.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
-from vitrail.model.architecture import ConvLayer
+from vitrail.model.architecture import ConvLayer, VitArchitecture
 
 CONV_STEM_NORMS: dict[str, Callable[[int], nn.Module] | None] = {
     "batch": nn.BatchNorm2d,
@@ -20,10 +20,10 @@ CONV_STEM_ACTIVATIONS: dict[str, Callable[[], nn.Module] | None] = {"relu": nn.R
 
 
 class PatchEmbed(nn.Module):
-    """One trainable linear map E from flattened patches to width D.
+    """The trainable linear map E of equation 1, from flattened patches to width D.
 
     The rows of E flatten a patch as (channel, row, column), so the weight is a view of the equivalent
-    convolution's. A linear layer, because it is the paper's map and runs faster than that convolution.
+    convolution's. It is a linear layer because the paper's is one, and because it runs faster than the convolution.
     """
 
     def __init__(self, in_channels: int, patch_size: int, width: int, bias: bool = True) -> None:
@@ -32,20 +32,20 @@ class PatchEmbed(nn.Module):
         self.patch_size = patch_size
         self.projection = nn.Linear(in_channels * patch_size**2, width, bias=bias)
 
-    def patches(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) → (B, N, C·P·P): the image cut into a row-major sequence of flattened patches."""
+    def split_patches(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, N, C·P·P): cut images into flattened patches, in row-major order."""
         side = self.patch_size
         images = images.unflatten(3, (-1, side)).unflatten(2, (-1, side))  # B, C, rows, P, columns, P
         return images.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) → (B, N, D)."""
-        tokens: Tensor = self.projection(self.patches(images))
+        tokens: Tensor = self.projection(self.split_patches(images))
         return tokens
 
 
 class ConvStem(nn.Module):
-    """Strided convolutions and a last 1×1 one in place of the patch projection (arXiv 2106.14881)."""
+    """Strided convolutions and a last 1×1 convolution, instead of the patch projection (arXiv 2106.14881)."""
 
     def __init__(self, in_channels: int, layers: Sequence[ConvLayer], width: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class ConvStem(nn.Module):
 
 
 def build_conv_layer(in_channels: int, layer: ConvLayer) -> nn.Sequential:
-    """One layer of the stem; the convolution has a bias only where no norm follows."""
+    """Build one layer of the stem; the convolution has a bias only if no norm follows it."""
     norm, activation = CONV_STEM_NORMS[layer.norm], CONV_STEM_ACTIVATIONS[layer.activation]
     convolution = nn.Conv2d(
         in_channels,
@@ -78,3 +78,10 @@ def build_conv_layer(in_channels: int, layer: ConvLayer) -> nn.Sequential:
     if activation is not None:
         parts.append(activation())
     return nn.Sequential(*parts)
+
+
+def build_patch_embed(a: VitArchitecture) -> PatchEmbed | ConvStem:
+    """Build the module that turns images, or the feature map of a hybrid, into tokens."""
+    if a.conv_stem is not None:
+        return ConvStem(a.in_channels, a.conv_stem, a.width)
+    return PatchEmbed(a.backbone.out_channels if a.backbone else a.in_channels, a.patch_size, a.width, a.patch_bias)

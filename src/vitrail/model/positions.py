@@ -1,4 +1,4 @@
-"""Position embeddings: learned 1-D and 2-D, fixed sine-cosine, relative; and their resize from grid to grid.
+"""Position embeddings: learned 1-D and 2-D, sine-cosine and relative; `resize_position_embedding` interpolates them.
 
 Shapes: N patches on a grid of (rows, columns) in row-major order, D width, T tokens = prefix + N, H heads, d = D/H.
 """
@@ -13,20 +13,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.errors import InputError
+from vitrail.model.architecture import VitArchitecture
 
 Grid = tuple[int, int]
 """Rows and columns of patches."""
 
 
 def resize_position_embedding(table: Tensor, old_grid: Grid, new_grid: Grid, prefix: int = 0) -> Tensor:
-    """A learned table for a grid of another size, by 2-D interpolation according to the place in the image.
+    """Interpolate a learned position table to another grid, in two dimensions (section 3.2 of the paper).
 
     Args:
-        table: (prefix + old rows · old columns, D).
-        prefix: rows at the front that belong to no patch (class token, registers); they are left alone.
+        table: (prefix + old rows · old columns, D), patches in row-major order.
+        old_grid: rows and columns of patches of the table.
+        new_grid: rows and columns of patches of the result.
+        prefix: rows at the front that belong to no patch (class token, registers); they stay unchanged.
 
     Returns:
-        (prefix + new rows · new columns, D); the same tensor, bit for bit, when the grids are equal.
+        (prefix + new rows · new columns, D); the table itself if the grids are equal.
     """
     if _is_same_grid(old_grid, new_grid):
         return table
@@ -37,27 +40,27 @@ def resize_position_embedding(table: Tensor, old_grid: Grid, new_grid: Grid, pre
 
 
 def compute_cubic_weights(old: int, new: int, like: Tensor) -> Tensor:
-    """(new, old): the weights that resize a row of `old` points to `new` ones, bicubic with antialias.
+    """Return the (new, old) matrix that resizes a row of `old` points to `new` points, bicubic with antialias.
 
-    The same as `torch.nn.functional.interpolate`, as a matrix: that function cannot train in a graph compiled for
-    changing sizes, is missing on some devices and exports badly; a product works everywhere.
+    It gives what `torch.nn.functional.interpolate` gives. That function cannot train in a graph compiled for
+    changing sizes, is missing on some devices and exports badly; a matrix product works everywhere.
     """
     scale = old / new
     centres = (torch.arange(new, dtype=like.dtype, device=like.device) + 0.5) * scale
     points = torch.arange(old, dtype=like.dtype, device=like.device) + 0.5
-    # Shrinking widens the kernel. `max` would ask which is larger, and a trace would keep the answer for every size.
+    # Shrinking widens the kernel. `max` would fix the result of the comparison in a trace; `sym_max` does not.
     weights = compute_cubic_kernel((points - centres[:, None]).abs() / torch.sym_max(scale, 1.0))
     return weights / weights.sum(dim=1, keepdim=True)
 
 
 def compute_cubic_kernel(x: Tensor) -> Tensor:
-    """Keys' kernel with a = −1/2, of distances."""
+    """Return Keys' cubic kernel (a = −1/2) at the distances x ≥ 0."""
     near, far = (1.5 * x - 2.5) * x * x + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2
     return near.where(x < 1, far.where(x < 2, 0.0))
 
 
 def _is_same_grid(own: Grid, grid: Grid) -> bool:
-    """Whether a grid is a table's own; not where a trace leaves it open, which would keep the answer for every grid."""
+    """Return whether two grids are equal; False for symbolic sizes, so that a trace does not fix the answer."""
     return not any(isinstance(side, torch.SymInt) for side in grid) and own == grid
 
 
@@ -65,25 +68,25 @@ class LearnedPositions1d(nn.Module):
     """E_pos of equation 1: one learned row for each token, patches in row-major order."""
 
     def __init__(self, grid: Grid, width: int, prefix: int) -> None:
-        """`prefix`: how many tokens before the patches have a row."""
+        """Make the table; `prefix` tokens before the patches have a row in it."""
         super().__init__()
         self.grid = grid
         self.prefix = prefix
         self.table = nn.Parameter(torch.empty(prefix + grid[0] * grid[1], width))
 
     def forward(self, grid: Grid) -> Tensor:
-        """(prefix + N, D) for a grid; interpolated where it is not the module's own."""
+        """Return the table for a grid, (prefix + N, D), interpolated if the grid is not the module's own."""
         return resize_position_embedding(self.table, self.grid, grid, self.prefix)
 
     @torch.no_grad()
     def resize(self, grid: Grid) -> None:
-        """Change the grid for good."""
+        """Change the module's own grid for good."""
         self.table = nn.Parameter(self(grid).clone(), self.table.requires_grad)
         self.grid = grid
 
 
 class LearnedPositions2d(nn.Module):
-    """Two learned tables of width D/2, one for the column (x) and one for the row (y), concatenated."""
+    """Two learned tables of width D/2, one for the column (x) and one for the row (y) of a patch, concatenated."""
 
     def __init__(self, grid: Grid, width: int, prefix: int) -> None:
         super().__init__()
@@ -94,14 +97,14 @@ class LearnedPositions2d(nn.Module):
         self.column_table = nn.Parameter(torch.empty(grid[1], width // 2))
 
     def forward(self, grid: Grid) -> Tensor:
-        """(prefix + N, D) for a grid."""
-        rows, columns = self._axes(grid)
+        """Return the table for a grid, (prefix + N, D)."""
+        rows, columns = self._resize_axes(grid)
         x = columns[None, :].expand(*grid, -1)
         y = rows[:, None].expand(*grid, -1)
         patches = torch.cat([x, y], dim=-1).flatten(0, 1)
         return patches if self.prefix_table is None else torch.cat([self.prefix_table, patches])
 
-    def _axes(self, grid: Grid) -> tuple[Tensor, Tensor]:
+    def _resize_axes(self, grid: Grid) -> tuple[Tensor, Tensor]:
         # Interpolation in two dimensions is separable, so resizing each axis resizes the grid.
         rows = resize_position_embedding(self.row_table, (self.grid[0], 1), (grid[0], 1))
         columns = resize_position_embedding(self.column_table, (1, self.grid[1]), (1, grid[1]))
@@ -109,19 +112,19 @@ class LearnedPositions2d(nn.Module):
 
     @torch.no_grad()
     def resize(self, grid: Grid) -> None:
-        """Change the grid for good."""
-        rows, columns = self._axes(grid)
+        """Change the module's own grid for good."""
+        rows, columns = self._resize_axes(grid)
         self.row_table = nn.Parameter(rows.clone(), self.row_table.requires_grad)
         self.column_table = nn.Parameter(columns.clone(), self.column_table.requires_grad)
         self.grid = grid
 
 
 class SinCosPositions(nn.Module):
-    """Fixed sines and cosines of the patch's place in two dimensions; exact at any grid, nothing to learn."""
+    """Fixed sines and cosines of the patch's row and column; nothing is learned, and any grid is exact."""
 
     table: Tensor
     prefix = 0
-    """Tokens that are no patch have no place."""
+    """Tokens that are no patch have no position."""
 
     def __init__(self, grid: Grid, width: int) -> None:
         super().__init__()
@@ -129,32 +132,32 @@ class SinCosPositions(nn.Module):
         self.width = width
         self.register_buffer("table", torch.empty(grid[0] * grid[1], width))
 
-    def fill(self) -> None:
+    def fill_table(self) -> None:
         """Compute the table of the module's own grid."""
         if not self.table.is_meta:
             self.table.copy_(compute_sin_cos_table(self.grid, self.width))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # What moves or converts a module passes here. Computed anew, the table is exact in every dtype.
+        # Called when the module is moved or converted: the table is computed anew, so that it is exact in every dtype.
         super()._apply(fn, recurse)
-        self.fill()
+        self.fill_table()
         return self
 
     def forward(self, grid: Grid) -> Tensor:
-        """(N, D) for a grid."""
+        """Return the table for a grid, (N, D)."""
         if _is_same_grid(self.grid, grid):
             return self.table
         return compute_sin_cos_table(grid, self.width).to(self.table)
 
     def resize(self, grid: Grid) -> None:
-        """Change the grid for good."""
+        """Change the module's own grid for good."""
         self.table = self(grid)
         self.grid = grid
 
 
 def compute_sin_cos_table(grid: Grid, width: int, temperature: float = 10_000.0) -> Tensor:
-    """(N, D) in float64: sin x, cos x, sin y, cos y, each at D/4 frequencies from 1 to 1/temperature (MoCo v3's)."""
-    # On the CPU whatever the default device: float64 does not exist everywhere.
+    """Return (N, D) in float64: sin x, cos x, sin y, cos y at D/4 frequencies from 1 to 1/temperature (MoCo v3)."""
+    # Always on the CPU, because some devices have no float64.
     frequencies = temperature ** -torch.linspace(0, 1, width // 4, dtype=torch.float64, device="cpu")
     axes = [torch.arange(side, dtype=torch.float64, device="cpu") for side in grid]
     y, x = torch.meshgrid(*axes, indexing="ij")
@@ -166,7 +169,7 @@ class RelativePositions(nn.Module):
     """Learned embeddings of 1-D offsets between patches, used as extra keys: a bias on the attention logits.
 
     bias[q, k] = query_q · r[p_q − p_k] / √d over patches in raster order, one table for each layer, shared by its
-    heads. Where the paper is silent: pairs with a token that is no patch get no bias.
+    heads. The paper does not say what tokens that are no patch get; here they get no bias.
     """
 
     def __init__(self, grid: Grid, head_width: int, prefix: int) -> None:
@@ -187,13 +190,13 @@ class RelativePositions(nn.Module):
         return F.pad(logits, (self.prefix, 0, self.prefix, 0))
 
     def resize(self, grid: Grid) -> None:
-        """Refused for another grid: an offset in raster order means another place once the columns change."""
+        """Raise an InputError for another grid: with other columns, a raster offset means another place."""
         if grid != self.grid:
             raise InputError(explain_relative_resize(self.grid, grid))
 
 
 def explain_relative_resize(old: Grid, new: Grid) -> str:
-    """The sentence on a grid that relative positions were not learned for."""
+    """Return the error message for a grid that relative positions were not learned for."""
     return (
         f"relative position embeddings are tables of raster offsets, and those for {old[0]}×{old[1]} patches cannot be "
         f"resized to {new[0]}×{new[1]}: keep the image size, or train with another position embedding"
@@ -203,12 +206,15 @@ def explain_relative_resize(old: Grid, new: Grid) -> str:
 InputPositions = LearnedPositions1d | LearnedPositions2d | SinCosPositions
 
 
-def build_input_positions(kind: str, grid: Grid, width: int, prefix: int) -> InputPositions | None:
-    """The module that is added to the tokens; None for those that are not (none, relative)."""
-    if kind == "learned-1d":
-        return LearnedPositions1d(grid, width, prefix)
-    if kind == "learned-2d":
-        return LearnedPositions2d(grid, width, prefix)
-    if kind == "sin-cos":
-        return SinCosPositions(grid, width)
-    return None
+def build_position_embedding(a: VitArchitecture, grid: Grid) -> nn.ModuleList:
+    """Build the tables that are added to the tokens: none, one, or one for each layer (`position_at`)."""
+
+    def build_table() -> InputPositions | None:
+        if a.position == "learned-1d":
+            return LearnedPositions1d(grid, a.width, a.position_rows)
+        if a.position == "learned-2d":
+            return LearnedPositions2d(grid, a.width, a.position_rows)
+        return SinCosPositions(grid, a.width) if a.position == "sin-cos" else None
+
+    tables = [build_table() for _ in range(a.depth if a.position_at == "every-layer" else 1)]
+    return nn.ModuleList(table for table in tables if table is not None)

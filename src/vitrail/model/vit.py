@@ -1,4 +1,4 @@
-"""The Vision Transformer, plain and hybrid: tokens → encode → representation → head.
+"""The Vision Transformer, plain and hybrid: images → tokens → encoded tokens → representation → logits.
 
 Shapes: B images, C channels, H×W pixels, N patches on a grid of (rows, columns), T = prefix + N tokens, D width,
 K classes. The prefix is the class token, then the registers.
@@ -15,23 +15,16 @@ from torch import Tensor, nn
 from vitrail.errors import InputError
 from vitrail.model.architecture import VitArchitecture, explain_misfit
 from vitrail.model.base import ImageModel
-from vitrail.model.encoder import AxialEncoderBlock, Encoder, EncoderBlock, RowAttention, SelfAttention, build_norm
-from vitrail.model.heads import (
-    AttentionPool,
-    AveragePool,
-    ClassAveragePool,
-    ClassPool,
-    DistilledHead,
-    DistilledPool,
-    build_head,
-)
+from vitrail.model.encoder import build_encoder, build_norm
+from vitrail.model.heads import DistilledHead, build_head
 from vitrail.model.initialise import initialise
-from vitrail.model.patches import ConvStem, PatchEmbed
+from vitrail.model.patches import build_patch_embed
+from vitrail.model.pooling import build_pool
 from vitrail.model.positions import (
     Grid,
     InputPositions,
     RelativePositions,
-    build_input_positions,
+    build_position_embedding,
     explain_relative_resize,
 )
 from vitrail.model.recording import record_blocks
@@ -39,7 +32,7 @@ from vitrail.model.resnet import ResNetBackbone
 
 
 class VisionTransformer(ImageModel):
-    """An image is worth 16×16 words."""
+    """The model of "An Image is Worth 16×16 Words" (arXiv 2010.11929): equations 1 to 4, then a head."""
 
     architecture: VitArchitecture
 
@@ -50,7 +43,8 @@ class VisionTransformer(ImageModel):
         self.grid = architecture.grid(architecture.image_size)
         self.prefix = architecture.prefix
 
-        self.backbone = build_backbone(architecture)
+        backbone = architecture.backbone
+        self.backbone = None if backbone is None else ResNetBackbone(architecture.in_channels, backbone)
         self.patch_embed = build_patch_embed(architecture)
         self.class_token = nn.Parameter(torch.empty(1, self.width)) if architecture.class_token else None
         self.registers = (
@@ -58,10 +52,10 @@ class VisionTransformer(ImageModel):
         )
         self.position_embedding = build_position_embedding(architecture, self.grid)
         self.dropout = nn.Dropout(architecture.dropout)
-        self.input_norm = _norm(architecture) if architecture.input_norm else nn.Identity()
+        self.input_norm = build_norm(architecture) if architecture.input_norm else nn.Identity()
         self.encoder = build_encoder(architecture, self.grid)
         self.pool = build_pool(architecture)
-        self.pool_norm = _norm(architecture) if architecture.norm_after_pool else nn.Identity()
+        self.pool_norm = build_norm(architecture) if architecture.norm_after_pool else nn.Identity()
         self.head = self.build_head()
 
         self.axial = architecture.block == "axial"
@@ -70,14 +64,14 @@ class VisionTransformer(ImageModel):
         initialise(self)
 
     def build_head(self) -> nn.Module:
-        """tanh-MLP, one linear layer, or two of them that are averaged."""
+        """Build the head for `num_classes`: a tanh-MLP, a linear layer, or DeiT's two linear layers."""
         architecture = self.architecture
         if architecture.pool == "distilled" and architecture.num_classes:
             return DistilledHead(architecture.width, architecture.num_classes)
         return build_head(architecture.representation_width, architecture.representation_size, architecture.num_classes)
 
     def tokens(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) → (B, N, D): the embedded patches x_p · E, before positions."""
+        """(B, C, H, W) → (B, N, D): the embedded patches x_p · E of equation 1, without positions."""
         self.check_images(images)
         self.measure_grid(images)
         features = images if self.backbone is None else self.backbone(images)
@@ -85,9 +79,11 @@ class VisionTransformer(ImageModel):
         return tokens
 
     def encode(self, tokens: Tensor, grid: Grid | None = None) -> Tensor:
-        """(B, N, D) embedded patches → (B, T, D) encoded tokens, prefix first, after the last norm.
+        """(B, N, D) embedded patches → (B, T, D) encoded tokens after the last norm, prefix first: equations 1 to 3.
 
-        `grid`: rows and columns of the patches, where they are not the model's own.
+        Args:
+            tokens: from `tokens`, N = rows · columns.
+            grid: rows and columns of patches; the model's own if None.
         """
         grid = grid or self.grid
         if tokens.ndim != 3 or tokens.shape[1] != grid[0] * grid[1] or tokens.shape[2] != self.width:
@@ -97,8 +93,8 @@ class VisionTransformer(ImageModel):
             )
         if self.position == "relative" and grid != self.grid:
             raise InputError(explain_relative_resize(self.grid, grid))
-        positions = [self._table(positions, grid) for positions in self.position_embedding]
-        z = self._with_prefix(tokens)
+        positions = [self._make_table(positions, grid) for positions in self.position_embedding]
+        z = self._prepend_prefix(tokens)
         if positions:
             z = z + positions[0]
         z = self.input_norm(self.dropout(z))
@@ -119,9 +115,12 @@ class VisionTransformer(ImageModel):
         return y
 
     def intermediate_layers(self, images: Tensor, layers: Sequence[int], norm: bool = False) -> list[Tensor]:
-        """(B, C, H, W) → one (B, T, D) for each of `layers`: what those blocks give out.
+        """Return the output (B, T, D) of each of the encoder blocks `layers`.
 
-        Blocks are counted from 0; negative ones from the end. `norm` applies the last norm to each.
+        Args:
+            images: (B, C, H, W).
+            layers: indices of blocks, from 0; negative ones count from the end.
+            norm: whether to apply the last norm to each output.
         """
         with record_blocks(self.encoder, layers) as outputs:
             self.forward_features(images)
@@ -129,7 +128,7 @@ class VisionTransformer(ImageModel):
         return [self.encoder.norm(z) for z in states] if norm else states
 
     def measure_grid(self, images: Tensor) -> Grid:
-        """Rows and columns of patches that a batch of images has."""
+        """Return the rows and columns of patches of a batch of images, (B, C, H, W)."""
         height, width = images.shape[2:]
         if height % self.stride or width % self.stride or not height or not width:
             raise InputError(explain_misfit((height, width), self.stride))
@@ -152,101 +151,23 @@ class VisionTransformer(ImageModel):
         return self
 
     def set_gradient_checkpointing(self, enabled: bool = True) -> None:
-        """For every encoder block, and every residual unit of a hybrid."""
+        """Set it for every encoder block, and for every residual unit of a hybrid."""
         self.encoder.gradient_checkpointing = enabled
         if self.backbone is not None:
             self.backbone.gradient_checkpointing = enabled
 
-    def _with_prefix(self, tokens: Tensor) -> Tensor:
-        """[x_class; registers; patches]."""
+    def _prepend_prefix(self, tokens: Tensor) -> Tensor:
+        """(B, N, D) → (B, T, D): [x_class; registers; patches]."""
         prefix = [
             token.expand(tokens.shape[0], -1, -1) for token in (self.class_token, self.registers) if token is not None
         ]
         return torch.cat([*prefix, tokens], dim=1) if prefix else tokens
 
-    def _table(self, positions: nn.Module, grid: Grid) -> Tensor:
-        """(T, D): the position embedding of every token, zero for those without one."""
+    def _make_table(self, positions: nn.Module, grid: Grid) -> Tensor:
+        """Return the position embedding of every token, (T, D); it is zero for tokens without a position."""
         assert isinstance(positions, InputPositions)
         table: Tensor = positions(grid)
-        owned, missing = positions.prefix, self.prefix - positions.prefix
+        with_row, missing = positions.prefix, self.prefix - positions.prefix
         if not missing:
             return table
-        return torch.cat([table[:owned], table.new_zeros(missing, self.width), table[owned:]])
-
-
-def build_backbone(architecture: VitArchitecture) -> ResNetBackbone | None:
-    """The ResNet of a hybrid."""
-    return None if architecture.backbone is None else ResNetBackbone(architecture.in_channels, architecture.backbone)
-
-
-def build_patch_embed(architecture: VitArchitecture) -> PatchEmbed | ConvStem:
-    """What turns the image, or a hybrid's feature map, into tokens."""
-    if architecture.conv_stem is not None:
-        return ConvStem(architecture.in_channels, architecture.conv_stem, architecture.width)
-    channels = architecture.backbone.out_channels if architecture.backbone else architecture.in_channels
-    return PatchEmbed(channels, architecture.patch_size, architecture.width, architecture.patch_bias)
-
-
-def build_position_embedding(architecture: VitArchitecture, grid: Grid) -> nn.ModuleList:
-    """None, one, or one for each layer."""
-    a = architecture
-    copies = a.depth if a.position_at == "every-layer" else 1
-    built = [build_input_positions(a.position, grid, a.width, a.position_rows) for _ in range(copies)]
-    return nn.ModuleList(positions for positions in built if positions is not None)
-
-
-def build_encoder(architecture: VitArchitecture, grid: Grid) -> Encoder:
-    """The blocks; stochastic depth grows from 0 at the first to its full rate at the last."""
-
-    def block(index: int) -> EncoderBlock:
-        relative = None
-        if architecture.position == "relative":
-            relative = RelativePositions(grid, architecture.width // architecture.num_heads, architecture.prefix)
-        return EncoderBlock(
-            architecture.width,
-            architecture.num_heads,
-            architecture.mlp_dim,
-            gelu=architecture.gelu,
-            norm=architecture.norm,
-            norm_eps=architecture.norm_eps,
-            qkv_bias=architecture.qkv_bias,
-            dropout=architecture.dropout,
-            attention_dropout=architecture.attention_dropout,
-            stochastic_depth=architecture.stochastic_depth * index / max(architecture.depth - 1, 1),
-            layer_scale=architecture.layer_scale,
-            relative=relative,
-            attention=RowAttention if architecture.block == "axial" else SelfAttention,
-        )
-
-    blocks: list[EncoderBlock | AxialEncoderBlock]
-    if architecture.block == "axial":
-        blocks = [AxialEncoderBlock(block(index), block(index)) for index in range(architecture.depth)]
-    else:
-        blocks = [block(index) for index in range(architecture.depth)]
-    return Encoder(blocks, nn.Identity() if architecture.norm_after_pool else _norm(architecture))
-
-
-def build_pool(architecture: VitArchitecture) -> nn.Module:
-    """Encoded tokens → y."""
-    match architecture.pool:
-        case "class":
-            return ClassPool()
-        case "average":
-            return AveragePool(architecture.prefix)
-        case "class+average":
-            return ClassAveragePool(architecture.prefix)
-        case "distilled":
-            return DistilledPool()
-        case "attention":
-            return AttentionPool(
-                architecture.width,
-                architecture.num_heads,
-                architecture.mlp_dim,
-                _norm(architecture),
-                architecture.gelu,
-                architecture.prefix,
-            )
-
-
-def _norm(architecture: VitArchitecture) -> nn.LayerNorm | nn.RMSNorm:
-    return build_norm(architecture.norm, architecture.width, architecture.norm_eps)
+        return torch.cat([table[:with_row], table.new_zeros(missing, self.width), table[with_row:]])

@@ -35,14 +35,14 @@ def convert(source: str | Path, target: str | Path, to: str, **known: Any) -> Ce
     """
     if to not in FORMATS:
         raise ConfigError(f"unknown format {to!r}{did_you_mean(to, FORMATS) or '.'} There are {', '.join(FORMATS)}")
-    target, naming = Path(target).expanduser(), FORMATS[to]
+    target, weight_format = Path(target).expanduser(), FORMATS[to]
     if target.suffix in SUFFIXES:
         raise ConfigError(
-            f"{target} would be a folder that holds {naming.weights_file}: name it without {target.suffix}"
+            f"{target} would be a folder that holds {weight_format.weights_file}: name it without {target.suffix}"
         )
     with draft_folder(target) as draft:
         model, files = load_with_files(source, known)
-        write_model(model, naming, draft)
+        write_model(model, weight_format, draft)
         again, written = load_with_files(draft)
         certificate = compare_models(model.eval(), again.eval(), files, written)
         if not certificate.relative_difference <= TOLERANCE:  # so that NaN fails too

@@ -54,7 +54,7 @@ class TensorFile(ABC):
 
     path: Path
     tensors: Mapping[str, TensorInfo]
-    wrapper: str | None = None
+    wrapper_key: str | None = None
     """The key under which a training program had put them, where it did."""
 
     def read(self, name: str) -> Tensor:
@@ -279,8 +279,8 @@ class TorchFile(TensorFile):
             raise WeightsError(f"{path} is damaged: {_first_line(error)}") from None
         if not isinstance(content, Mapping):
             raise WeightsError(f"{path} holds a {type(content).__name__}, not named tensors")
-        self.wrapper = next((key for key in WRAPPERS if isinstance(content.get(key), Mapping)), None)
-        self.contents = dict(_select_tensors(path, content if self.wrapper is None else content[self.wrapper]))
+        self.wrapper_key = next((key for key in WRAPPERS if isinstance(content.get(key), Mapping)), None)
+        self.contents = dict(_select_tensors(path, content if self.wrapper_key is None else content[self.wrapper_key]))
         self.tensors = {name: TensorInfo(tuple(t.shape), t.dtype) for name, t in self.contents.items()}
         nested = [str(key) for key, value in content.items() if isinstance(value, Mapping)]
         if not self.contents and nested:

@@ -1,4 +1,4 @@
-"""The door in: `load` makes a model of any checkpoint."""
+"""`load` builds a model from a checkpoint of any format."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ log = logging.getLogger("vitrail")
 
 NATIVE_FORMAT = NativeFormat()
 FORMATS: dict[str, WeightFormat] = {
-    naming.name: naming
-    for naming in (NATIVE_FORMAT, TimmFormat(), TorchvisionFormat(), HuggingFaceFormat(), GoogleFormat())
+    weight_format.name: weight_format
+    for weight_format in (NATIVE_FORMAT, TimmFormat(), TorchvisionFormat(), HuggingFaceFormat(), GoogleFormat())
 }
 TRAINING_ONLY = ("dropout", "attention_dropout", "stochastic_depth")
 KNOWN_OPTIONS = ("num_heads", "gelu", "norm_eps", *TRAINING_ONLY)
-"""Options of a Vision Transformer that leave no trace in the shapes of its weights."""
+"""Options that the shapes of the weights do not show, so the caller may give them."""
 COUNTER = "num_batches_tracked"
-"""The one whole number that is learned: batch norm's."""
+"""The end of the name of batch norm's counter, the only integer tensor that is read from a file."""
 READERS = 2
 """Threads that read tensors: one waits for memory pages while the other copies."""
 Model = VisionTransformer | BitResNet | TimmModel
@@ -59,23 +59,27 @@ def load(
     dtype: torch.dtype | None = None,
     **known: Any,
 ) -> Model:
-    """A model from weights of any origin, ready to evaluate. No code from a file is ever run.
+    """Load a model from weights of any origin, ready to evaluate. No code from a file is ever run.
 
     Args:
         source: a folder or file of weights (vitrail, timm, torchvision, Hugging Face, Google), a run folder,
-            `hf:owner/name[@revision]` from the hub, `timm:name` where timm is installed: any of its models, in a
-            model of our own where that can hold the weights, else in timm's network (`TimmModel`); or `pane`, the small
-            model inside the package (a folder of that name is `./pane`).
-        num_classes: replace the head by a zero-initialised one for so many classes.
-        image_size: resize the position embedding, or whatever is made for one size, for good.
+            `hf:owner/name[@revision]` from the hub, `timm:name` for any model of an installed timm (one of vitrail's
+            own models if it can hold the weights, else a `TimmModel`), or `pane`, the small model inside the package
+            (a folder of that name is `./pane`).
+        num_classes: replace the head by a zero-initialised one for this number of classes.
+        image_size: change the image size for good: the position embedding is interpolated to the new grid.
         device: where the parameters live; the CPU if None.
-        dtype: of the parameters; the file's if None, and float32 for `pane`.
-        known: what you know and the file may not say, such as num_heads=6 or gelu="tanh"; also the rates that act in
-            training only (dropout, attention_dropout, stochastic_depth).
+        dtype: type of the parameters; the file's if None, and float32 for `pane`.
+        known: options that the file may not store: num_heads, gelu, norm_eps, dropout, attention_dropout,
+            stochastic_depth.
 
     Returns:
-        The model, with `preprocessing`, `labels` and `origin`. What the file did not say and was concluded stands in
-        `model.origin.notes`, and is logged as a warning.
+        The model, with `preprocessing`, `labels` and `origin`. Facts that the file does not say and that were
+        concluded are in `model.origin.notes`, and are logged as warnings.
+
+    Raises:
+        WeightsError: the source cannot be found, read or understood.
+        ConfigError: an unknown or impossible option.
     """
     target = None if device is None else parse_device(device)
     check_dtype(dtype)
@@ -94,57 +98,72 @@ def load(
 
 
 def load_with_files(source: str | Path, known: Mapping[str, Any] | None = None) -> tuple[Model, tuple[Path, ...]]:
-    """The model as it is in its files, and those files; none for one that timm has loaded."""
+    """Load the model as it is stored; return it and its files (no files for `timm:name`)."""
     known = known or {}
     if wrong := [name for name in known if name not in KNOWN_OPTIONS]:
         allowed = ("num_classes", "image_size", "device", "dtype", *KNOWN_OPTIONS)
         hint = did_you_mean(wrong[0], allowed) or f": there are {', '.join(allowed)}"
         raise ConfigError(f"unknown option {wrong[0]!r}{hint}")
     if str(source).startswith("timm:"):
-        tensors, beside = _load_from_timm(str(source))
-        return _build_model(str(source), str(source), tensors, beside, known), ()
+        tensors, folder_files = _load_from_timm(str(source))
+        return _build_model(str(source), str(source), tensors, folder_files, known), ()
     located = locate_weights(source)
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(open_tensors(path)) for path in located.files]
         together = files[0] if len(files) == 1 else _SplitCheckpoint(files)
-        beside = FolderFiles(located.beside.folder, together.wrapper, ignored=located.beside.ignored)
-        return _build_model(str(source), located.name, together, beside, known), located.files
+        folder_files = FolderFiles(
+            located.folder_files.folder, together.wrapper_key, ignored=located.folder_files.ignored
+        )
+        return _build_model(str(source), located.name, together, folder_files, known), located.files
 
 
-def recognise_format(where: str, tensors: Mapping[str, TensorInfo], beside: FolderFiles | None = None) -> WeightFormat:
-    """The naming of a checkpoint, from its names and shapes. That a folder of ours holds timm's, config.json tells."""
-    if beside is not None and NATIVE_FORMAT.of_timm(beside):
+def recognise_format(
+    where: str, tensors: Mapping[str, TensorInfo], folder_files: FolderFiles | None = None
+) -> WeightFormat:
+    """Return the format of a checkpoint, found by the names and shapes of its tensors.
+
+    Only config.json shows that a native folder holds a network of timm's.
+    """
+    if folder_files is not None and NATIVE_FORMAT.holds_timm_network(folder_files):
         return NATIVE_FORMAT
-    for naming in FORMATS.values():
-        if naming.recognises(tensors):
-            return naming
-    if beside is not None and (kind := beside.json("config.json").get("model_type")):
+    for weight_format in FORMATS.values():
+        if weight_format.recognises(tensors):
+            return weight_format
+    if folder_files is not None and (kind := folder_files.json("config.json").get("model_type")):
         raise WeightsError(f"{where} is a {kind!r} of transformers; vitrail reads its vit, deit, dinov2 and vit_mae")
-    if beside is not None and (kind := beside.json("config.json").get("architecture")):
+    if folder_files is not None and (kind := folder_files.json("config.json").get("architecture")):
         raise WeightsError(
             f"{where} is a {kind!r} of timm's, for which vitrail has no layers: timm:NAME runs timm's own"
         )
     raise WeightsError(
-        f"{where} is no Vision Transformer, hybrid or BiT ResNet in any naming vitrail knows ({', '.join(FORMATS)}): "
+        f"{where} is no Vision Transformer, hybrid or BiT ResNet in any format vitrail knows ({', '.join(FORMATS)}): "
         f"it holds {shorten_list(list(tensors)) or 'no tensors'}"
     )
 
 
-def _build_model(where: str, name: str, tensors: TensorFile, beside: FolderFiles, known: Mapping[str, Any]) -> Model:
-    naming = recognise_format(where, tensors.tensors, beside)
+def _build_model(
+    where: str, name: str, tensors: TensorFile, folder_files: FolderFiles, known: Mapping[str, Any]
+) -> Model:
+    weight_format = recognise_format(where, tensors.tensors, folder_files)
     try:
         with ThreadPoolExecutor(1) as aside:
-            checked = aside.submit(naming.check, beside)  # hashing takes as long as reading, so they go side by side
-            reading = naming.understand(tensors.tensors, beside)
-            _apply_known_options(reading, known, sure=naming.name in ("native", "huggingface") and beside.described)
-            _check_layer_count(reading.architecture, len(tensors.tensors))
-            model: Model = build_empty_model(reading.architecture)
-            pairs = match_tensors(model.state_dict(), naming.lines(reading.architecture, reading.dialect))
-            _fill_model(where, model, tensors, reading, pairs)
-            model.preprocessing = reading.preprocessing
-            model.labels = reading.labels
-            model.training_cost, model.learned_from = reading.training_cost, reading.learned_from
-            model.origin = _describe_origin(name, naming, reading, beside)
+            checked = aside.submit(
+                weight_format.check_integrity, folder_files
+            )  # hashing takes as long as checkpoint, so they go side by side
+            checkpoint = weight_format.describe_checkpoint(tensors.tensors, folder_files)
+            _apply_known_options(
+                checkpoint, known, sure=weight_format.name in ("native", "huggingface") and folder_files.has_config
+            )
+            _check_layer_count(checkpoint.architecture, len(tensors.tensors))
+            model: Model = build_empty_model(checkpoint.architecture)
+            matches = match_tensors(
+                model.state_dict(), weight_format.list_tensor_rules(checkpoint.architecture, checkpoint.dialect)
+            )
+            _fill_model(where, model, tensors, checkpoint, matches)
+            model.preprocessing = checkpoint.preprocessing
+            model.labels = checkpoint.labels
+            model.training_cost, model.learned_from = checkpoint.training_cost, checkpoint.learned_from
+            model.origin = _describe_origin(name, weight_format, checkpoint, folder_files)
             checked.result()
     except ConfigError as error:
         raise WeightsError(f"{where} describes a model that cannot be: {error}") from None
@@ -153,71 +172,89 @@ def _build_model(where: str, name: str, tensors: TensorFile, beside: FolderFiles
     return model
 
 
-def _apply_known_options(reading: CheckpointInfo, known: Mapping[str, Any], sure: bool) -> None:
-    """What the caller knows replaces what was concluded; not what the files say (`sure`)."""
-    fields = {name: getattr(reading.architecture, name) for name in type(reading.architecture).model_fields}
+def _apply_known_options(checkpoint: CheckpointInfo, known: Mapping[str, Any], sure: bool) -> None:
+    """Replace concluded options by those of the caller; refuse to contradict a config file (`sure`)."""
+    fields = {name: getattr(checkpoint.architecture, name) for name in type(checkpoint.architecture).model_fields}
     for name, value in known.items():
         if name not in fields:
             raise ConfigError(f"this model has no option {name!r}")
         if sure and name not in TRAINING_ONLY and value != fields[name]:
             raise WeightsError(f"its config says {name} = {fields[name]}, so it cannot be {value}")
     if known:
-        reading.architecture = type(reading.architecture)(**{**fields, **known})
-        reading.notes = [note for note in reading.notes if "num_heads" not in known or "attention heads" not in note]
-        reading.notes += [f"{n} = {v}, as it was told" for n, v in known.items() if n not in TRAINING_ONLY and not sure]
+        checkpoint.architecture = type(checkpoint.architecture)(**{**fields, **known})
+        checkpoint.notes = [
+            note for note in checkpoint.notes if "num_heads" not in known or "attention heads" not in note
+        ]
+        checkpoint.notes += [
+            f"{n} = {v}, as the caller said" for n, v in known.items() if n not in TRAINING_ONLY and not sure
+        ]
 
 
 def _check_layer_count(architecture: Architecture, tensors: int) -> None:
-    """No model has more layers than tensors; a config that says so would have us build without end."""
+    """Raise a WeightsError if the config names more layers than there are tensors: building would never end."""
     if isinstance(architecture, TimmArchitecture):
-        return  # which says no number of layers: its name does
+        return  # its name decides the number of layers
     resnet = isinstance(architecture, ResNetArchitecture)
     layers = sum(architecture.backbone.blocks) if resnet else architecture.depth  # type: ignore[union-attr]
     if layers > tensors:
-        raise WeightsError(f"its config tells of {layers} layers, and there are {tensors} tensors")
+        raise WeightsError(f"its config says {layers} layers, but there are only {tensors} tensors")
 
 
 def _fill_model(
-    where: str, model: ImageModel, file: TensorFile, reading: CheckpointInfo, pairs: list[TensorMatch]
+    where: str, model: ImageModel, file: TensorFile, checkpoint: CheckpointInfo, matches: list[TensorMatch]
 ) -> None:
-    """All tensors into an empty model, or none: what is in the file is known before any of it is taken."""
+    """Read all tensors into an empty model. Names and shapes are checked before the first one is read."""
     empty = model.state_dict()
-    # Tables of indices, which some of timm's networks have, are made with the network: a file's could point anywhere.
-    tables = {p for p in pairs if not empty[p.ours].is_floating_point() and not p.ours.endswith(COUNTER)}
-    pairs = [pair for pair in pairs if pair not in tables]
-    apart = [*reading.unused_tensors, *reading.left_out, *(name for pair in tables for name in pair.theirs)]
-    check_complete(where, file.tensors, compute_file_shapes(pairs, empty), apart)
-    floats = {i.dtype for p in pairs for n in p.theirs if (i := file.tensors[n]).dtype.is_floating_point}
+    # Index tables of timm's networks are computed when the network is built: those of a file could point anywhere.
+    tables = {p for p in matches if not empty[p.ours].is_floating_point() and not p.ours.endswith(COUNTER)}
+    matches = [match for match in matches if match not in tables]
+    others = [
+        *checkpoint.unused_tensors,
+        *checkpoint.ignored_tensors,
+        *(name for match in tables for name in match.theirs),
+    ]
+    check_complete(where, file.tensors, compute_file_shapes(matches, empty), others)
+    floats = {i.dtype for p in matches for n in p.theirs if (i := file.tensors[n]).dtype.is_floating_point}
     dtype = functools.reduce(torch.promote_types, floats)
     if len(floats) > 1:
-        reading.notes.append(f"tensors of several types were brought to {dtype}")
-    if reading.left_out:
-        reading.notes.append(f"left out, for the model has no use for it: {shorten_list(reading.left_out, most=3)}")
+        checkpoint.notes.append(f"tensors of several types were converted to {dtype}")
+    if checkpoint.ignored_tensors:
+        checkpoint.notes.append(
+            f"left out, because the model does not need it: {shorten_list(checkpoint.ignored_tensors, most=3)}"
+        )
 
-    def read(pair: TensorMatch) -> tuple[str, Tensor]:
-        ours = pair.rule.inward([file.read(name) for name in pair.theirs]).contiguous()
-        return pair.ours, ours.to(dtype) if ours.is_floating_point() else ours
+    def read(match: TensorMatch) -> tuple[str, Tensor]:
+        ours = match.transform.to_ours([file.read(name) for name in match.theirs]).contiguous()
+        return match.ours, ours.to(dtype) if ours.is_floating_point() else ours
 
     with ThreadPoolExecutor(READERS) as readers:
-        kept = {pair.ours: empty[pair.ours] for pair in tables}
-        model.load_state_dict({**dict(readers.map(read, pairs)), **kept}, assign=True)
-    model.unused_tensors = {name.removeprefix(UNUSED_PREFIX): file.read(name) for name in reading.unused_tensors}
+        built = {match.ours: empty[match.ours] for match in tables}
+        model.load_state_dict({**dict(readers.map(read, matches)), **built}, assign=True)
+    model.unused_tensors = {name.removeprefix(UNUSED_PREFIX): file.read(name) for name in checkpoint.unused_tensors}
 
 
-def _describe_origin(name: str, naming: WeightFormat, reading: CheckpointInfo, beside: FolderFiles) -> Origin:
-    """Where the numbers first came from: a native folder remembers it."""
-    earlier = naming.earlier_origin(beside)
+def _describe_origin(
+    name: str, weight_format: WeightFormat, checkpoint: CheckpointInfo, folder_files: FolderFiles
+) -> Origin:
+    """Return where the weights first came from; a native folder records it."""
+    earlier = weight_format.read_origin(folder_files)
     if earlier is not None:
         return earlier
-    if beside.ignored:
-        reading.notes.append("the config.json in its folder was not used, for there are other weights beside it")
+    if folder_files.ignored:
+        checkpoint.notes.append(
+            "the config.json in its folder was not used, because the folder holds other weights too"
+        )
     return Origin(
-        source=name, format=naming.name, dialect=reading.dialect, licence=reading.licence, notes=tuple(reading.notes)
+        source=name,
+        format=weight_format.name,
+        dialect=checkpoint.dialect,
+        licence=checkpoint.licence,
+        notes=tuple(checkpoint.notes),
     )
 
 
 class _SplitCheckpoint(TensorFile):
-    """Several files of one checkpoint."""
+    """A checkpoint that is split into several files."""
 
     def __init__(self, files: list[TensorFile]) -> None:
         self.path = files[0].path
@@ -230,7 +267,7 @@ class _SplitCheckpoint(TensorFile):
 
 
 class _LoadedTensors(TensorFile):
-    """Tensors that another library has loaded."""
+    """Tensors that another library has already loaded; reading one removes it."""
 
     def __init__(self, path: Path, contents: Mapping[str, Tensor]) -> None:
         self.path, self.contents = path, dict(contents)
@@ -242,8 +279,10 @@ class _LoadedTensors(TensorFile):
 
 
 def _load_from_timm(source: str) -> tuple[TensorFile, FolderFiles]:
-    """Let timm load one of its pretrained models, and take the weights over. Where no model of ours can hold them, they
-    are described as they would be in a native folder, as a network of timm's."""
+    """Let timm load a pretrained model; return its tensors and a config that describes them.
+
+    If none of vitrail's models can hold the tensors, the config is that of a native folder with a network of timm's.
+    """
     timm = import_timm(f"loading {source}")
     try:
         model: Any = timm.create_model(source.removeprefix("timm:"), pretrained=True)
@@ -258,32 +297,35 @@ def _load_from_timm(source: str) -> tuple[TensorFile, FolderFiles]:
     pretrained = dict(model.pretrained_cfg)
     config = {"architecture": pretrained.get("architecture", ""), "pretrained_cfg": pretrained, "model_args": arguments}
     config["global_pool"] = getattr(model, "global_pool", None)
-    tensors, beside = _LoadedTensors(Path(source), model.state_dict()), FolderFiles(given={"config.json": config})
-    if not _fits_own_model(source, tensors, beside):
-        beside = FolderFiles(
-            given={"config.json": describe_timm_network(source, pretrained, getattr(model, "num_classes", 0))}
+    tensors, folder_files = (
+        _LoadedTensors(Path(source), model.state_dict()),
+        FolderFiles(contents={"config.json": config}),
+    )
+    if not _fits_own_model(source, tensors, folder_files):
+        folder_files = FolderFiles(
+            contents={"config.json": describe_timm_network(source, pretrained, getattr(model, "num_classes", 0))}
         )
-    return tensors, beside
+    return tensors, folder_files
 
 
-def _fits_own_model(source: str, file: TensorFile, beside: FolderFiles) -> bool:
-    """Whether a model of ours can hold all tensors of a checkpoint."""
+def _fits_own_model(source: str, file: TensorFile, folder_files: FolderFiles) -> bool:
+    """Return whether one of vitrail's own models can hold all tensors of a checkpoint."""
     try:
-        naming = recognise_format(source, file.tensors)
-        reading = naming.understand(file.tensors, beside)
-        empty = build_empty_model(reading.architecture).state_dict()
-        pairs = match_tensors(empty, naming.lines(reading.architecture, reading.dialect))
-        set_aside = [*reading.unused_tensors, *reading.left_out]
-        check_complete(source, file.tensors, compute_file_shapes(pairs, empty), set_aside)
+        weight_format = recognise_format(source, file.tensors)
+        checkpoint = weight_format.describe_checkpoint(file.tensors, folder_files)
+        empty = build_empty_model(checkpoint.architecture).state_dict()
+        matches = match_tensors(empty, weight_format.list_tensor_rules(checkpoint.architecture, checkpoint.dialect))
+        others = [*checkpoint.unused_tensors, *checkpoint.ignored_tensors]
+        check_complete(source, file.tensors, compute_file_shapes(matches, empty), others)
     except (ConfigError, WeightsError):
         return False
     return True
 
 
 def describe_timm_network(source: str, pretrained: Mapping[str, Any], num_classes: int) -> dict[str, Any]:
-    """What a native folder's config.json says of a network of timm's, from what timm says of its weights.
+    """Return the native config.json of a network of timm's, from timm's description of its weights.
 
-    Images are taken at timm's size for tests, where that is another than for training: at that size timm measures.
+    The image size is timm's size for tests if it has one, because timm's accuracies are measured at that size.
     """
     name = f"{pretrained['architecture']}.{pretrained.get('tag') or ''}".rstrip(".")
     if source.removeprefix("timm:").partition(".")[0] != pretrained["architecture"]:
@@ -291,12 +333,12 @@ def describe_timm_network(source: str, pretrained: Mapping[str, Any], num_classe
     channels, *size = pretrained.get("test_input_size") or pretrained["input_size"]
     architecture = TimmArchitecture(name=name, image_size=size, in_channels=channels, num_classes=num_classes)
     crop = pretrained.get("test_crop_pct") or pretrained["crop_pct"]
-    config: TimmConfig = TimmConfig.of({"pretrained": {**pretrained, "crop_pct": crop}}, source)
+    config: TimmConfig = TimmConfig.parse({"pretrained": {**pretrained, "crop_pct": crop}}, source)
     notes: list[str] = []
     trained = tuple(pretrained["input_size"][1:])
     if architecture.image_size != trained:
         notes.append(
-            f"images are taken at {show_size(architecture.image_size)} pixels, timm's size for tests; it was trained "
+            f"the image size is {show_size(architecture.image_size)}, timm's size for tests; it was trained "
             f"at {show_size(trained)}"
         )
     preprocessing = read_preprocessing(config, architecture, IMAGENET, notes)  # type: ignore[arg-type]  # sizes alone

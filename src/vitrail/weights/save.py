@@ -54,34 +54,41 @@ def _is_native(folder: Path) -> bool:
         return False
 
 
-def write_model(model: ImageModel, naming: WeightFormat, folder: Path) -> None:
+def write_model(model: ImageModel, weight_format: WeightFormat, folder: Path) -> None:
     """Weights and configs in a naming, without a model card."""
-    if isinstance(model, TimmModel) and naming.name != "native":
+    if isinstance(model, TimmModel) and weight_format.name != "native":
         raise WeightsError(
-            f"this model cannot be written as {naming.name}: it is timm's own network {model.architecture.name}; the "
-            "format native holds it, under timm's names"
+            f"this model cannot be written as {weight_format.name}: it is timm's own network "
+            f"{model.architecture.name}, which only the format native can hold"
         )
-    model = naming.equivalent(model)
-    if reason := naming.refusal(model.architecture):
-        raise WeightsError(f"this model cannot be written as {naming.name}: {reason}")
-    companions = naming.companions(model)
+    model = weight_format.adapt_model(model)
+    if reason := weight_format.explain_refusal(model.architecture):
+        raise WeightsError(f"this model cannot be written as {weight_format.name}: {reason}")
+    config_files = weight_format.make_config_files(model)
     folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(convert_tensors(model, naming, naming.dialect_to_write(model)), folder / naming.weights_file)
-    for name, content in companions.items():
+    write_tensors(
+        convert_tensors(model, weight_format, weight_format.choose_dialect(model)), folder / weight_format.weights_file
+    )
+    for name, content in config_files.items():
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    naming.finish(folder)
+    weight_format.finish_folder(folder)
 
 
-def convert_tensors(model: ImageModel, naming: WeightFormat, dialect: str) -> dict[str, Tensor]:
+def convert_tensors(model: ImageModel, weight_format: WeightFormat, dialect: str) -> dict[str, Tensor]:
     """The model's tensors under the names and in the shapes of a naming."""
     ours = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     tensors: dict[str, Tensor] = {}
-    for pair in match_tensors(ours, naming.lines(model.architecture, dialect)):
-        parts = pair.rule.outward(ours[pair.ours])
+    for pair in match_tensors(ours, weight_format.list_tensor_rules(model.architecture, dialect)):
+        parts = pair.transform.to_theirs(ours[pair.ours])
         tensors.update((name, part.contiguous()) for name, part in zip(pair.theirs, parts, strict=True))
-    came_from_here = model.origin is not None and (model.origin.format, model.origin.dialect) == (naming.name, dialect)
-    if came_from_here or naming.name == "native":
-        tensors.update((naming.name_set_aside(name), tensor) for name, tensor in model.unused_tensors.items())
+    came_from_here = model.origin is not None and (model.origin.format, model.origin.dialect) == (
+        weight_format.name,
+        dialect,
+    )
+    if came_from_here or weight_format.name == "native":
+        tensors.update(
+            (weight_format.name_unused_tensor(name), tensor) for name, tensor in model.unused_tensors.items()
+        )
     return tensors
 
 

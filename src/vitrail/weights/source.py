@@ -38,7 +38,7 @@ class WeightsLocation:
     """What to call them where strangers may read it: no path of this machine."""
     files: tuple[Path, ...]
     """More than one where a checkpoint is split."""
-    beside: FolderFiles
+    folder_files: FolderFiles
 
 
 def locate_weights(source: str | Path) -> WeightsLocation:
@@ -67,11 +67,11 @@ def locate_weights(source: str | Path) -> WeightsLocation:
 
 def _suggest_source(text: str, path: Path) -> str:
     """What may be meant by a name that is none: a neighbour, `pane`, a model of the hub, an architecture."""
-    beside: list[str] = []
+    folder_files: list[str] = []
     if path.parent != Path():
         with contextlib.suppress(OSError):
-            beside = os.listdir(path.parent)  # noqa: PTH208 (names are wanted)
-    if near := difflib.get_close_matches(path.name, beside, n=1):
+            folder_files = os.listdir(path.parent)  # noqa: PTH208 (names are wanted)
+    if near := difflib.get_close_matches(path.name, folder_files, n=1):
         return f", did you mean {str(path.parent / near[0])!r}?"
     if near_pane := did_you_mean(text, [PANE]):
         return near_pane

@@ -1,8 +1,8 @@
-"""How our tensors and another naming's hold the same numbers: renamed, reshaped, transposed, split or joined.
+"""Rules that rename and reshape tensors between vitrail's names ("ours") and another format's ("theirs").
 
-A naming is a table of lines. Each line pairs a pattern of our names with one of theirs and a rule, which works both
-ways and changes no number: so a checkpoint that goes in and comes out again is the same to the bit. Applied to
-tensors without memory, the rules also say which shapes a file must have before any of it is read.
+Each file in formats/ lists its rules. A rule works in both directions and changes no number, so a checkpoint that is
+loaded and written again is the same to the bit. Applied to tensors without memory, the rules also give the shapes
+that a file must have, before any of it is read.
 """
 
 from __future__ import annotations
@@ -20,59 +20,59 @@ from vitrail.weights.files import TensorInfo
 
 
 class Transform(NamedTuple):
-    """Theirs → ours, and ours → theirs."""
+    """How the tensors of a file become one of vitrail's (`to_ours`), and the way back (`to_theirs`)."""
 
-    inward: Callable[[Sequence[Tensor]], Tensor]
-    outward: Callable[[Tensor], Sequence[Tensor]]
+    to_ours: Callable[[Sequence[Tensor]], Tensor]
+    to_theirs: Callable[[Tensor], Sequence[Tensor]]
 
 
 UNCHANGED = Transform(lambda parts: parts[0], lambda ours: [ours])
 ADD_BATCH_AXIS = Transform(lambda parts: parts[0].squeeze(0), lambda ours: [ours.unsqueeze(0)])
-"""(T, D) here, (1, T, D) there."""
+"""(T, D) in vitrail, (1, T, D) in the file."""
 
 
 def split_into(count: int) -> Transform:
-    """One tensor here, so many equal parts of it there: fused qkv against q, k and v."""
+    """One tensor in vitrail is `count` equal parts in the file: fused qkv is stored as q, k and v."""
     return Transform(lambda parts: torch.cat(list(parts)), lambda ours: ours.chunk(count))
 
 
 def to_patch_kernel(channels: int, side: int) -> Transform:
-    """A linear map of flattened patches here, a convolution kernel there."""
+    """The patch projection is a linear layer in vitrail and a convolution kernel in the file."""
     return Transform(lambda parts: parts[0].flatten(1), lambda ours: [ours.unflatten(1, (channels, side, side))])
 
 
 class TensorRule(NamedTuple):
-    """One line of a naming. `{i}` stands for a number, `*` for weight or bias, `**` for any name."""
+    """A pattern of our names and those of theirs: `{i}` is a number, `*` is weight or bias, `**` is any name."""
 
     ours: str
     theirs: str | Sequence[str]
-    rule: Transform = UNCHANGED
+    transform: Transform = UNCHANGED
 
 
 @dataclass(frozen=True)
 class TensorMatch:
-    """One tensor of ours and those of theirs that hold its numbers."""
+    """One tensor of ours, and the tensors of theirs that hold the same numbers."""
 
     ours: str
     theirs: tuple[str, ...]
-    rule: Transform
+    transform: Transform
 
 
-def match_tensors(names: Iterable[str], table: Sequence[TensorRule]) -> list[TensorMatch]:
-    """A pair for each of our names; a WeightsError for those that the naming has no word for."""
-    patterns = [(_compile_pattern(line.ours), line) for line in table]
-    pairs, nameless = [], []
+def match_tensors(names: Iterable[str], rules: Sequence[TensorRule]) -> list[TensorMatch]:
+    """Apply the first rule that fits to each of our names; raise a WeightsError if a name fits no rule."""
+    patterns = [(_compile_pattern(rule.ours), rule) for rule in rules]
+    matches, nameless = [], []
     for name in names:
-        for pattern, line in patterns:
-            if found := pattern.fullmatch(name):
-                theirs = [line.theirs] if isinstance(line.theirs, str) else line.theirs
-                pairs.append(TensorMatch(name, tuple(_fill_pattern(word, found) for word in theirs), line.rule))
+        for pattern, rule in patterns:
+            if hit := pattern.fullmatch(name):
+                theirs = [rule.theirs] if isinstance(rule.theirs, str) else rule.theirs
+                matches.append(TensorMatch(name, tuple(_fill_pattern(word, hit) for word in theirs), rule.transform))
                 break
         else:
             nameless.append(name)
     if nameless:
-        raise WeightsError(f"this naming has no place for {shorten_list(nameless)}")
-    return pairs
+        raise WeightsError(f"this format has no place for {shorten_list(nameless)}")
+    return matches
 
 
 def _compile_pattern(words: str) -> re.Pattern[str]:
@@ -80,48 +80,55 @@ def _compile_pattern(words: str) -> re.Pattern[str]:
     return re.compile(words.replace(r"\{i\}", r"(?P<i>\d+)"))
 
 
-def _fill_pattern(words: str, found: re.Match[str]) -> str:
-    groups = {key: value or "" for key, value in found.groupdict().items()}
+def _fill_pattern(words: str, hit: re.Match[str]) -> str:
+    groups = {key: value or "" for key, value in hit.groupdict().items()}
     words = words.replace("**", groups.get("any", "")).replace("*", groups.get("kind", ""))
     return words.replace("{i}", groups.get("i", ""))
 
 
-def add_prefix(lines: Iterable[TensorRule], prefix: str) -> list[TensorRule]:
-    """The same lines with something before all of their names."""
+def add_prefix(rules: Iterable[TensorRule], prefix: str) -> list[TensorRule]:
+    """Return the rules with `prefix` before each of their names."""
     return [
-        TensorRule(ours, prefix + theirs if isinstance(theirs, str) else [prefix + word for word in theirs], rule)
-        for ours, theirs, rule in lines
+        TensorRule(ours, prefix + theirs if isinstance(theirs, str) else [prefix + word for word in theirs], transform)
+        for ours, theirs, transform in rules
     ]
 
 
-def compute_file_shapes(pairs: Sequence[TensorMatch], ours: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """The shapes a file must have, from tensors of ours that may be without memory."""
+def compute_file_shapes(matches: Sequence[TensorMatch], ours: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that a file must have, by name; `ours` may be on the meta device."""
     expected: dict[str, tuple[int, ...]] = {}
-    for pair in pairs:
-        parts = pair.rule.outward(ours[pair.ours])
-        expected.update((name, tuple(part.shape)) for name, part in zip(pair.theirs, parts, strict=True))
+    for match in matches:
+        parts = match.transform.to_theirs(ours[match.ours])
+        expected.update((name, tuple(part.shape)) for name, part in zip(match.theirs, parts, strict=True))
     return expected
 
 
 def check_complete(
-    where: str, found: Mapping[str, TensorInfo], expected: Mapping[str, tuple[int, ...]], set_aside: Iterable[str]
+    where: str, tensors: Mapping[str, TensorInfo], expected: Mapping[str, tuple[int, ...]], others: Iterable[str]
 ) -> None:
-    """Raise a WeightsError that lists everything missing, left over, misshapen or not a number, if anything is."""
+    """Raise a WeightsError that lists all missing, unknown, misshapen and non-floating-point tensors.
+
+    Args:
+        where: the source, for the message.
+        tensors: what the file holds.
+        expected: the shapes that it must have.
+        others: names that may be there besides.
+    """
     problems = []
-    if missing := [name for name in expected if name not in found]:
+    if missing := [name for name in expected if name not in tensors]:
         problems.append(f"missing: {shorten_list(missing)}")
-    known = {*expected, *set_aside}
-    if left_over := [name for name in found if name not in known]:
+    known = {*expected, *others}
+    if left_over := [name for name in tensors if name not in known]:
         problems.append(f"left over: {shorten_list(left_over)}")
     misshapen = [
-        f"{name} is {found[name].shape}, expected {shape}"
+        f"{name} is {tensors[name].shape}, expected {shape}"
         for name, shape in expected.items()
-        if name in found and found[name].shape != shape
+        if name in tensors and tensors[name].shape != shape
     ]
     if misshapen:
         problems.append(f"wrong shape: {shorten_list(misshapen)}")
     counters = [name for name in expected if name.endswith("num_batches_tracked")]
-    integers = [n for n in expected if n in found and n not in counters and not found[n].dtype.is_floating_point]
+    integers = [n for n in expected if n in tensors and n not in counters and not tensors[n].dtype.is_floating_point]
     if integers:
         problems.append(f"not floating point: {shorten_list(integers)}")
     if problems:
@@ -129,6 +136,6 @@ def check_complete(
 
 
 def shorten_list(names: Sequence[str], most: int = 6) -> str:
-    """The first few, and how many more."""
+    """Return the first names and the number of the rest, as text."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest

@@ -29,9 +29,9 @@ from vitrail.inspection.measure.anatomy import (
 )
 from vitrail.model.base import ImageModel
 from vitrail.model.bit import BitResNet
-from vitrail.model.heads import AttentionPool
+from vitrail.model.pooling import AttentionPool
 from vitrail.model.positions import Grid
-from vitrail.model.recording import attention_layers, observe_attention
+from vitrail.model.recording import find_attention_layers, observe_attention
 from vitrail.model.timm_model import TimmModel
 from vitrail.model.vit import VisionTransformer
 
@@ -316,7 +316,7 @@ def _layers(model: ImageModel) -> list[nn.Module]:
     """The attention layers, of a model that has any."""
     if isinstance(model, BitResNet):
         raise NotApplicableError(f"{kind_of(model)} has no attention")
-    return attention_layers(model)
+    return find_attention_layers(model)
 
 
 def _axial(model: ImageModel) -> bool:

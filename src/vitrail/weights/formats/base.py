@@ -1,4 +1,7 @@
-"""What every naming of checkpoints can do: be recognised, be understood, and be written."""
+"""The base class of all weight formats, and what the formats share.
+
+To add a format: subclass `WeightFormat` in a file of its own here, and list it in `FORMATS` of weights/load.py.
+"""
 
 from __future__ import annotations
 
@@ -35,18 +38,18 @@ MAX_TEXT_BYTES = 20_000_000
 
 @dataclass(frozen=True)
 class FolderFiles:
-    """The other files in the folder of the weights; there may be no folder."""
+    """The small text files that lie beside the weights. Without a folder, all of them are empty."""
 
     folder: Path | None = None
-    wrapper: str | None = None
-    """The key under which a training program had put the weights, where it did."""
-    given: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    """What would lie in JSON files, where there are none."""
+    wrapper_key: str | None = None
+    """The key of the checkpoint that held the weights, such as "model"; None when they were at the top level."""
+    contents: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    """JSON objects by file name, used instead of the files of that name."""
     ignored: bool = False
-    """There is a config.json that may speak of other weights, and was not looked at."""
+    """Whether the folder has a config.json that was not read because it may describe other weights."""
 
     def text(self, name: str) -> str | None:
-        """A small text file, or None where there is none."""
+        """Return the content of a small text file, or None when there is no such file."""
         if self.folder is None:
             return None
         path = self.folder / name
@@ -60,27 +63,27 @@ class FolderFiles:
             raise WeightsError(f"{path} cannot be read: {error}") from None
 
     @property
-    def described(self) -> bool:
-        """Whether there is a config.json at all."""
+    def has_config(self) -> bool:
+        """Whether there is a config.json."""
         return bool(self.json("config.json"))
 
     def json(self, name: str) -> dict[str, Any]:
-        """A JSON object, empty where there is no such file."""
-        if name in self.given:
-            return self.given[name]
+        """Return the object in a JSON file, or an empty one when there is no such file."""
+        if name in self.contents:
+            return self.contents[name]
         text = self.text(name)
         if text is None:
             return {}
         try:
-            found = json.loads(text)
+            content = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise WeightsError(f"{self.folder}/{name} is not JSON: {error}") from None
-        if not isinstance(found, dict):
+        if not isinstance(content, dict):
             raise WeightsError(f"{self.folder}/{name} is not a JSON object")
-        return found
+        return content
 
-    def licence(self) -> str | None:
-        """From the heading of a model card, if there is one that can be read."""
+    def read_licence(self) -> str | None:
+        """Return the licence in the heading of the model card, or None when the card names none."""
         try:
             text = self.text("README.md") or ""
         except WeightsError:
@@ -95,7 +98,7 @@ class FolderFiles:
 
 @dataclass
 class CheckpointInfo:
-    """A checkpoint understood."""
+    """What a format finds out about a checkpoint before any tensor is read."""
 
     architecture: Architecture
     preprocessing: Preprocessing
@@ -105,75 +108,75 @@ class CheckpointInfo:
     training_cost: TrainingCost | None = None
     learned_from: str | None = None
     unused_tensors: list[str] = field(default_factory=list)
-    """Tensors the model does not need, kept for the way back."""
-    left_out: list[str] = field(default_factory=list)
-    """Tensors of something else, such as a decoder; they are not read."""
+    """Names of tensors that the model does not need; they are kept, so that a conversion back is complete."""
+    ignored_tensors: list[str] = field(default_factory=list)
+    """Names of tensors that belong to something else, such as a decoder; they are not read."""
     notes: list[str] = field(default_factory=list)
-    """What was concluded rather than read."""
+    """Facts that were concluded, because the files do not say them."""
 
 
 class WeightFormat(ABC):
-    """One way in which the world names the tensors of these models."""
+    """How one library stores these models: names and shapes of tensors, and the config files beside them."""
 
     name: ClassVar[str]
     weights_file: ClassVar[str] = "model.safetensors"
 
     @abstractmethod
     def recognises(self, tensors: Tensors) -> bool:
-        """From names and shapes alone."""
+        """Return whether a checkpoint is in this format, judged by the names and shapes of its tensors."""
 
     @abstractmethod
-    def understand(self, tensors: Tensors, beside: FolderFiles) -> CheckpointInfo:
-        """The architecture and all that travels, from the tensors and what lies beside them."""
+    def describe_checkpoint(self, tensors: Tensors, folder_files: FolderFiles) -> CheckpointInfo:
+        """Find the architecture, preprocessing and labels from the shapes of the tensors and the config files."""
 
     @abstractmethod
-    def lines(self, architecture: Architecture, dialect: str) -> list[TensorRule]:
-        """How its names correspond to ours."""
+    def list_tensor_rules(self, architecture: Architecture, dialect: str) -> list[TensorRule]:
+        """Return the rules that rename and reshape every tensor, between this format and vitrail's own names."""
 
     @abstractmethod
-    def refusal(self, architecture: Architecture) -> str | None:
-        """Why an architecture cannot be written in this naming, or None."""
+    def explain_refusal(self, architecture: Architecture) -> str | None:
+        """Return why an architecture cannot be written in this format, or None if it can."""
 
     @abstractmethod
-    def dialect_to_write(self, model: ImageModel) -> str:
-        """Which dialect to write a model in: one that the library behind the naming reads."""
+    def choose_dialect(self, model: ImageModel) -> str:
+        """Return the dialect to write a model in. A dialect is a variant of the names, such as a prefix."""
 
     @abstractmethod
-    def companions(self, model: ImageModel) -> dict[str, Any]:
-        """The JSON files that go beside the weights."""
+    def make_config_files(self, model: ImageModel) -> dict[str, Any]:
+        """Return the JSON files to write beside the weights, by file name."""
 
-    def equivalent(self, model: ImageModel) -> ImageModel:
-        """The model, or one that computes the same and that the naming has words for."""
+    def adapt_model(self, model: ImageModel) -> ImageModel:
+        """Return the model, or one that computes the same function and that the format can hold."""
         return model
 
-    def name_set_aside(self, name: str) -> str:
-        """How a tensor that the model does not need is called in a file."""
+    def name_unused_tensor(self, name: str) -> str:
+        """Return the name in the file of a tensor that the model does not need."""
         return name
 
-    def check(self, beside: FolderFiles) -> None:
-        """Raise a WeightsError where a folder carries the means to see that it is damaged, and is."""
+    def check_integrity(self, folder_files: FolderFiles) -> None:
+        """Raise a WeightsError if the folder has checksums and a file does not match them."""
 
-    def finish(self, folder: Path) -> None:
-        """What is to be written after everything else."""
+    def finish_folder(self, folder: Path) -> None:
+        """Write what must come after all other files, such as checksums."""
 
-    def earlier_origin(self, beside: FolderFiles) -> Origin | None:
-        """Where a folder says that its weights came from before."""
+    def read_origin(self, folder_files: FolderFiles) -> Origin | None:
+        """Return the origin that the folder itself records, or None."""
         return None
 
 
 class ForeignConfig(BaseModel):
-    """A config from elsewhere: what we need is checked, the rest is ignored, and so is a null."""
+    """A config file of another library. Needed keys are checked; other keys and nulls are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, values: Any) -> Any:
+    def _drop_nulls(cls, values: Any) -> Any:
         return {k: v for k, v in values.items() if v is not None} if isinstance(values, dict) else values
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], where: str) -> Any:
-        """Checked, or a WeightsError."""
+    def parse(cls, values: Mapping[str, Any], where: str) -> Any:
+        """Return the checked config; raise a WeightsError that names the file `where` if a value is wrong."""
         try:
             return cls(**values)
         except ValidationError as error:
@@ -181,7 +184,7 @@ class ForeignConfig(BaseModel):
 
 
 class CompanionFile(ForeignConfig):
-    """A small file of ours beside weights whose own format has no place for what travels with them."""
+    """vitrail.json: holds preprocessing and labels beside weights whose own format has no place for them."""
 
     image_size: tuple[int, int] | None = None
     num_heads: int | None = None
@@ -190,79 +193,82 @@ class CompanionFile(ForeignConfig):
     licence: str | None = None
 
     @classmethod
-    def read(cls, beside: FolderFiles) -> CompanionFile:
-        """From its file; empty where there is none."""
-        companion: CompanionFile = cls.of(beside.json(COMPANION_FILE), COMPANION_FILE)
+    def read(cls, folder_files: FolderFiles) -> CompanionFile:
+        """Read the file; without one, every field is None."""
+        companion: CompanionFile = cls.parse(folder_files.json(COMPANION_FILE), COMPANION_FILE)
         return companion
 
     @classmethod
-    def written(cls, model: ImageModel) -> dict[str, Any]:
-        """As JSON, under its file's name."""
-        found = {
+    def describe_model(cls, model: ImageModel) -> dict[str, Any]:
+        """Return the content of the file for a model, by file name."""
+        content = {
             "image_size": model.image_size,
             "num_heads": getattr(model.architecture, "num_heads", None),
             "preprocessing": model.preprocessing.model_dump(mode="json"),
             "labels": model.labels,
             "licence": None if model.origin is None else model.origin.licence,
         }
-        return {COMPANION_FILE: found}
+        return {COMPANION_FILE: content}
 
-    def completes(self, reading: CheckpointInfo) -> CheckpointInfo:
-        """What it tells of replaces what was concluded."""
+    def complete(self, checkpoint: CheckpointInfo) -> CheckpointInfo:
+        """Replace what was concluded about a checkpoint by what the file says."""
         if self.preprocessing is not None:
-            reading.preprocessing = Preprocessing(**self.preprocessing)
-            reading.notes = [note for note in reading.notes if not note.startswith("images are")]
-        reading.labels = self.labels
-        reading.licence = self.licence or reading.licence
-        return reading
+            checkpoint.preprocessing = Preprocessing(**self.preprocessing)
+            checkpoint.notes = [note for note in checkpoint.notes if not note.startswith("images are")]
+        checkpoint.labels = self.labels
+        checkpoint.licence = self.licence or checkpoint.licence
+        return checkpoint
 
 
 def count_blocks(tensors: Iterable[str], prefix: str) -> int:
-    """How many numbers follow a prefix of names: blocks.0., blocks.1., …"""
-    found = {name[len(prefix) :].split(".")[0].split("/")[0] for name in tensors if name.startswith(prefix)}
-    return len({number for number in found if number.isdigit()})
+    """Count the different numbers that follow `prefix` in the names: blocks.0., blocks.1., …"""
+    words = {name[len(prefix) :].split(".")[0].split("/")[0] for name in tensors if name.startswith(prefix)}
+    return len({number for number in words if number.isdigit()})
 
 
 def read_shape(tensors: Tensors, name: str, dimensions: int) -> tuple[int, ...]:
-    """The shape of a tensor that must be there and have so many dimensions."""
+    """Return the shape of a tensor; raise a WeightsError if it is missing or has other than `dimensions` axes."""
     if name not in tensors:
         raise WeightsError(f"the tensor {name} is missing")
-    found = tensors[name].shape
-    if len(found) != dimensions or 0 in found:
-        raise WeightsError(f"the tensor {name} has shape {found}, expected {dimensions} dimensions")
-    return found
+    shape = tensors[name].shape
+    if len(shape) != dimensions or 0 in shape:
+        raise WeightsError(f"the tensor {name} has shape {shape}, expected {dimensions} dimensions")
+    return shape
 
 
 def read_size(tensors: Tensors, name: str, dimensions: int, axis: int = 0) -> int | None:
-    """One side of a tensor, or None where there is no such tensor."""
+    """Return the length of one axis of a tensor, or None when there is no such tensor."""
     return read_shape(tensors, name, dimensions)[axis] if name in tensors else None
 
 
 def read_patch_size(kernel: tuple[int, ...], axes: tuple[int, int]) -> int:
-    """The side of a patch projection's kernel."""
+    """Return the patch size from the shape of the projection's kernel, whose sides must be equal."""
     first, second = (kernel[axis] for axis in axes)
     if first != second:
         raise WeightsError(f"its patches are {first}×{second} pixels, and vitrail's are square")
     return first
 
 
-def check_agreement(where: str, told: Mapping[str, Any], found: Mapping[str, int]) -> None:
-    """Raise a WeightsError where a config tells of another model than the one in the file."""
-    for name, value in found.items():
-        if told.get(name) is not None and told[name] != value:
-            raise WeightsError(f"{where} tells of {name} {told[name]}, and the weights hold {value}")
+def check_agreement(where: str, config: Mapping[str, Any], actual: Mapping[str, int]) -> None:
+    """Raise a WeightsError if the config names a value other than the actual one of the weights."""
+    for name, value in actual.items():
+        if config.get(name) is not None and config[name] != value:
+            raise WeightsError(f"{where} says {name} = {config[name]}, but the weights have {value}")
 
 
 def list_residual_units(backbone: Backbone) -> list[tuple[str, int, int]]:
-    """Our name of every residual unit, with its stage and its place there, both counted from 0."""
+    """Return vitrail's name, the stage and the index in that stage (both from 0) of every residual unit."""
     places = [(stage, block) for stage, blocks in enumerate(backbone.blocks) for block in range(blocks)]
     return [(f"backbone.units.{index}", stage, block) for index, (stage, block) in enumerate(places)]
 
 
 def infer_grid(rows: int, owners: Mapping[str, int], hint: tuple[int, int] | None) -> tuple[tuple[int, int], str]:
-    """The grid behind a position table, and which prefix tokens own a row of it.
+    """Infer the patch grid of a position table, and which of the tokens before the patches have a row in it.
 
-    `owners`: rows before the patches for each possibility, the likeliest first. `hint`: the grid a config tells of.
+    Args:
+        rows: the number of rows of the table.
+        owners: for each value of `position_prefix`, the rows before the patches; the most likely value first.
+        hint: the grid that follows from the config's image size, if it names one.
     """
     for owner, prefix in owners.items():
         if hint is not None and hint[0] * hint[1] == rows - prefix:
@@ -272,13 +278,13 @@ def infer_grid(rows: int, owners: Mapping[str, int], hint: tuple[int, int] | Non
         if side and side * side == rows - prefix:
             return (side, side), owner
     raise WeightsError(
-        f"the position table has {rows} rows, which make no square grid of patches, and no config beside the weights "
-        "tells the image size"
+        f"the position table has {rows} rows, which is no square grid of patches, and no config beside the weights "
+        "names the image size"
     )
 
 
 def guess_num_heads(width: int, notes: list[str]) -> int:
-    """The number of heads, which no tensor tells: by the known sizes, else 64 channels a head. Said in the notes."""
+    """Guess the number of heads, which no tensor shows, from the known sizes, else as width / 64; add a note."""
     for letter, size in SIZES.items():
         if size.width == width:
             notes.append(
@@ -295,9 +301,9 @@ def guess_num_heads(width: int, notes: list[str]) -> int:
 
 
 def find_unsupported_options(architecture: VitArchitecture, *allowed: str) -> str:
-    """The options of an architecture, other than sizes and `allowed` ones, that are not the paper's.
+    """List the options that differ from the paper's, except sizes and the `allowed` ones.
 
-    The norm's eps is not counted: no file tells it, and a conversion measures what a difference costs.
+    The norm's eps is not listed: no file stores it, and a conversion measures the effect of a difference.
     """
     sizes = ("image_size", "in_channels", "patch_size", "width", "depth", "mlp_dim", "num_heads", "num_classes")
     for_training = ("dropout", "attention_dropout", "stochastic_depth")
@@ -307,7 +313,7 @@ def find_unsupported_options(architecture: VitArchitecture, *allowed: str) -> st
 
 
 def compute_mlp_ratio(mlp_dim: int, width: int) -> int | float:
-    """What others multiply a width with and round down to get the MLP's: half a unit more where it does not divide."""
+    """Return the factor that other libraries multiply the width by, and round down, to get `mlp_dim`."""
     return mlp_dim // width if mlp_dim % width == 0 else (mlp_dim + 0.5) / width
 
 
@@ -319,14 +325,14 @@ def build_preprocessing(
     std: Sequence[float] | None = None,
     **more: Any,
 ) -> Preprocessing:
-    """Preprocessing from what a config tells; else from an origin's default, which is for three channels, else 0.5.
+    """Build the preprocessing from the config's mean and std, else from `default` (three channels), else 0.5.
 
-    Configs of models with other channels often still hold three values: the average then stands for every channel.
+    Configs of models with other channels often still hold three values; then every channel gets their average.
     """
     if channels != 3:
         default = {"mean": (0.5,) * channels, "std": (0.5,) * channels}
     mean, std = (
-        told if len(told) == channels else (sum(told) / len(told),) * channels
-        for told in (mean or default["mean"], std or default["std"])
+        values if len(values) == channels else (sum(values) / len(values),) * channels
+        for values in (mean or default["mean"], std or default["std"])
     )
     return Preprocessing(image_size=image_size, mean=mean, std=std, **more)

@@ -55,15 +55,15 @@ class GoogleFormat(WeightFormat):
         """A ViT by its patch embedding, BiT by its root."""
         return _prefix_of(tensors) is not None or f"{BIT_PREFIX}root_block/standardized_conv2d/kernel" in tensors
 
-    def understand(self, tensors: Tensors, beside: FolderFiles) -> CheckpointInfo:
+    def describe_checkpoint(self, tensors: Tensors, folder_files: FolderFiles) -> CheckpointInfo:
         """All of it is in the shapes, the heads too."""
         prefix = _prefix_of(tensors)
-        companion = CompanionFile.read(beside)
-        reading = _bit(tensors, companion) if prefix is None else _vit(tensors, prefix, companion)
-        reading.licence = beside.licence()
-        return companion.completes(reading)
+        companion = CompanionFile.read(folder_files)
+        checkpoint = _bit(tensors, companion) if prefix is None else _vit(tensors, prefix, companion)
+        checkpoint.licence = folder_files.read_licence()
+        return companion.complete(checkpoint)
 
-    def lines(self, architecture: Architecture, dialect: str) -> list[TensorRule]:
+    def list_tensor_rules(self, architecture: Architecture, dialect: str) -> list[TensorRule]:
         """`dialect`: a prefix, a bar, then "big_vision" and "4d" where they apply."""
         if isinstance(architecture, ResNetArchitecture):
             return _bit_lines(architecture)
@@ -71,7 +71,7 @@ class GoogleFormat(WeightFormat):
         norm = NORM_4D if "4d" in flavour else UNCHANGED
         return add_prefix(_vit_lines(architecture, "big_vision" in flavour, norm), prefix)
 
-    def refusal(self, architecture: Architecture) -> str | None:
+    def explain_refusal(self, architecture: Architecture) -> str | None:
         """The released code's options, no more."""
         if isinstance(architecture, ResNetArchitecture):
             return None
@@ -85,7 +85,7 @@ class GoogleFormat(WeightFormat):
             return "Google's code has a class token only where it is what is read"
         return None
 
-    def dialect_to_write(self, model: ImageModel) -> str:
+    def choose_dialect(self, model: ImageModel) -> str:
         """Its own where it came from here; big_vision's where only that has the pooling or the positions."""
         if model.origin is not None and model.origin.format == self.name:
             return model.origin.dialect
@@ -96,9 +96,9 @@ class GoogleFormat(WeightFormat):
             return "|big_vision"
         return "|"
 
-    def companions(self, model: ImageModel) -> dict[str, Any]:
+    def make_config_files(self, model: ImageModel) -> dict[str, Any]:
         """What its files do not say."""
-        return CompanionFile.written(model)
+        return CompanionFile.describe_model(model)
 
 
 def _prefix_of(tensors: Tensors) -> str | None:
@@ -144,7 +144,7 @@ def _vit(tensors: Tensors, prefix: str, companion: CompanionFile) -> CheckpointI
         architecture,
         _preprocessing(architecture),
         dialect=f"{prefix}|{'big_vision' * big_vision}{'4d' * four}",
-        left_out=[name for name in tensors if not name.startswith(prefix)],
+        ignored_tensors=[name for name in tensors if not name.startswith(prefix)],
     )
 
 
@@ -205,8 +205,11 @@ def _dense(ours: str, theirs: str) -> list[TensorRule]:
     return [TensorRule(f"{ours}.weight", f"{theirs}/kernel", DENSE), TensorRule(f"{ours}.bias", f"{theirs}/bias")]
 
 
-def _norm(ours: str, theirs: str, rule: Transform = UNCHANGED) -> list[TensorRule]:
-    return [TensorRule(f"{ours}.weight", f"{theirs}/scale", rule), TensorRule(f"{ours}.bias", f"{theirs}/bias", rule)]
+def _norm(ours: str, theirs: str, transform: Transform = UNCHANGED) -> list[TensorRule]:
+    return [
+        TensorRule(f"{ours}.weight", f"{theirs}/scale", transform),
+        TensorRule(f"{ours}.bias", f"{theirs}/bias", transform),
+    ]
 
 
 def _vit_lines(a: VitArchitecture, big_vision: bool, norm: Transform) -> list[TensorRule]:

@@ -91,11 +91,11 @@ class HuggingFaceFormat(WeightFormat):
         """By the patch embedding and the first layer's query."""
         return _prefix_of(tensors) is not None
 
-    def understand(self, tensors: Tensors, beside: FolderFiles) -> CheckpointInfo:
+    def describe_checkpoint(self, tensors: Tensors, folder_files: FolderFiles) -> CheckpointInfo:
         """Sizes from shapes; heads, GELU and eps from config.json."""
         prefix = _prefix_of(tensors) or ""
         own = {name.removeprefix(prefix): info for name, info in tensors.items()}
-        config: _ModelConfig = _ModelConfig.of(beside.json("config.json"), "config.json")
+        config: _ModelConfig = _ModelConfig.parse(folder_files.json("config.json"), "config.json")
         notes: list[str] = []
         architecture = _architecture(own, config, notes)
         classifies = bool(architecture.num_classes)
@@ -105,16 +105,16 @@ class HuggingFaceFormat(WeightFormat):
         unused += [name for name in tensors if "pooler." in name] if classifies else []
         return CheckpointInfo(
             architecture,
-            _preprocessing(beside, architecture, config.model_type or _kind(own), notes),
+            _preprocessing(folder_files, architecture, config.model_type or _kind(own), notes),
             dialect=prefix,
             labels=_labels(config, architecture.num_classes),
-            licence=beside.licence(),
+            licence=folder_files.read_licence(),
             unused_tensors=[name for name in unused if name in tensors],
-            left_out=[name for name in tensors if name.startswith("decoder")],
+            ignored_tensors=[name for name in tensors if name.startswith("decoder")],
             notes=notes,
         )
 
-    def lines(self, architecture: Architecture, dialect: str) -> list[TensorRule]:
+    def list_tensor_rules(self, architecture: Architecture, dialect: str) -> list[TensorRule]:
         """`dialect` is the prefix."""
         assert isinstance(architecture, VitArchitecture)
         a, kind = architecture, _kind_to_write(architecture)
@@ -148,7 +148,7 @@ class HuggingFaceFormat(WeightFormat):
         ]
         return add_prefix(inner, dialect) + outer
 
-    def refusal(self, architecture: Architecture) -> str | None:
+    def explain_refusal(self, architecture: Architecture) -> str | None:
         """What none of transformers' classes for these models can be."""
         if isinstance(architecture, ResNetArchitecture) or architecture.backbone is not None:
             return "vitrail writes plain Vision Transformers for transformers, no ResNets and no hybrids"
@@ -172,13 +172,13 @@ class HuggingFaceFormat(WeightFormat):
             )
         return None
 
-    def dialect_to_write(self, model: ImageModel) -> str:
+    def choose_dialect(self, model: ImageModel) -> str:
         """The prefix of a classifier; none for a bare model."""
         if isinstance(model.architecture, ResNetArchitecture) or not model.num_classes:
             return ""
         return PREFIXES[_kind_to_write(model.architecture)]
 
-    def companions(self, model: ImageModel) -> dict[str, Any]:
+    def make_config_files(self, model: ImageModel) -> dict[str, Any]:
         """config.json and preprocessor_config.json."""
         assert isinstance(model.architecture, VitArchitecture)
         return {"config.json": _config(model, model.architecture), "preprocessor_config.json": _preprocessor(model)}
@@ -269,12 +269,12 @@ def _labels(config: _ModelConfig, classes: int) -> tuple[str, ...] | None:
     return None if all(name == f"LABEL_{i}" for i, name in names.items()) else tuple(names[i] for i in range(classes))
 
 
-def _preprocessing(beside: FolderFiles, a: VitArchitecture, model_type: str, notes: list[str]) -> Preprocessing:
-    found, default = beside.json("preprocessor_config.json"), HALF if model_type == "vit" else IMAGENET
+def _preprocessing(folder_files: FolderFiles, a: VitArchitecture, model_type: str, notes: list[str]) -> Preprocessing:
+    found, default = folder_files.json("preprocessor_config.json"), HALF if model_type == "vit" else IMAGENET
     if not found:
         notes.append(f"pixels are scaled as {default['origin']}'s are: there is no preprocessor_config.json")
         return build_preprocessing(a.image_size, a.in_channels, default)
-    processor: _Preprocessor = _Preprocessor.of(found, "preprocessor_config.json")
+    processor: _Preprocessor = _Preprocessor.parse(found, "preprocessor_config.json")
     if not processor.do_resize or not processor.do_rescale:
         notes.append("preprocessor_config.json leaves images unscaled or at their own size, which vitrail does not")
     if processor.resample not in RESAMPLE:

@@ -46,22 +46,22 @@ class NativeFormat(WeightFormat):
     name = "native"
 
     def recognises(self, tensors: Tensors) -> bool:
-        """By the patch embedding, or the root of a ResNet. What is timm's no name tells: see `of_timm`."""
+        """By the patch embedding, or the root of a ResNet. What is timm's no name tells: see `holds_timm_network`."""
         return bool({"patch_embed.projection.weight", "backbone.root.weight"} & tensors.keys())
 
-    def of_timm(self, beside: FolderFiles) -> bool:
+    def holds_timm_network(self, folder_files: FolderFiles) -> bool:
         """Whether config.json tells of a network of timm's in a folder of ours."""
-        found = beside.json("config.json")
+        found = folder_files.json("config.json")
         return (found.get("format"), found.get("family")) == (FORMAT, "timm")
 
-    def understand(self, tensors: Tensors, beside: FolderFiles) -> CheckpointInfo:
+    def describe_checkpoint(self, tensors: Tensors, folder_files: FolderFiles) -> CheckpointInfo:
         """Nothing is inferred: config.json says it all."""
-        found = beside.json("config.json")
+        found = folder_files.json("config.json")
         if found.get("format") != FORMAT:
             raise WeightsError(
                 "these are vitrail's own weights, and the config.json that belongs beside them is missing"
             )
-        config: NativeConfig = NativeConfig.of(found, "config.json")
+        config: NativeConfig = NativeConfig.parse(found, "config.json")
         if config.version > VERSION or config.family not in FAMILIES:
             raise WeightsError("config.json was written by a newer vitrail: pip install --upgrade vitrail")
         try:
@@ -76,37 +76,37 @@ class NativeFormat(WeightFormat):
         except ConfigError as error:
             raise WeightsError(f"config.json: {error}") from None
 
-    def lines(self, architecture: Architecture, dialect: str) -> list[TensorRule]:
+    def list_tensor_rules(self, architecture: Architecture, dialect: str) -> list[TensorRule]:
         """Every name stands for itself."""
         return [TensorRule("peer.**", "**") if isinstance(architecture, TimmArchitecture) else TensorRule("**", "**")]
 
-    def refusal(self, architecture: Architecture) -> str | None:
+    def explain_refusal(self, architecture: Architecture) -> str | None:
         """Holds every architecture."""
         return None
 
-    def dialect_to_write(self, model: ImageModel) -> str:
+    def choose_dialect(self, model: ImageModel) -> str:
         """There is one."""
         return ""
 
-    def name_set_aside(self, name: str) -> str:
+    def name_unused_tensor(self, name: str) -> str:
         """Apart from our own."""
         return UNUSED_PREFIX + name
 
-    def earlier_origin(self, beside: FolderFiles) -> Origin | None:
+    def read_origin(self, folder_files: FolderFiles) -> Origin | None:
         """Where the weights came from before they were ours."""
-        found = beside.json("config.json").get("origin")
+        found = folder_files.json("config.json").get("origin")
         return None if found is None else Origin(**found)
 
-    def check(self, beside: FolderFiles) -> None:
+    def check_integrity(self, folder_files: FolderFiles) -> None:
         """Against the hashes."""
-        if beside.folder is not None:
-            check_checksums(beside.folder)
+        if folder_files.folder is not None:
+            check_checksums(folder_files.folder)
 
-    def finish(self, folder: Path) -> None:
+    def finish_folder(self, folder: Path) -> None:
         """The hashes."""
         (folder / CHECKSUM_FILE).write_text(format_checksums(folder))
 
-    def companions(self, model: ImageModel) -> dict[str, Any]:
+    def make_config_files(self, model: ImageModel) -> dict[str, Any]:
         """config.json."""
         return {
             "config.json": {

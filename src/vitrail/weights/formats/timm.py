@@ -85,34 +85,34 @@ class TimmFormat(WeightFormat):
         """A ViT by its first block, a ResNet by its first stage."""
         return _prefix_of(tensors) is not None
 
-    def understand(self, tensors: Tensors, beside: FolderFiles) -> CheckpointInfo:
+    def describe_checkpoint(self, tensors: Tensors, folder_files: FolderFiles) -> CheckpointInfo:
         """Sizes from shapes; heads, pooling and GELU from the config, else from what such checkpoints have."""
         prefix = _prefix_of(tensors) or ""
         own = {name.removeprefix(prefix): info for name, info in tensors.items() if name.startswith(prefix)}
-        config = read_config(beside)
+        config = read_config(folder_files)
         if "stem.conv.weight" in own:
-            reading = _resnet(own, config)
+            checkpoint = _resnet(own, config)
         else:
-            reading = _vit(own, config, facebook=beside.wrapper == "model")
-        reading.dialect = f"{prefix}|{reading.dialect}"
-        reading.labels = read_labels(config, reading.architecture.num_classes)
-        reading.licence = config.pretrained.license or beside.licence()
-        reading.unused_tensors = [prefix + name for name in reading.unused_tensors]
-        reading.left_out = [prefix + name for name in reading.left_out]
-        reading.left_out += [name for name in tensors if not name.startswith(prefix)]
+            checkpoint = _vit(own, config, facebook=folder_files.wrapper_key == "model")
+        checkpoint.dialect = f"{prefix}|{checkpoint.dialect}"
+        checkpoint.labels = read_labels(config, checkpoint.architecture.num_classes)
+        checkpoint.licence = config.pretrained.license or folder_files.read_licence()
+        checkpoint.unused_tensors = [prefix + name for name in checkpoint.unused_tensors]
+        checkpoint.ignored_tensors = [prefix + name for name in checkpoint.ignored_tensors]
+        checkpoint.ignored_tensors += [name for name in tensors if not name.startswith(prefix)]
         check_agreement(
-            "config.json", {"num_classes": config.num_classes}, {"num_classes": reading.architecture.num_classes}
+            "config.json", {"num_classes": config.num_classes}, {"num_classes": checkpoint.architecture.num_classes}
         )
-        return reading
+        return checkpoint
 
-    def lines(self, architecture: Architecture, dialect: str) -> list[TensorRule]:
+    def list_tensor_rules(self, architecture: Architecture, dialect: str) -> list[TensorRule]:
         """`dialect` is a prefix, a bar, and whose release it is."""
         prefix, _, release = dialect.partition("|")
         if isinstance(architecture, ResNetArchitecture):
             return add_prefix(_resnet_lines(architecture), prefix)
         return add_prefix(_vit_lines(architecture, release), prefix)
 
-    def refusal(self, architecture: Architecture) -> str | None:
+    def explain_refusal(self, architecture: Architecture) -> str | None:
         """What timm's classes cannot be told to do."""
         if isinstance(architecture, ResNetArchitecture):
             return None
@@ -132,18 +132,18 @@ class TimmFormat(WeightFormat):
             return "timm's distilled DeiT has a position for each of its two tokens"
         return None
 
-    def equivalent(self, model: ImageModel) -> ImageModel:
+    def adapt_model(self, model: ImageModel) -> ImageModel:
         """In timm all tokens before the patches own a position, or none does. A class token's can be added to it."""
         a = model.architecture
         if isinstance(a, VitArchitecture) and a.registers and a.class_token and a.position_rows == 1:
             return _with_class_position_added(model, a)
         return model
 
-    def dialect_to_write(self, model: ImageModel) -> str:
+    def choose_dialect(self, model: ImageModel) -> str:
         """Its own, whatever it came from: timm must be able to read it."""
         return "|"
 
-    def companions(self, model: ImageModel) -> dict[str, Any]:
+    def make_config_files(self, model: ImageModel) -> dict[str, Any]:
         """config.json."""
         return {"config.json": write_config(model)}
 
@@ -201,7 +201,7 @@ def _vit(own: Tensors, config: TimmConfig, facebook: bool) -> CheckpointInfo:
         read_preprocessing(config, architecture, _statistics(own, bool(release) or facebook), notes),
         dialect=release,
         unused_tensors=[name for name in ("mask_token",) if name in own],
-        left_out=[name for name in own if name.startswith("decoder")],
+        ignored_tensors=[name for name in own if name.startswith("decoder")],
         notes=notes,
     )
 

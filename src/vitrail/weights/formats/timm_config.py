@@ -76,11 +76,11 @@ class TimmConfig(ForeignConfig):
     arguments: ModelArguments = Field(default_factory=ModelArguments)
 
 
-def read_config(beside: FolderFiles) -> TimmConfig:
+def read_config(folder_files: FolderFiles) -> TimmConfig:
     """From what lies beside the weights; empty where nothing does."""
-    found = beside.json("config.json")
+    found = folder_files.json("config.json")
     inner = {"pretrained": found.get("pretrained_cfg") or found, "arguments": found.get("model_args") or {}}
-    config: TimmConfig = TimmConfig.of({**found, **inner}, "config.json")
+    config: TimmConfig = TimmConfig.parse({**found, **inner}, "config.json")
     if unseen := next((what for part, what in UNSEEN.items() if part in config.architecture), None):
         raise WeightsError(f"{config.architecture} has {unseen}, which vitrail does not have")
     return config

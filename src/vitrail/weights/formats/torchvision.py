@@ -39,10 +39,10 @@ class TorchvisionFormat(WeightFormat):
         """By its first layer."""
         return "encoder.layers.encoder_layer_0.self_attention.in_proj_weight" in tensors and "class_token" in tensors
 
-    def understand(self, tensors: Tensors, beside: FolderFiles) -> CheckpointInfo:
+    def describe_checkpoint(self, tensors: Tensors, folder_files: FolderFiles) -> CheckpointInfo:
         """Everything but the heads is in the shapes; GELU is exact, statistics are ImageNet's."""
         notes: list[str] = []
-        companion = CompanionFile.read(beside)
+        companion = CompanionFile.read(folder_files)
         width = read_shape(tensors, "class_token", 3)[2]
         stem: tuple[ConvLayer, ...] | None = None
         if "conv_proj.weight" in tensors:
@@ -70,10 +70,12 @@ class TorchvisionFormat(WeightFormat):
         preprocessing = build_preprocessing(
             architecture.image_size, channels, IMAGENET, resize="cover", crop_fraction=0.875, interpolation="bilinear"
         )
-        reading = CheckpointInfo(architecture, preprocessing, dialect=dialect, licence=beside.licence(), notes=notes)
-        return companion.completes(reading)
+        checkpoint = CheckpointInfo(
+            architecture, preprocessing, dialect=dialect, licence=folder_files.read_licence(), notes=notes
+        )
+        return companion.complete(checkpoint)
 
-    def lines(self, architecture: Architecture, dialect: str) -> list[TensorRule]:
+    def list_tensor_rules(self, architecture: Architecture, dialect: str) -> list[TensorRule]:
         """`dialect`: how the MLP was named before 2022, or as since then."""
         assert isinstance(architecture, VitArchitecture)
         first, second = _mlp(dialect)
@@ -104,7 +106,7 @@ class TorchvisionFormat(WeightFormat):
             TensorRule("head.*", "heads.head.*"),
         ]
 
-    def refusal(self, architecture: Architecture) -> str | None:
+    def explain_refusal(self, architecture: Architecture) -> str | None:
         """Its one class has few options."""
         if isinstance(architecture, ResNetArchitecture) or architecture.backbone is not None:
             return "torchvision has neither BiT ResNets nor hybrids"
@@ -119,13 +121,13 @@ class TorchvisionFormat(WeightFormat):
             return "torchvision's files do not describe a stem: stride 2, batch norm and ReLU are assumed"
         return None
 
-    def dialect_to_write(self, model: ImageModel) -> str:
+    def choose_dialect(self, model: ImageModel) -> str:
         """Its own where it came from here."""
         return model.origin.dialect if model.origin is not None and model.origin.format == self.name else ""
 
-    def companions(self, model: ImageModel) -> dict[str, Any]:
+    def make_config_files(self, model: ImageModel) -> dict[str, Any]:
         """What its files do not say."""
-        return CompanionFile.written(model)
+        return CompanionFile.describe_model(model)
 
 
 def _mlp(dialect: str) -> tuple[str, str]:
