@@ -74,6 +74,27 @@ def test_looking_in_does_not_load_torch(statement):
     assert not {"torch", "sklearn", "numpy"} & modules_after(statement)
 
 
+PREDICTING = [
+    "vitrail.inference.predictor",
+    "vitrail.inference.predict",
+    "vitrail.serving.serve",
+    "vitrail.serving.server",
+]
+
+
+@pytest.mark.parametrize("module", PREDICTING)
+def test_nothing_that_predicts_loads_training(module):
+    loaded = modules_after(f"import {module}")
+    assert module in loaded
+    assert not [name for name in loaded if name.startswith("vitrail.training")]
+
+
+def test_the_architecture_page_shows_the_map_that_the_code_has():
+    script = Path(__file__).parents[1] / "tools/architecture_map.py"
+    child = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stderr
+
+
 def test_public_names_all_load_and_are_listed():
     for name in vitrail.__all__:
         assert getattr(vitrail, name).__name__ == name
