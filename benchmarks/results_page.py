@@ -1,7 +1,10 @@
-"""Tables and figures of docs/results.md and docs/small-data.md, from the raw results: python benchmarks/results_page.py
+"""Write the tables and figures of docs/results.md, docs/small-data.md and benchmarks/RESULTS.md from the raw results.
 
-In the pages, what stands between <!-- from raw: NAME --> and <!-- end --> is replaced; all other words are written by
-hand. The figures go to docs/images. With --check nothing is written, and the exit code is 1 where something would be.
+    python benchmarks/results_page.py            write them
+    python benchmarks/results_page.py --check    write nothing; the exit code is 1 if something is out of date
+
+In the pages, the text between <!-- from raw: NAME --> and <!-- end --> is replaced; all other text is written by hand.
+The figures go to docs/images.
 """
 
 from __future__ import annotations
@@ -17,20 +20,20 @@ from results_figures import Bars, Curves, Line, Panel, Shown, mark, tenths, writ
 from results_raw import Raw, Record, Run, percent
 
 ROOT = Path(__file__).parent.parent
-DOCS = ROOT / "docs"
-PAGES = ("results.md", "small-data.md")
+PAGES = ("docs/results.md", "docs/small-data.md", "benchmarks/RESULTS.md")
+IMAGES = "docs/images"
 MARKED = re.compile(r"(<!-- from raw: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 Table = Callable[[Raw], str]
 
 
-def signed(value: float) -> str:
+def format_gain(value: float) -> str:
     size = tenths(abs(value))
     return size if size == "0.0" else f"{'+' if value > 0 else '−'}{size}"
 
 
-def table(heading: list[str], rows: list[list[str]], numbers: int = 0) -> str:
-    """In Markdown; so many of the last columns are numbers."""
+def make_table(heading: list[str], rows: list[list[str]], numbers: int = 0) -> str:
+    """Return a Markdown table whose last `numbers` columns are aligned to the right."""
     lines = [heading, ["---"] * (len(heading) - numbers) + ["---:"] * numbers, *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -40,7 +43,7 @@ def table(heading: list[str], rows: list[list[str]], numbers: int = 0) -> str:
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a plain ViT with average pooling and positions that are not learned."""
+    """The size of a plain ViT with average pooling and fixed positions."""
 
     patch: int
     mlp_dim: int
@@ -94,44 +97,48 @@ TUNED = {
 }
 FROM_PANE = ("pane-to-cifar10", "pane-to-flowers")
 OPTIMIZERS = {"lite4": "AdamW", "stem4": "AdamW"}
-"""All others: Muon."""
+"""Optimizers that are not Muon."""
 
 
-def trained(raw: Raw, names: dict[str, tuple[str, Shape]]) -> str:
-    heading = ["run", "data and model", "seed, commit", "epochs", "seconds", "top-1, %"]
+def list_runs(raw: Raw, names: dict[str, tuple[str, Shape]]) -> str:
+    heading = ["run", "data and model", "epochs", "seconds", "top-1, %"]
     rows = []
     for name, (data, shape) in names.items():
         run = raw.runs[name]
         what = f"{data} at {shape}, {OPTIMIZERS.get(name, 'Muon')}"
         numbers = [f"{run.epochs:.0f}", f"{run.seconds:.0f}", f"{run.top1:.2f}"]
-        rows.append([name, what, f"{run.about['seed']}, {commit(run)}", *numbers])
-    return table(heading, rows, numbers=3)
+        rows.append([name, what, *numbers])
+    return make_table(heading, rows, numbers=3)
 
 
-def commit(run: Run) -> str:
-    """The commit's name, with a + where more was changed that was committed next."""
+def format_commit(run: Run) -> str:
+    """Return the short commit id, with a + if the working tree had changes."""
     name = run.about["commit"]
     return name[:7] if set(name) <= set(string.hexdigits) else f"{name[:7]}+"
 
 
-def commands(raw: Raw) -> str:
-    """Each run's own, under what shared the GPU with it; settings alone are known of some."""
+def list_commands(raw: Raw) -> str:
+    """List the command of each run, with its seed, its commit and the runs that shared its GPU."""
     lines = ["```bash"]
     for name in (*SCRATCH, *TUNED):
         about = raw.runs[name].about
-        lines.append(f"# {name}. Beside it: {about['beside']}")
+        lines.append(
+            f"# {name} (seed {about['seed']}, commit {format_commit(raw.runs[name])}). Beside it: {about['beside']}"
+        )
         lines.append(about.get("command", "# (no recipe: all settings are in cifar10_on_device_h200.jsonl)"))
     return "\n".join([*lines, "```"])
 
 
-def pane(raw: Raw) -> str:
-    """The weights that ship, evaluated by themselves."""
-    found = raw.read("pane_evaluation.json")
+def evaluate_pane(raw: Raw) -> str:
+    """Tabulate the evaluation of the weights in the package."""
+    report = raw.read("pane_evaluation.json")
     shares = {"top-1, %": "top1", "top-5, %": "top5"}
     numbers = {"negative log-likelihood": "negative_log_likelihood", "calibration error": "calibration_error"}
-    rows = [[name, *(f"{100 * found[key][end]:.2f}" for end in ENDS)] for name, key in shares.items()]
-    rows += [[name, *(f"{found[key][end]:.4f}" for end in ENDS)] for name, key in numbers.items()]
-    return table([f"{found['images']:,} images, {found['about']['precision']}", "value", "95% from", "to"], rows, 3)
+    rows = [[name, *(f"{100 * report[key][end]:.2f}" for end in ENDS)] for name, key in shares.items()]
+    rows += [[name, *(f"{report[key][end]:.4f}" for end in ENDS)] for name, key in numbers.items()]
+    return make_table(
+        [f"{report['images']:,} images, {report['about']['precision']}", "value", "95% from", "to"], rows, 3
+    )
 
 
 ENDS = ("value", "low", "high")
@@ -146,50 +153,53 @@ FROZEN = (
 )
 
 
-def transfer(raw: Raw) -> str:
-    """What pane's representation is worth, beside training from nothing."""
-    rows = [[title, *(frozen(raw, data, method, shots) for data in SETS.values())] for method, shots, title in FROZEN]
-    rows.append(["fine-tuned, 96 px", *(tuned(raw, name) for name in FROM_PANE)])
-    rows.append(["from scratch", *(tuned(raw, name) for name in ("cifar10-scratch", "flowers-scratch"))])
-    return table(["top-1, %", *SETS], rows, numbers=2)
+def compare_transfer(raw: Raw) -> str:
+    """Compare pane's frozen features, fine-tuning from pane, and training from scratch."""
+    rows = [
+        [title, *(format_fewshot(raw, data, method, shots) for data in SETS.values())]
+        for method, shots, title in FROZEN
+    ]
+    rows.append(["fine-tuned, 96 px", *(format_run(raw, name) for name in FROM_PANE)])
+    rows.append(["from scratch", *(format_run(raw, name) for name in ("cifar10-scratch", "flowers-scratch"))])
+    return make_table(["top-1, %", *SETS], rows, numbers=2)
 
 
-def frozen(raw: Raw, data: str, method: str, shots: int | None) -> str:
-    found = raw.read(f"pane_fewshot_{data}.json")["summaries"]
-    (summary,) = (each for each in found if (each["method"], each["shots"]) == (method, shots))
+def format_fewshot(raw: Raw, data: str, method: str, shots: int | None) -> str:
+    summaries = raw.read(f"pane_fewshot_{data}.json")["summaries"]
+    (summary,) = (each for each in summaries if (each["method"], each["shots"]) == (method, shots))
     spread = "" if summary["deviation"] is None else f" ± {100 * summary['deviation']:.1f}"
     return f"{percent(summary):.1f}{spread}"
 
 
-def tuned(raw: Raw, name: str) -> str:
+def format_run(raw: Raw, name: str) -> str:
     run = raw.runs[name]
     return f"{run.top1:.2f} ({run.epochs:.0f} epochs, {run.seconds:.0f} s)"
 
 
-def literature_scratch(raw: Raw) -> str:
-    """By data, then from the least to the best; ours in bold."""
-    found: list[tuple[str, float, list[str]]] = []
+def list_scratch_results(raw: Raw) -> str:
+    """List published results and ours (in bold), by data set and accuracy."""
+    results: list[tuple[str, float, list[str]]] = []
     for each in raw.read("literature.json")["from_scratch"]:
-        cells = [each["model"], cited(each), each["weights"] or "–", str(each["epochs"]), f"{each['top1']:g}"]
-        found.append((each["data"], each["top1"], cells))
+        cells = [each["model"], cite_source(each), each["weights"] or "–", str(each["epochs"]), f"{each['top1']:g}"]
+        results.append((each["data"], each["top1"], cells))
     for name, (data, shape) in SCRATCH.items():
         if data != "Flowers-102":  # nobody else has our split
             run = raw.runs[name]
             numbers = [f"{shape.weights / 1e6:.1f}M", f"{run.epochs:.0f}", f"**{run.top1:.2f}**"]
-            found.append((data, run.top1, [f"**ours**, {name}", "this page", *numbers]))
-    rows = [[data, *cells] for data, _, cells in sorted(found)]
-    return table(["data", "model", "source", "weights", "epochs", "top-1, %"], rows, numbers=3)
+            results.append((data, run.top1, [f"**ours**, {name}", "this page", *numbers]))
+    rows = [[data, *cells] for data, _, cells in sorted(results)]
+    return make_table(["data", "model", "source", "weights", "epochs", "top-1, %"], rows, numbers=3)
 
 
-def cited(each: Record) -> str:
-    """Where a number is from, and how sure we are of it."""
+def cite_source(each: Record) -> str:
+    """Return the source of a published number, and whether we looked it up."""
     if each["how"] == "recalled":
         return "recalled, not looked up"
     name = "/".join(each["source"].split("/")[-2:])
     return f"[{name}]({each['source']})" + (", from our notes" if each["how"] == "noted" else "")
 
 
-def literature_pretrained(raw: Raw) -> str:
+def list_pretrained_results(raw: Raw) -> str:
     rows = [
         [
             f"{each['model']}, pre-trained on {each['on']}",
@@ -201,7 +211,7 @@ def literature_pretrained(raw: Raw) -> str:
     pane, flowers, wide = (f"**{raw.runs[name].top1:.2f}**" for name in (*FROM_PANE, "wide-to-cifar10"))
     rows.insert(0, ["**ours**, pane, pre-trained on Tiny-ImageNet", "this page", pane, f"{flowers} (other split)"])
     rows.insert(1, ["**ours**, tiny-imagenet-wide, pre-trained on Tiny-ImageNet", "this page", wide, "–"])
-    return table(["model", "source", "CIFAR-10", "Flowers-102"], rows, numbers=2)
+    return make_table(["model", "source", "CIFAR-10", "Flowers-102"], rows, numbers=2)
 
 
 CUT_OFF = {
@@ -216,18 +226,18 @@ CUT_OFF = {
 }
 
 
-def cut_off(raw: Raw) -> str:
+def list_unfinished(raw: Raw) -> str:
     rows = []
     for name, title in CUT_OFF.items():
         run = raw.runs[name]
-        steps: int = run.about.get("steps") or planned(run)
+        steps: int = run.about.get("steps") or count_planned_steps(run)
         last = run.evaluations[-1]["step"]
         rows.append([name, title, f"{run.step:,} of {steps:,}", f"{run.top1:.2f} at {last:,}"])
-    return table(["run", "what", "steps", "top-1, % at step"], rows, numbers=2)
+    return make_table(["run", "what", "steps", "top-1, % at step"], rows, numbers=2)
 
 
-def planned(run: Run) -> int:
-    """Steps of a run that was planned in epochs of CIFAR-10."""
+def count_planned_steps(run: Run) -> int:
+    """Return the planned steps of a run on CIFAR-10 whose length was given in epochs."""
     settings = run.about["settings"]
     return round(float(settings["schedule"]["epochs"]) * 50_000 / int(settings["data"]["batch_size"]))
 
@@ -240,14 +250,14 @@ TARGETS = (
 )
 
 
-def targets(raw: Raw) -> str:
+def list_targets(raw: Raw) -> str:
     rows = []
     for what, wanted, hoped, name in TARGETS:
         top1 = raw.runs[name].top1
         verdict = "reached" if top1 >= wanted else f"not reached: {wanted - top1:.2f} points short"
         verdict += ", and what was hoped for" if top1 >= hoped else ""
         rows.append([what, verdict, f"{wanted}", f"{hoped}", f"{top1:.2f}"])
-    return table(["what", "verdict", "wanted", "hoped for", "have"], rows, numbers=3)
+    return make_table(["what", "verdict", "wanted", "hoped for", "have"], rows, numbers=3)
 
 
 # Small data: what moved the numbers.
@@ -270,23 +280,23 @@ CHANGES = {
 }
 
 
-def ranked(raw: Raw) -> list[str]:
+def rank_changes(raw: Raw) -> list[str]:
     return sorted(CHANGES, key=lambda name: -raw.runs[name].top1)
 
 
-def changes(raw: Raw) -> str:
+def list_changes(raw: Raw) -> str:
     base = raw.runs[BASE]
     rows = []
-    for name in ranked(raw):
+    for name in rank_changes(raw):
         run = raw.runs[name]
-        gain = "" if name == BASE else signed(run.top1 - base.top1)
-        rows.append([f"{CHANGES[name]} ({name})", changed(run, base), tenths(run.top1), gain])
+        gain = "" if name == BASE else format_gain(run.top1 - base.top1)
+        rows.append([f"{CHANGES[name]} ({name})", describe_change(run, base), tenths(run.top1), gain])
     command = f"```bash\n{base.about['command']}\n```"
-    return f"{command}\n\n{table(['change (run)', 'added to the command', 'top-1, %', 'gain'], rows, numbers=2)}"
+    return f"{command}\n\n{make_table(['change (run)', 'added to the command', 'top-1, %', 'gain'], rows, numbers=2)}"
 
 
-def changed(run: Run, base: Run) -> str:
-    """What a command has that the base's has not."""
+def describe_change(run: Run, base: Run) -> str:
+    """Return the settings that a run's command adds to the base's command."""
     ours, theirs = run.about["command"], base.about["command"]
     if run is base:
         return ""
@@ -303,13 +313,13 @@ RATES = (
 )
 
 
-def rates(raw: Raw) -> str:
-    rows = [[title, *(at_step(raw, name) for name in names)] for title, names in RATES]
-    return table(["AdamW, top-1, %", "5e-4", "1e-3", "2e-3"], rows, numbers=3)
+def compare_rates(raw: Raw) -> str:
+    rows = [[title, *(accuracy_at(raw, name) for name in names)] for title, names in RATES]
+    return make_table(["AdamW, top-1, %", "5e-4", "1e-3", "2e-3"], rows, numbers=3)
 
 
-def at_step(raw: Raw, name: str | None) -> str:
-    """Of a run, or of `run@step`."""
+def accuracy_at(raw: Raw, name: str | None) -> str:
+    """Return the accuracy at the end of a run, or at a step of it for "run@step"."""
     if name is None:
         return "–"
     run, _, step = name.partition("@")
@@ -325,33 +335,33 @@ LONG = {
 MARKS = (4_000, 8_000, 12_000, 28_000)
 
 
-def long_runs(raw: Raw) -> str:
+def compare_long_runs(raw: Raw) -> str:
     rows = []
     for name, title in LONG.items():
         points = dict(raw.runs[name].over_steps())
         last = f"{raw.runs[name].top1:.2f} ({max(points):,.0f})"
         rows.append([title, *(tenths(points[step]) if step in points else "–" for step in MARKS), last])
-    return table(
+    return make_table(
         ["top-1, % after steps of 256", *(f"{step:,}" for step in MARKS), "last"], rows, numbers=len(MARKS) + 1
     )
 
 
-def harsh(raw: Raw) -> str:
+def compare_augmentation(raw: Raw) -> str:
     names = {"longer-base": "RandAugment once, half of the batches mixed", "longer-harsh": "twice, and all mixed"}
     rows = [[title, *(tenths(raw.runs[name].at(step)) for step in (4_000, 8_000))] for name, title in names.items()]
-    return table(["AdamW 1e-3, batches of 128, top-1, %", "4,000 steps", "8,000 steps"], rows, numbers=2)
+    return make_table(["AdamW 1e-3, batches of 128, top-1, %", "4,000 steps", "8,000 steps"], rows, numbers=2)
 
 
-def alike(raw: Raw, names: dict[str, str]) -> str:
-    """Long runs of the ViT with convolutions first, with one thing that differs."""
+def compare_runs(raw: Raw, names: dict[str, str]) -> str:
+    """Compare long runs of the ViT with a convolutional stem that differ in one setting."""
     rows = []
     for name, title in names.items():
         run = raw.runs[name]
         last = run.evaluations[-1]
         steps = [f"{run.at(step):.2f}" for step in (8_000, 20_000)]
         rows.append([title, *steps, f"{run.top1:.2f}", f"{last['loss']:.3f}", f"{percent(run.training[-1]):.1f}"])
-    heading = ["Muon, stem, 150 epochs, all else alike", "8,000 steps", "20,000 steps", "the end", "test loss"]
-    return table([*heading, "training top-1 (augmented, mixed)"], rows, numbers=5)
+    heading = ["Muon, stem, 150 epochs", "8,000 steps", "20,000 steps", "the end", "test loss"]
+    return make_table([*heading, "training top-1 (augmented, mixed)"], rows, numbers=5)
 
 
 DECAYS = {"cifar10-stem-less-decay": "weight decay 0.05", "cifar10-stem": "weight decay 0.2"}
@@ -359,18 +369,18 @@ ROUNDS = {"cifar10-stem-less-decay": "RandAugment once, decay 0.05", "cifar10-st
 
 
 LATE = -7
-"""So many evaluations before the end."""
+"""The figure and the table show the last 7 evaluations."""
 
 
-def late(raw: Raw) -> str:
-    """The end of pane's training."""
+def list_last_evaluations(raw: Raw) -> str:
+    """Tabulate the end of pane's training."""
     run = raw.runs["pane"]
     rows = []
     for each in run.evaluations[LATE:]:
         mixed = next(record for record in run.training if record["step"] == each["step"])
         cells = [f"{each['step']:,}", f"{mixed['loss']:.3f}", f"{each['loss']:.3f}", f"{percent(each):.2f}"]
         rows.append(cells)
-    return table(["step", "training loss", "validation loss", "validation top-1, %"], rows, numbers=4)
+    return make_table(["step", "training loss", "validation loss", "validation top-1, %"], rows, numbers=4)
 
 
 TOGETHER = (
@@ -383,41 +393,41 @@ TOGETHER = (
 )
 
 
-def throughput(raw: Raw) -> str:
+def list_throughput(raw: Raw) -> str:
     rows = [
         [name, raw.runs[name].about["beside"].split(", on one GPU")[0], f"{raw.runs[name].speed:,.0f}"]
         for name in TOGETHER
     ]
     speeds = [raw.runs[name].speed for name in CHANGES]
     rows.append(["each of the short runs", "the others", f"{min(speeds):,.0f} to {max(speeds):,.0f}"])
-    return table(["run", "beside it on the GPU", "images a second"], rows, numbers=1)
+    return make_table(["run", "beside it on the GPU", "images a second"], rows, numbers=1)
 
 
 TABLES: dict[str, Table] = {
-    "scratch": lambda raw: trained(raw, SCRATCH),
-    "tuned": lambda raw: trained(raw, TUNED),
-    "commands": commands,
-    "pane": pane,
-    "transfer": transfer,
-    "literature-scratch": literature_scratch,
-    "literature-pretrained": literature_pretrained,
-    "cut-off": cut_off,
-    "targets": targets,
-    "changes": changes,
-    "rates": rates,
-    "long-runs": long_runs,
-    "harsh": harsh,
-    "decay": lambda raw: alike(raw, DECAYS),
-    "twice": lambda raw: alike(raw, ROUNDS),
-    "late": late,
-    "throughput": throughput,
+    "scratch": lambda raw: list_runs(raw, SCRATCH),
+    "tuned": lambda raw: list_runs(raw, TUNED),
+    "commands": list_commands,
+    "pane": evaluate_pane,
+    "transfer": compare_transfer,
+    "literature-scratch": list_scratch_results,
+    "literature-pretrained": list_pretrained_results,
+    "cut-off": list_unfinished,
+    "targets": list_targets,
+    "changes": list_changes,
+    "rates": compare_rates,
+    "long-runs": compare_long_runs,
+    "harsh": compare_augmentation,
+    "decay": lambda raw: compare_runs(raw, DECAYS),
+    "twice": lambda raw: compare_runs(raw, ROUNDS),
+    "late": list_last_evaluations,
+    "throughput": list_throughput,
 }
 
 
 # Figures.
 
 
-def figures(raw: Raw) -> dict[str, Shown]:
+def make_figures(raw: Raw) -> dict[str, Shown]:
     runs = raw.runs
     cifar10 = {
         "cifar10-scratch": "plain",
@@ -439,7 +449,7 @@ def figures(raw: Raw) -> dict[str, Shown]:
         Panel("Flowers-102", "epochs", [Line(t, runs[n].over_epochs(), i) for n, (i, t) in flowers.items()], 50),
     ]
     long = [Line(t, runs[n].over_steps(), i) for i, (n, t) in enumerate(LONG.items())]
-    bars = [(CHANGES[name], runs[name].top1) for name in ranked(raw)]
+    bars = [(CHANGES[name], runs[name].top1) for name in rank_changes(raw)]
     top1, losses = (runs["pane"].over_steps(name)[LATE:] for name in ("accuracy", "loss"))
     end = [
         Panel("Top-1", "step", [Line("validation", top1)], start=top1[0][0] - 1_000),
@@ -468,39 +478,42 @@ def figures(raw: Raw) -> dict[str, Shown]:
 # Pages.
 
 
-def filled(page: str, raw: Raw) -> str:
-    """The page with all its tables made anew. A name that is not known is a mistake in the page."""
+def fill_tables(page: str, raw: Raw) -> str:
+    """Return the page with all its tables written anew. An unknown name of a table is a KeyError."""
 
-    def made(found: re.Match[str]) -> str:
-        return f"{found[1]}\n{TABLES[found[2]](raw)}\n\n{found[3]}"
+    def write_table(match: re.Match[str]) -> str:
+        return f"{match[1]}\n{TABLES[match[2]](raw)}\n\n{match[3]}"
 
-    return MARKED.sub(made, page)
-
-
-def stale(raw: Raw, docs: Path = DOCS) -> list[str]:
-    """Pages and figures that do not show what the raw results say."""
-    texts = {name: (docs / name).read_text(encoding="utf-8") for name in PAGES}
-    pages = [name for name, text in texts.items() if filled(text, raw) != text]
-    paths = {name: docs / "images" / name for name in figures(raw)}
-    drawings = {name: path.read_text(encoding="utf-8") if path.exists() else "" for name, path in paths.items()}
-    return pages + [name for name, shown in figures(raw).items() if mark(shown) not in drawings[name]]
+    return MARKED.sub(write_table, page)
 
 
-def build(raw: Raw, docs: Path = DOCS) -> None:
+def find_stale(raw: Raw, root: Path = ROOT) -> list[str]:
+    """Return the pages and figures that differ from the raw results, as paths below `root`."""
+    texts = {name: (root / name).read_text(encoding="utf-8") for name in PAGES}
+    pages = [name for name, text in texts.items() if fill_tables(text, raw) != text]
+    stale_figures = []
+    for name, figure in make_figures(raw).items():
+        path = root / IMAGES / name
+        if not path.exists() or mark(figure) not in path.read_text(encoding="utf-8"):
+            stale_figures.append(f"{IMAGES}/{name}")
+    return pages + stale_figures
+
+
+def write_pages(raw: Raw, root: Path = ROOT) -> None:
     for name in PAGES:
-        text = (docs / name).read_text(encoding="utf-8")
-        (docs / name).write_text(filled(text, raw), encoding="utf-8")
-    for name, shown in figures(raw).items():
-        write(shown, docs / "images" / name)
+        text = (root / name).read_text(encoding="utf-8")
+        (root / name).write_text(fill_tables(text, raw), encoding="utf-8")
+    for name, figure in make_figures(raw).items():
+        write(figure, root / IMAGES / name)
 
 
 def main() -> None:
     match sys.argv[1:]:
         case []:
-            build(Raw())
+            write_pages(Raw())
         case ["--check"]:
-            old = stale(Raw())
-            sys.exit(f"not what the raw results say: {', '.join(old)}; python benchmarks/results_page.py" if old else 0)
+            stale = find_stale(Raw())
+            sys.exit(f"out of date: {', '.join(stale)}; run python benchmarks/results_page.py" if stale else 0)
         case _:
             sys.exit(__doc__)
 

@@ -32,7 +32,7 @@ def examine_machine() -> list[MachineFinding]:
 def _check_versions() -> Iterator[MachineFinding]:
     yield MachineFinding("version", "vitrail", vitrail.__version__)
     yield MachineFinding(
-        "version", "python", f"{platform.python_find_version()} on {platform.system()} {platform.machine()}"
+        "version", "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     )
     for requirement, extra in _read_requirements():
         if extra is None:

@@ -49,7 +49,7 @@ TITLE = "title"
 
 
 @contextmanager
-def drawn(path: Path, width: float, height: float) -> Iterator[Figure]:
+def new_figure(path: Path, width: float, height: float) -> Iterator[Figure]:
     """An empty figure of so many inches; when the block ends well, it is written as PNG and as SVG."""
     from matplotlib import style
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -70,12 +70,12 @@ def drawn(path: Path, width: float, height: float) -> Iterator[Figure]:
 
 def set_title(figure: Figure, title: str) -> None:
     """Above everything, as long as there is room for it; in an SVG it is the group with the id `TITLE`."""
-    title = printable(title)
+    title = replace_unprintable(title)
     letters = int(figure.get_figwidth() * LETTERS_PER_INCH)
     title = title if len(title) <= letters else f"{title[: letters - 1]}…"
     figure.suptitle(title, x=0.012, ha="left", fontsize=13, fontweight="bold", color=INK, parse_math=False, gid=TITLE)
 
 
-def printable(words: str) -> str:
+def replace_unprintable(words: str) -> str:
     """On one line, with marks for what cannot be drawn."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in words)
