@@ -28,17 +28,17 @@ import torch
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.data.open import open_data, choose_test_split
+from vitrail.data.open import choose_test_split, open_data
 from vitrail.data.transforms.decode import decode_image
 from vitrail.errors import VitrailError
 from vitrail.exporting.graphs import graph_of
 from vitrail.exporting.int8 import write_int8
 from vitrail.exporting.onnx import write_onnx
-from vitrail.fast.cpu.embedders import CPU_PRECISIONS, create_cpu_embedder
 from vitrail.fast.cpu.compiler import processor_key
+from vitrail.fast.cpu.embedders import CPU_PRECISIONS, create_cpu_embedder
 from vitrail.fast.timing import Stopwatch, relative_distance, take_turns
-from vitrail.inspection.images import batch as batch_of
-from vitrail.inspection.images import spread
+from vitrail.inspection.images import prepare_batch as batch_of
+from vitrail.inspection.images import spread_evenly
 from vitrail.model.base import ImageModel
 
 Run = Callable[[Tensor], Tensor]
@@ -61,7 +61,7 @@ def images_of(given: argparse.Namespace, model: ImageModel) -> tuple[Tensor, Ten
         images = torch.randn(JUDGED + CALIBRATED, model.in_channels, *model.image_size, generator=generator)
         return images[:JUDGED], images[JUDGED:]
     source = open_data(given.data, choose_test_split(given.data))
-    contents = [source.read(index).content for index in spread(len(source), JUDGED + CALIBRATED)]
+    contents = [source.read(index).content for index in spread_evenly(len(source), JUDGED + CALIBRATED)]
     images = batch_of([one if isinstance(one, Tensor) else decode_image(one) for one in contents], model)
     return images[::2], images[1::2]
 
@@ -76,11 +76,11 @@ def onnxruntime_run(path: Path, threads: int) -> Run:
     return lambda images: torch.from_numpy(session.run(None, {name: images.numpy()})[0])
 
 
-def openvino_run(graph: Any, hint: str, threads: int, batch: int, shape: tuple[int, ...]) -> Run:
+def openvino_run(graph: Any, hint: str, threads: int, prepare_batch: int, shape: tuple[int, ...]) -> Run:
     import openvino
 
     core, graph = openvino.Core(), graph.clone()
-    graph.reshape({0: [batch, *shape]})
+    graph.reshape({0: [prepare_batch, *shape]})
     settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": hint}
     request = core.compile_model(graph, "CPU", settings).create_infer_request()
     return lambda images: torch.from_numpy(np.array(request.infer([images.numpy()], share_inputs=True)[0]))
@@ -111,8 +111,8 @@ def exported(model: ImageModel, calibration: Tensor, given: argparse.Namespace, 
     write_int8(graph, folder / "int8.onnx")
     shape, threads = (model.in_channels, *model.image_size), given.threads
     builders: dict[str, Callable[[int], Run]] = {
-        "onnxruntime fp32": lambda batch: onnxruntime_run(folder / "fp32.onnx", threads),
-        "onnxruntime int8": lambda batch: onnxruntime_run(folder / "int8.onnx", threads),
+        "onnxruntime fp32": lambda prepare_batch: onnxruntime_run(folder / "fp32.onnx", threads),
+        "onnxruntime int8": lambda prepare_batch: onnxruntime_run(folder / "int8.onnx", threads),
     }
     try:
         graphs = openvino_graphs(folder, calibration)
@@ -125,7 +125,7 @@ def exported(model: ImageModel, calibration: Tensor, given: argparse.Namespace, 
 
 
 def contestants(
-    model: ImageModel, builders: dict[str, Any], given: argparse.Namespace, batch: int
+    model: ImageModel, builders: dict[str, Any], given: argparse.Namespace, prepare_batch: int
 ) -> Iterator[tuple[str, Run]]:
     yield "torch", model
     if given.compile:
@@ -138,7 +138,7 @@ def contestants(
             continue
         yield OURS + precision, lambda images, embed=embed: model.head(embed(images))
     for name, build in builders.items():
-        yield name, build(batch)
+        yield name, build(prepare_batch)
 
 
 def turn(run: Run, images: Tensor) -> float:
@@ -147,19 +147,19 @@ def turn(run: Run, images: Tensor) -> float:
 
 
 def measured(
-    model: ImageModel, judged: Tensor, builders: dict[str, Any], given: argparse.Namespace, batch: int
+    model: ImageModel, judged: Tensor, builders: dict[str, Any], given: argparse.Namespace, prepare_batch: int
 ) -> list[dict[str, Any]]:
-    runs = {name: run for name, run in contestants(model, builders, given, batch) if given.only in name}
-    whole = judged[: len(judged) // batch * batch]
+    runs = {name: run for name, run in contestants(model, builders, given, prepare_batch) if given.only in name}
+    whole = judged[: len(judged) // prepare_batch * prepare_batch]
     with torch.inference_mode():
-        reference = torch.cat([model(part) for part in whole.split(batch)])
-        found = {name: torch.cat([run(part) for part in whole.split(batch)]) for name, run in runs.items()}
-        turns = {name: partial(turn, run, judged[:batch]) for name, run in runs.items()}
+        reference = torch.cat([model(part) for part in whole.split(prepare_batch)])
+        found = {name: torch.cat([run(part) for part in whole.split(prepare_batch)]) for name, run in runs.items()}
+        turns = {name: partial(turn, run, judged[:prepare_batch]) for name, run in runs.items()}
         taken = take_turns(turns, given.rounds, lambda name, error: print(f"{name} failed: {error}"))
     return [
         {
             "name": name,
-            "batch": batch,
+            "batch": prepare_batch,
             "milliseconds": 1e3 * statistics.median(seconds),
             "least": 1e3 * min(seconds),
             "distance": relative_distance(found[name], reference),
@@ -176,7 +176,7 @@ def told(rows: list[dict[str, Any]]) -> list[str]:
     peers = [row for row in rows if not row["name"].startswith(OURS)]
     for row in rows:
         print(
-            f"{row['batch']:3} {row['name']:32} {row['milliseconds']:9.1f} ms  least {row['least']:9.1f}  "
+            f"{row['prepare_batch']:3} {row['name']:32} {row['milliseconds']:9.1f} ms  least {row['least']:9.1f}  "
             f"distance {row['distance']:.1e}  agreement {row['agreement']:.3f}"
         )
     for own in (row for row in rows if row["name"].startswith(OURS)):
@@ -187,7 +187,7 @@ def told(rows: list[dict[str, Any]]) -> list[str]:
             best = min(others, key=lambda peer: peer["milliseconds"])
             ratio, least = best["milliseconds"] / own["milliseconds"], best["least"] / own["least"]
             lines.append(
-                f"batch {own['batch']}: {own['name']} is {ratio:.2f}× as fast as {label}, {best['name']} "
+                f"batch {own['prepare_batch']}: {own['name']} is {ratio:.2f}× as fast as {label}, {best['name']} "
                 f"({least:.2f}× by the least)"
             )
     return lines
@@ -211,8 +211,8 @@ def main() -> None:
     rows, lines = [], []
     with tempfile.TemporaryDirectory() as folder:
         builders = exported(model, calibration, given, Path(folder))
-        for batch in given.batches:
-            found = measured(model, judged, builders, given, batch)
+        for prepare_batch in given.batches:
+            found = measured(model, judged, builders, given, prepare_batch)
             rows += found
             lines += told(found)
     print(*lines, sep="\n")

@@ -34,7 +34,7 @@ from peers import timm, torchvision
 from vitrail.data.loader import TrainingLoader
 from vitrail.data.open import open_data
 from vitrail.data.transforms.augment import Augmentation, augment_image, draw_crop_box
-from vitrail.data.transforms.decode import decode_image, decode_crop
+from vitrail.data.transforms.decode import decode_crop, decode_image
 
 v2 = importlib.import_module("torchvision.transforms.v2")  # only after `peers` has made torchvision importable
 SIZE = 224

@@ -18,22 +18,22 @@ from torch.nn import functional as F
 
 import vitrail
 from vitrail.benchmark.machine import commit
-from vitrail.fast.gpu.choice import bucket
-from vitrail.fast.gpu.fused import BYTES, CUTS, NARROW, NARROW_BYTES, WIDE, FusedEmbedder
-from vitrail.fast.gpu.joined import JOINING, NORMING
+from vitrail.fast.gpu.autotune import round_up_rows
+from vitrail.fast.gpu.fused_embedder import FusedEmbedder
+from vitrail.fast.gpu.fused_layers import ATTENTION_TILES, BYTES, NARROW, NARROW_BYTES, WIDE, FusedHead
 from vitrail.fast.gpu.kernels.attention import attention
-from vitrail.fast.gpu.kernels.backward import gelu_backward, norm_backward, pack
-from vitrail.fast.gpu.kernels.few_rows import few_rows
-from vitrail.fast.gpu.kernels.joined import joining_product, norming_product
+from vitrail.fast.gpu.kernels.backward import gelu_backward, join_qkv_gradients, norm_backward
+from vitrail.fast.gpu.kernels.few_rows import multiply_few_rows
+from vitrail.fast.gpu.kernels.merged import multiply_and_add, normalise_and_multiply
 from vitrail.fast.gpu.kernels.norm import FP8, add_norm, assemble_norm
-from vitrail.fast.gpu.kernels.patches import cut
+from vitrail.fast.gpu.kernels.patches import cut_patches
 from vitrail.fast.gpu.kernels.product import product
 from vitrail.fast.gpu.kernels.quantise import quantise
-from vitrail.fast.gpu.kernels.reading import read_backward, read_forward
-from vitrail.fast.gpu.logits import Logits
-from vitrail.fast.gpu.training import FusedLearning
-from vitrail.fast.measure import relative_distance as distance
+from vitrail.fast.gpu.kernels.read_attention import read_backward, read_forward
+from vitrail.fast.gpu.merged_block import NORM_TILINGS, RESIDUAL_TILINGS
+from vitrail.fast.gpu.training import FusedTraining
 from vitrail.fast.optimize import optimize
+from vitrail.fast.timing import relative_distance as distance
 
 HALF, EIGHT, STREAM = 6e-3, 4e-2, 6e-4
 """How far bf16, FP8 and z, in fp16, may be off."""
@@ -88,7 +88,7 @@ def products() -> dict[str, tuple[float, float]]:
             y = product(x, w, bias, tiling, form=form, before=before)
             found[f"product {tuple(tiling)}, GELU {form}"] = distance(y, exact), HALF
             found[f"product {tuple(tiling)}, before GELU {form}"] = distance(before, plain), HALF
-    found["few_rows"] = distance(few_rows(x[:2].contiguous(), w, bias, 1), forms[1][:2]), HALF
+    found["few_rows"] = distance(multiply_few_rows(x[:2].contiguous(), w, bias, 1), forms[1][:2]), HALF
     (x8, rows), (w8, columns) = quantise(x), quantise(w)
     dequantised = F.linear(x8.double() * rows, w8.double() * columns, bias.double())
     scale = torch.full((), 0.05, device="cuda")
@@ -116,22 +116,22 @@ def joined() -> dict[str, tuple[float, float]]:
         z, x, w = (3 + random(TOKENS, width)).half(), random(TOKENS, inner), random(width, inner, scale=inner**-0.5)
         bias, factor = random(width), torch.randn(width, device="cuda")
         exact = z.double() + factor * F.linear(x.double(), w.double(), bias.double())
-        for tiling in JOINING:
+        for tiling in RESIDUAL_TILINGS:
             name = str(tuple(tiling))
-            made = joining_product(x, w, bias, z, tiling, factor=factor)
+            made = multiply_and_add(x, w, bias, z, tiling, factor=factor)
             tiles = made.z.double().split(tiling.columns, 1)
             means = torch.stack([tile.mean(1) for tile in tiles])
             squares = torch.stack([(tile - tile.mean(1, keepdim=True)).square().sum(1) for tile in tiles])
             found[f"joining {width} {name}"] = distance(made.z, exact), STREAM
             found[f"joining {width} {name}, means"] = distance(made.statistics[0], means), 1e-5
             found[f"joining {width} {name}, squares"] = distance(made.statistics[1], squares), 1e-5
-        stream = joining_product(x, w, bias, z, JOINING[0], factor=factor)
+        stream = multiply_and_add(x, w, bias, z, RESIDUAL_TILINGS[0], factor=factor)
         w, constant = random(inner, width, scale=width**-0.5).half(), torch.randn(inner, device="cuda")
-        for tiling in NORMING:
+        for tiling in NORM_TILINGS:
             for kind, norm in (("layer", F.layer_norm), ("rms", F.rms_norm)):
-                y = norming_product(
+                y = normalise_and_multiply(
                     stream, w, w.float().sum(1), constant, 1e-6, tiling,
-                    centred=kind == "layer", form=1, following=w.bfloat16(),
+                    centred=kind == "layer", form=1, next_weight=w.bfloat16(),
                 )  # fmt: skip
                 product64 = F.linear(norm(stream.z.double(), (width,), eps=1e-6), w.double(), constant.double())
                 found[f"norming {width} {tuple(tiling)}, {kind}"] = (
@@ -146,7 +146,7 @@ def attentions() -> dict[str, tuple[float, float]]:
     qkv = random(IMAGES * TOKENS, 3 * WIDTH)
     q, k, v = qkv.view(IMAGES, TOKENS, 3, HEADS, -1).permute(2, 0, 3, 1, 4).unbind(0)
     exact = F.scaled_dot_product_attention(q.double(), k.double(), v.double()).transpose(1, 2).reshape(-1, WIDTH)
-    for how in CUTS:
+    for how in ATTENTION_TILES:
         found[f"attention {how}"] = distance(attention(qkv, TOKENS, HEADS, *how), exact), HALF
     query, kv, dy = random(IMAGES, 1, WIDTH), random(IMAGES, TOKENS, 2 * WIDTH), random(IMAGES, 1, WIDTH)
     one, both = query.double().requires_grad_(), kv.double().requires_grad_()
@@ -160,7 +160,7 @@ def attentions() -> dict[str, tuple[float, float]]:
         (distance(dkv, gradients[1]), HALF),
     )
     parts = [random(IMAGES, TOKENS, HEADS, 64).transpose(1, 2) for _ in range(3)]
-    packed, total = pack(*parts)
+    packed, total = join_qkv_gradients(*parts)
     side_by_side = torch.cat([each.transpose(1, 2).reshape(-1, WIDTH) for each in parts], 1)
     found["pack"] = distance(packed, side_by_side), 0.0
     found["pack, sums"] = distance(total, side_by_side.double().sum(0)), 1e-5
@@ -171,7 +171,10 @@ def others() -> dict[str, tuple[float, float]]:
     found = {}
     images = torch.randn(4, 3, 224, 224, device="cuda")
     model = vitrail.create_model("B/16", seed=0).cuda()
-    found["cut"] = distance(cut(images, 16, torch.float32), model.patch_embed.patches(images).flatten(0, 1)), 0.0
+    found["cut"] = (
+        distance(cut_patches(images, 16, torch.float32), model.patch_embed.split_patches(images).flatten(0, 1)),
+        0.0,
+    )
     for form, function in ((1, lambda x: F.gelu(x, approximate="tanh")), (2, F.gelu)):
         before, dh = random(3000, 3072), random(3000, 3072)
         exact_before = before.double().requires_grad_()
@@ -197,17 +200,17 @@ def models() -> dict[str, tuple[float, float]]:
         found[f"B/16 in {precision}, recorded"] = optimize(model, "latency", precision, images=images).distance, most
     with torch.no_grad():
         exact = model.embed(images[:1])
-    embedder = FusedEmbedder(model, joins=True)
+    embedder = FusedEmbedder(model, tries_merging=True)
     with torch.inference_mode():
-        passes = embedder.ways(embedder._assembled(images[:1]))
+        passes = embedder.list_passes(embedder.embed_tokens(images[:1]))
     for name in ("apart", "joined"):
-        embedder.passes[bucket(embedder.tokens)] = passes[name]  # one that does not run here is not passed over
+        embedder.passes[round_up_rows(embedder.tokens)] = passes[name]  # one that does not run here is not passed over
         found[f"B/16 in bf16, one image, sums and norms {name}"] = distance(embedder(images[:1]), exact), 1e-2
     fast = optimize(model, "latency", "bf16")
     results = [fast(images[:count].repeat(-(-count // len(images)), 1, 1, 1)[:count]) for count in (1, 2, 4, 64, 1)]
     found["B/16 in bf16, recorded, one image before and after others"] = distance(results[-1], results[0]), 0.0
-    head = Logits(model.head.requires_grad_(False))
-    found["few_rows, float32, the head"] = distance(head.by_few_rows(exact), model.head(exact)), 1e-5
+    head = FusedHead(model.head.requires_grad_(False))
+    found["few_rows, float32, the head"] = distance(head.run_kernel(exact), model.head(exact)), 1e-5
     model.head.requires_grad_(True)
     parameters = list(model.train().parameters())
 
@@ -217,9 +220,9 @@ def models() -> dict[str, tuple[float, float]]:
     exact = gradients(model(images))
     with torch.autocast("cuda", torch.bfloat16):
         found["gradients of B/16 under autocast"] = distance(gradients(model(images)), exact), 3e-2
-    found["gradients of B/16, fused"] = distance(gradients(FusedLearning(model)(images).float()), exact), 3e-2
+    found["gradients of B/16, fused"] = distance(gradients(FusedTraining(model)(images).float()), exact), 3e-2
     found["gradients of B/16, fused, FP8"] = (
-        distance(gradients(FusedLearning(model, fp8=True)(images).float()), exact),
+        distance(gradients(FusedTraining(model, fp8=True)(images).float()), exact),
         0.3,
     )
     return found

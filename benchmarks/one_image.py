@@ -22,12 +22,12 @@ from torch import Tensor
 
 import vitrail
 from vitrail.benchmark.machine import commit
-from vitrail.fast.gpu.choice import bucket, chosen
-from vitrail.fast.gpu.cuda_graph import Captured
-from vitrail.fast.gpu.fused import FusedEmbedder
-from vitrail.fast.gpu.logits import Logits
-from vitrail.fast.measure import relative_distance
+from vitrail.fast.gpu.autotune import list_choices, round_up_rows
+from vitrail.fast.gpu.cuda_graph import CudaGraph
+from vitrail.fast.gpu.fused_embedder import FusedEmbedder
+from vitrail.fast.gpu.fused_layers import FusedHead
 from vitrail.fast.optimize import FastModel
+from vitrail.fast.timing import relative_distance
 
 PASSES, TURNS, REPLAYS, CALLS = ("apart", "joined"), 5, 300, 400
 
@@ -54,7 +54,7 @@ def waited(call: Callable[[], object]) -> float:
     return 1e3 * (time.perf_counter() - began)
 
 
-def graph_of(captured: Captured[Tensor]) -> torch.cuda.CUDAGraph:
+def graph_of(captured: CudaGraph[Tensor]) -> torch.cuda.CUDAGraph:
     assert captured._graph is not None
     return captured._graph
 
@@ -70,11 +70,11 @@ def main() -> None:
         found, ways = dict[str, dict[str, object]](), dict[tuple[str, str], Callable[[], object]]()
         graphs = dict[str, torch.cuda.CUDAGraph]()
         for name in PASSES:
-            embedder = FusedEmbedder(model, joins=True)
-            embedder.passes[bucket(embedder.tokens)] = embedder.ways(embedder._assembled(images))[name]
-            whole = FastModel(model, embedder, "bf16", name, recorded=True)
-            whole.logits = Logits(whole.head)
-            alone = Captured(embedder)
+            embedder = FusedEmbedder(model, tries_merging=True)
+            embedder.passes[round_up_rows(embedder.tokens)] = embedder.list_passes(embedder.embed_tokens(images))[name]
+            whole = FastModel(model, embedder, "bf16", name, uses_graphs=True)
+            whole.logits = FusedHead(whole.head)
+            alone = CudaGraph(embedder)
             alone(images)
             graphs[name] = graph_of(alone)
             ways[name, "replay"] = graphs[name].replay
@@ -94,7 +94,7 @@ def main() -> None:
                 name + "".join(f", {kind} {found[name][kind]:.4f}" for kind in ("graph", "replay", "captured", "wall"))
             )
         about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": commit()}
-        result = {**about, "passes": found, "chosen": {str(key): way for key, way in chosen().items()}}
+        result = {**about, "passes": found, "chosen": {str(key): way for key, way in list_choices().items()}}
         out.write_text(json.dumps(result, indent=1))
 
 

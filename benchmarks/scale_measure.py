@@ -38,11 +38,11 @@ from vitrail.data.loader import Batch
 from vitrail.model.cost import FORWARD_AND_BACKWARD, compute_cost
 from vitrail.objectives.classification import Classification
 from vitrail.system.ranks import Ranks
-from vitrail.training.checkpoint import CheckpointFolder
+from vitrail.training.checkpoint import name_tensors
+from vitrail.training.checkpoint_folder import CheckpointFolder
+from vitrail.training.clipping import clip_gradients
 from vitrail.training.config import OptimizerConfig
-from vitrail.training.optim import build_optimizer, find_layers
-from vitrail.training.state import initialise_state, name_tensors
-from vitrail.training.update import clip_gradients
+from vitrail.training.optim import build_optimizer, find_layers, initialise_state
 
 DEVICE = torch.device("cuda")
 BATCHES = {"H/14": (32, 64, 128), "g/14": (32, 64, 128), "L/16": (64, 128), "B/16": (128, 256)}
@@ -152,13 +152,13 @@ def measured_checkpoint(
     tensors = name_tensors(objective, optimizer, None)
     with tempfile.TemporaryDirectory() as folder:
         checkpoints = CheckpointFolder(Path(folder), Ranks(0, 1, DEVICE), keep=1)
-        checkpoints.start()
+        checkpoints.open()
         torch.cuda.synchronize()
         begin = time.perf_counter()
         checkpoints.save(1, tensors, {})
         held_up = time.perf_counter() - begin
         during = []
-        while not checkpoints.steps() and time.perf_counter() - begin < LONGEST_SAVE:
+        while not checkpoints.list_steps() and time.perf_counter() - begin < LONGEST_SAVE:
             during.append(milliseconds(step))
         checkpoints.finish()
         whole = time.perf_counter() - begin

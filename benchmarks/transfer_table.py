@@ -58,8 +58,8 @@ def fine_tuned(found: dict, model: str, data: str) -> str:
     for suite in found["suites"]:
         if suite["model"] == model and len(suite["sets"].get(data, {}).get("runs", [])) == 3:
             return shown([run["accuracy"] for run in suite["sets"][data]["runs"]])
-    (cut,) = (each for each in found["cut_off"] if (each["model"], each["set"]) == (model, data))
-    return shown([run["accuracy"] for run in cut["runs"]]) + " (two runs)"
+    (partial_run,) = (each for each in found["cut_off"] if (each["model"], each["set"]) == (model, data))
+    return shown([run["accuracy"] for run in partial_run["runs"]]) + " (two runs)"
 
 
 def longer(found: dict, model: str, data: str) -> str:

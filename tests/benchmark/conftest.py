@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from vitrail.benchmark import loading, measure
-from vitrail.fast import measure as timing
+from vitrail.fast import timing
 
 
 @pytest.fixture(autouse=True)

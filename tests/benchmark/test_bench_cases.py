@@ -15,9 +15,9 @@ from vitrail.benchmark import measure as measuring
 from vitrail.benchmark.candidates import ways_of
 from vitrail.benchmark.case import Batch, Built, Way, make_batch, make_ours
 from vitrail.benchmark.measure import measure
-from vitrail.fast import measure as timing
+from vitrail.fast import timing
 from vitrail.fast.optimize import optimize
-from vitrail.model.cost import cost
+from vitrail.model.cost import compute_cost
 
 
 class StandIn:
@@ -42,11 +42,11 @@ class TestCase:
             ("vitrail", "eager"),
             *([("vitrail", "fast")] if what != "training" else []),
         ]
-        flops = cost(case.architecture).flops * case.batch * (3 if what == "training" else 1)
+        flops = compute_cost(case.architecture).flops * case.batch * (3 if what == "training" else 1)
         (product,) = found.products
         for row in found.rows:
             assert row.distance < 1e-5
-            assert row.parameters == cost(case.architecture).parameters
+            assert row.parameters == compute_cost(case.architecture).parameters
             assert row.memory_bytes is None
             assert len(row.seconds) == 3
             assert all(len(turn) >= 10 if what == "latency" else len(turn) == 1 for turn in row.seconds)
@@ -165,7 +165,7 @@ class TestTurns:
 
         found = [made(name, calls) for name, calls in ways.items()]
         monkeypatch.setattr(measuring, "all_ways", lambda *given: iter(found))
-        monkeypatch.setattr(measuring, "Product", lambda *given: StandIn(self.clock))
+        monkeypatch.setattr(measuring, "ReferenceProduct", lambda *given: StandIn(self.clock))
         return measure(tiny(), [], modes=["eager"], rounds=3, clock=self.clock)
 
     def test_medians_of_turns_that_alternate(self, monkeypatch):
@@ -177,7 +177,7 @@ class TestTurns:
         assert (theirs.seconds, theirs.median_seconds, theirs.images_per_second) == ([[3], [1], [1]], 1, 2)
         assert theirs.distance is None
         assert found.products[0]["flops_per_second"] == 400
-        assert ours.share_of_product == pytest.approx(2 * cost(tiny().architecture).flops / 4 / 400)
+        assert ours.share_of_product == pytest.approx(2 * compute_cost(tiny().architecture).flops / 4 / 400)
 
     def test_those_that_fail_are_named_and_the_others_measured(self, monkeypatch):
         fine = [1.0] * 20

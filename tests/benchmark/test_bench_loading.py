@@ -15,7 +15,7 @@ from vitrail.benchmark.loading import STOCK, Supply, bursts, measure_supply, sup
 from vitrail.errors import ConfigError, DataError
 from vitrail.fast.timing import Stopwatch
 from vitrail.model.cost import compute_cost
-from vitrail.model.variants import SIZES, Size, architecture
+from vitrail.model.variants import SIZES, Size, make_architecture
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def data(tmp_path_factory) -> str:
 
 
 def supply_case(what: str, batch: int = 4) -> Case:
-    return Case(what, "Ti/16", architecture("Ti/16", image_size=32), batch, "fp32", CPU)
+    return Case(what, "Ti/16", make_architecture("Ti/16", image_size=32), batch, "fp32", CPU)
 
 
 class TestSupply:

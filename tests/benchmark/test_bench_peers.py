@@ -19,8 +19,8 @@ from vitrail.benchmark.measure import measure
 from vitrail.benchmark.peers import beyond_plain, importable, in_a_line, parse_peers, peer_model
 from vitrail.benchmark.runtimes import runtime_ways
 from vitrail.errors import ConfigError, NotApplicableError
-from vitrail.model.cost import cost
-from vitrail.model.variants import architecture
+from vitrail.model.cost import compute_cost
+from vitrail.model.variants import make_architecture
 
 INSTALLED = [library.__name__ for library in (timm, torchvision, transformers)]
 
@@ -31,11 +31,11 @@ class TestPeers:
         found = measure(tiny(what), INSTALLED, modes=["eager"], rounds=1)
         assert not found.missing
         assert [row.library for row in found.rows if row.way == "eager"] == ["vitrail", *INSTALLED]
-        assert {row.parameters for row in found.rows} == {cost(tiny().architecture).parameters}
+        assert {row.parameters for row in found.rows} == {compute_cost(tiny().architecture).parameters}
 
     @pytest.mark.parametrize("library", INSTALLED)
     def test_the_shape_is_ours(self, library):
-        shape = architecture("Ti/16", image_size=64, in_channels=3, num_classes=5, depth=3, gelu="exact")
+        shape = make_architecture("Ti/16", image_size=64, in_channels=3, num_classes=5, depth=3, gelu="exact")
         model = peer_model(library, shape).eval()
         assert model(torch.randn(1, 3, 64, 64)).shape == (1, 5)
         assert any(isinstance(module, nn.Linear) and module.out_features == 768 for module in model.modules())
@@ -44,7 +44,7 @@ class TestPeers:
         module, make = peers_of.PEERS["timm"]
 
         def deeper(timm, shape):
-            return make(timm, architecture("Ti/8", **{**TINY, "depth": 3}))
+            return make(timm, make_architecture("Ti/8", **{**TINY, "depth": 3}))
 
         monkeypatch.setitem(peers_of.PEERS, "timm", (module, deeper))
         found = measure(tiny(), INSTALLED, modes=["eager"], rounds=1)
@@ -64,7 +64,7 @@ class TestPeers:
         ],
     )
     def test_what_is_not_plain(self, name, options, differs):
-        shape = architecture(name, **options)
+        shape = make_architecture(name, **options)
         assert beyond_plain(shape) == differs
         if differs:
             with pytest.raises(NotApplicableError, match=f"not with {differs}"):
@@ -72,13 +72,13 @@ class TestPeers:
 
     def test_a_resnet_has_no_peer(self):
         with pytest.raises(NotApplicableError, match="only plain Vision Transformers"):
-            peer_model("timm", architecture("BiT-R50x1"))
+            peer_model("timm", make_architecture("BiT-R50x1"))
 
     def test_what_a_library_does_not_like(self):
         with pytest.raises(NotApplicableError, match="takes images of 3 channels, not of 1"):
-            peer_model("torchvision", architecture("Ti/8", **TINY, in_channels=1))
+            peer_model("torchvision", make_architecture("Ti/8", **TINY, in_channels=1))
         with pytest.raises(NotApplicableError, match="takes square images alone"):
-            peer_model("torchvision", architecture("Ti/8", **{**TINY, "image_size": (32, 64)}))
+            peer_model("torchvision", make_architecture("Ti/8", **{**TINY, "image_size": (32, 64)}))
 
     def test_not_installed(self, monkeypatch):
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -111,14 +111,14 @@ class TestPeers:
 
     def test_vit_pytorch_by_its_signature(self, monkeypatch):
         """It is not installed here: a stand-in with its arguments, and a few parameters fewer."""
-        shape = architecture("Ti/8", **TINY)
+        shape = make_architecture("Ti/8", **TINY)
 
         class ViT(nn.Module):
             def __init__(self, *, image_size, patch_size, num_classes, dim, depth, heads, mlp_dim, channels, dim_head):
                 super().__init__()
                 given = (image_size, patch_size, num_classes, dim, depth, heads, mlp_dim, channels, dim_head)
                 assert given == ((32, 32), 8, 10, 32, 2, 2, 64, 3, 16)
-                self.all = nn.Parameter(torch.zeros(cost(shape).parameters - 32))
+                self.all = nn.Parameter(torch.zeros(compute_cost(shape).parameters - 32))
 
             def forward(self, images):
                 return self.all[:20].reshape(2, 10)

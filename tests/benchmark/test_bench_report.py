@@ -19,7 +19,7 @@ from vitrail.benchmark.figures import MOST_LINES, draw, shown
 from vitrail.benchmark.plan import WHATS
 from vitrail.benchmark.report import FED, RESIDENT, Measured, Report, compared
 from vitrail.errors import ConfigError
-from vitrail.fast import measure as timing
+from vitrail.fast import timing
 from vitrail.model.variants import SIZES, Size
 from vitrail.system import processor
 

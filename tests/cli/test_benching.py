@@ -12,11 +12,11 @@ from vitrail.cli.bench import COLUMNS
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     from vitrail.benchmark import measure as measuring
-    from vitrail.fast import measure
+    from vitrail.fast import timing
     from vitrail.model.variants import SIZES, Size
 
     monkeypatch.setitem(SIZES, "Ti", Size(depth=2, width=32, mlp_dim=64, num_heads=2))
-    monkeypatch.setitem(measure.SIDES, "cpu", 32)
+    monkeypatch.setitem(timing.SIDES, "cpu", 32)
     monkeypatch.setattr(measuring, "TURN_SECONDS", 0.001)
 
 

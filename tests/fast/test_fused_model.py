@@ -11,19 +11,19 @@ from torch.nn import functional as F
 
 import vitrail
 from vitrail.errors import InputError, NotApplicableError
-from vitrail.fast.measure import relative_distance
+from vitrail.fast.timing import relative_distance
 
 pytest.importorskip("triton", reason="Triton, in whose interpreter the kernels run, is not installed")
 if torch.cuda.is_available():
     pytest.skip("here is a GPU: benchmarks/kernel_check.py checks the kernels there", allow_module_level=True)
 
-from vitrail.fast.gpu import fused, joined
-from vitrail.fast.gpu.fused import Attention, FusedEmbedder, Layer, check_fusible
-from vitrail.fast.gpu.joined import JOINING, NORMING, Tilings
-from vitrail.fast.gpu.kernels.norm import Normed
-from vitrail.fast.gpu.kernels.product import Tiling, named
-from vitrail.fast.gpu.logits import Logits
-from vitrail.fast.gpu.training import FusedLearning, check_learnable
+from vitrail.fast.gpu import fused_embedder, fused_layers, merged_block
+from vitrail.fast.gpu.fused_embedder import FusedEmbedder, check_fusible
+from vitrail.fast.gpu.fused_layers import FusedAttention, FusedHead, FusedLinear
+from vitrail.fast.gpu.kernels.norm import NormedTokens
+from vitrail.fast.gpu.kernels.product import Tiling, name_tilings
+from vitrail.fast.gpu.merged_block import NORM_TILINGS, RESIDUAL_TILINGS, BlockTilings
+from vitrail.fast.gpu.training import FusedTraining, check_trainable
 
 SMALL = {"image_size": 8, "width": 32, "depth": 3, "num_heads": 2, "mlp_dim": 64, "num_classes": 5, "seed": 0}
 STEM = [[8, 3, 2], [16, 3, 2]]
@@ -66,15 +66,19 @@ def test_every_way_computes_the_same(options, wanted, least, monkeypatch):
     """Sums that are split, with or without a layer scale; the kernel for a few rows; attention: of a whole model."""
     taken = []
 
-    def choose(key, ways, *inputs, in_line=False):
+    def choose(key, ways, *inputs, cold_cache=False):
         found = next((name for name in ways if name.startswith(wanted) or name.endswith(wanted)), None)
         taken.extend([found] if found else [])
         return ways[found or next(iter(ways))]
 
-    monkeypatch.setattr(fused, "choose", choose)
-    monkeypatch.setattr(fused, "fastest", lambda key, ways, *inputs: next(iter(ways)))
-    monkeypatch.setattr(fused, "HALF", torch.float16)  # the interpreter cuts bf16 off instead of rounding it
-    monkeypatch.setattr(fused, "NARROW", named(Tiling(16, 16, 16, 4, 2), Tiling(16, 16, 16, 4, 16, splits=2)))
+    for module in (fused_embedder, fused_layers):
+        monkeypatch.setattr(module, "choose_fastest", choose)
+    monkeypatch.setattr(fused_embedder, "find_fastest", lambda key, ways, *inputs: next(iter(ways)))
+    for module in (fused_embedder, fused_layers):
+        monkeypatch.setattr(module, "HALF", torch.float16)  # the interpreter cuts bf16 off instead of rounding it
+    monkeypatch.setattr(
+        fused_layers, "NARROW", name_tilings(Tiling(16, 16, 16, 4, 2), Tiling(16, 16, 16, 4, 16, splits=2))
+    )
     model, images = small(**options).eval(), torch.randn(1, 3, 8, 8)
     with torch.no_grad():
         found = FusedEmbedder(model)(images)
@@ -86,16 +90,18 @@ def joined_alone(monkeypatch):
     """Of passes the joined one is chosen, and of all else the first; what was to be chosen is noted."""
     noted = []
 
-    def choose(key, ways, *inputs, in_line=False):
+    def choose(key, ways, *inputs, cold_cache=False):
         noted.append(key[0])
         return ways.get("joined") or ways[next(iter(ways))]
 
     joining, norming = (Tiling(16, 16, 16, 4, 2),), (Tiling(16, 32, 16, 4, 2),)
     small = {"fc2": joining, "fc1": norming, "qkv": norming, "out": joining}
-    monkeypatch.setattr(fused, "choose", choose)
-    monkeypatch.setattr(fused, "fastest", lambda key, ways, *inputs: next(iter(ways)))
-    monkeypatch.setattr(fused, "HALF", torch.float16)  # the interpreter cuts bf16 off instead of rounding it
-    monkeypatch.setattr(fused, "TRIED", small)
+    for module in (fused_embedder, fused_layers):
+        monkeypatch.setattr(module, "choose_fastest", choose)
+    monkeypatch.setattr(fused_embedder, "find_fastest", lambda key, ways, *inputs: next(iter(ways)))
+    for module in (fused_embedder, fused_layers):
+        monkeypatch.setattr(module, "HALF", torch.float16)  # the interpreter cuts bf16 off instead of rounding it
+    monkeypatch.setattr(fused_embedder, "TILING_CANDIDATES", small)
     return noted
 
 
@@ -117,49 +123,50 @@ def test_sums_and_norms_inside_the_products_compute_the_same(options, monkeypatc
     noted = joined_alone(monkeypatch)
     torch.manual_seed(0)
     model, images = small(**options).eval(), torch.randn(3, 3, 8, 8)
-    embedder = FusedEmbedder(model, joins=True)
+    embedder = FusedEmbedder(model, tries_merging=True)
     with torch.no_grad():
         exact = model.embed(images)
     found = embedder(images)
     assert noted.count("pass") == 1
-    assert embedder.joined_blocks is not None
-    assert len(embedder.joined_blocks) == len(embedder.blocks)
+    assert embedder.merged_blocks is not None
+    assert len(embedder.merged_blocks) == len(embedder.blocks)
     assert relative_distance(found, exact) < 5e-3
-    embedder.passes = dict.fromkeys(embedder.passes, embedder.apart)
+    embedder.passes = dict.fromkeys(embedder.passes, embedder.run_separate)
     assert relative_distance(found, exact) < 2 * relative_distance(embedder(images), exact)
 
 
 def test_one_block_for_the_class_token_has_nothing_to_join(monkeypatch):
     noted = joined_alone(monkeypatch)
-    FusedEmbedder(small(depth=1), joins=True)(torch.randn(1, 3, 8, 8))
+    FusedEmbedder(small(depth=1), tries_merging=True)(torch.randn(1, 3, 8, 8))
     assert "pass" not in noted
 
 
 @pytest.mark.parametrize("why", ["rows that the copy engine cannot take", "many tokens", "FP8", "not for least time"])
 def test_what_cannot_be_joined_is_not_tried(why, monkeypatch):
     noted = joined_alone(monkeypatch)
-    monkeypatch.setattr(fused, "MOST_ROWS", 8 if why == "many tokens" else 64)
+    monkeypatch.setattr(fused_embedder, "MOST_ROWS", 8 if why == "many tokens" else 64)
     model = small(**({"mlp_dim": 60} if why.startswith("rows") else {}))
-    embedder = FusedEmbedder(model, fp8=why == "FP8", joins=why != "not for least time")
-    normed = Normed(torch.zeros(15, 32), torch.zeros(15, 32), None, None)
-    assert embedder._pass(normed) == embedder.apart
+    embedder = FusedEmbedder(model, fp8=why == "FP8", tries_merging=why != "not for least time")
+    normed = NormedTokens(torch.zeros(15, 32), torch.zeros(15, 32), None, None)
+    assert embedder._choose_pass(normed) == embedder.run_separate
     assert "pass" not in noted
 
 
 def test_weights_of_a_pass_that_was_not_chosen_are_let_go(monkeypatch):
-    def choose(key, ways, *inputs, in_line=False):
+    def choose(key, ways, *inputs, cold_cache=False):
         for name in ways if key[0] == "pass" else ():
             ways[name](*inputs)
         return ways[next(iter(ways))]
 
     joined_alone(monkeypatch)
-    monkeypatch.setattr(fused, "choose", choose)
-    embedder = FusedEmbedder(small(), joins=True)
+    for module in (fused_embedder, fused_layers):
+        monkeypatch.setattr(module, "choose_fastest", choose)
+    embedder = FusedEmbedder(small(), tries_merging=True)
     embedder(torch.randn(1, 3, 8, 8))
-    assert embedder.joined_blocks is None
-    embedder.passes[1024] = partial(embedder.joined, tilings=Tilings())  # which another number of images takes
+    assert embedder.merged_blocks is None
+    embedder.passes[1024] = partial(embedder.run_merged, tilings=BlockTilings())  # which another number of images takes
     embedder(torch.randn(4, 3, 8, 8))
-    assert embedder.joined_blocks is not None
+    assert embedder.merged_blocks is not None
 
 
 def test_products_are_cut_up_as_is_fastest_in_the_pass_one_after_the_other(monkeypatch):
@@ -169,12 +176,16 @@ def test_products_are_cut_up_as_is_fastest_in_the_pass_one_after_the_other(monke
         tried[key[-1]] = [way.keywords["tilings"] for way in ways.values()]
         return list(ways)[-1]
 
-    monkeypatch.setattr(fused, "fastest", fastest)
+    monkeypatch.setattr(fused_embedder, "find_fastest", fastest)
     embedder = FusedEmbedder(small())
-    found = embedder.ways(Normed(torch.zeros(15, 32), torch.zeros(15, 32), None, None))["joined"].keywords["tilings"]
-    assert found == Tilings(qkv=NORMING[-1], out=JOINING[-1], fc1=NORMING[-1], fc2=JOINING[-1])
-    assert tried["fc2"] == [Tilings(fc2=each) for each in JOINING]
-    assert tried["fc1"] == [Tilings(fc2=found.fc2, fc1=each) for each in NORMING]
+    found = embedder.list_passes(NormedTokens(torch.zeros(15, 32), torch.zeros(15, 32), None, None))["joined"].keywords[
+        "tilings"
+    ]
+    assert found == BlockTilings(
+        qkv=NORM_TILINGS[-1], out=RESIDUAL_TILINGS[-1], fc1=NORM_TILINGS[-1], fc2=RESIDUAL_TILINGS[-1]
+    )
+    assert tried["fc2"] == [BlockTilings(fc2=each) for each in RESIDUAL_TILINGS]
+    assert tried["fc1"] == [BlockTilings(fc2=found.fc2, fc1=each) for each in NORM_TILINGS]
 
 
 def test_every_product_is_cut_up_as_was_found_for_it(monkeypatch):
@@ -187,10 +198,10 @@ def test_every_product_is_cut_up_as_was_found_for_it(monkeypatch):
 
         return noted
 
-    monkeypatch.setattr(joined, "joining_product", noting(joined.joining_product))
-    monkeypatch.setattr(joined, "norming_product", noting(joined.norming_product))
-    tilings = Tilings(*(Tiling(16, columns, 16, 4, 2) for columns in (16, 32, 64, 128)))
-    FusedEmbedder(small()).joined(torch.zeros(15, 32).half(), torch.zeros(15, 32).bfloat16(), tilings=tilings)
+    monkeypatch.setattr(merged_block, "multiply_and_add", noting(merged_block.multiply_and_add))
+    monkeypatch.setattr(merged_block, "normalise_and_multiply", noting(merged_block.normalise_and_multiply))
+    tilings = BlockTilings(*(Tiling(16, columns, 16, 4, 2) for columns in (16, 32, 64, 128)))
+    FusedEmbedder(small()).run_merged(torch.zeros(15, 32).half(), torch.zeros(15, 32).bfloat16(), tilings=tilings)
     assert taken == 2 * [tilings.out, tilings.fc1, tilings.fc2, tilings.qkv]  # and a third block, for one token
 
 
@@ -199,18 +210,20 @@ def test_where_no_kernel_fits_the_chip_nothing_is_joined(monkeypatch, error):
     def fastest(key, ways, *inputs):
         raise error("none of the kernels runs here")
 
-    monkeypatch.setattr(fused, "fastest", fastest)
+    monkeypatch.setattr(fused_embedder, "find_fastest", fastest)
     embedder = FusedEmbedder(small())
-    assert embedder.ways(Normed(torch.zeros(15, 32), torch.zeros(15, 32), None, None)) == {"apart": embedder.apart}
+    assert embedder.list_passes(NormedTokens(torch.zeros(15, 32), torch.zeros(15, 32), None, None)) == {
+        "apart": embedder.run_separate
+    }
 
 
 @pytest.mark.parametrize("count", [1, 4, 5])
 def test_logits_by_either_way(count):
     head, y = torch.nn.Linear(40, 7).requires_grad_(False), torch.randn(count, 80)[:, ::2]
-    logits = Logits(head)
+    logits = FusedHead(head)
     assert torch.equal(logits(y), head(y))
     if count <= 4:
-        assert torch.allclose(logits.by_few_rows(y), head(y), atol=1e-5)
+        assert torch.allclose(logits.run_kernel(y), head(y), atol=1e-5)
 
 
 def test_a_hybrid():
@@ -252,7 +265,7 @@ def test_gradients(options):
     images, labels = torch.randn(3, 3, 8, 8), torch.tensor([0, 3, 1])
     expected = exact.train()(images.double())
     F.cross_entropy(expected, labels).backward()
-    found = FusedLearning(model.train(), dtype=torch.float32)(images)
+    found = FusedTraining(model.train(), dtype=torch.float32)(images)
     F.cross_entropy(found, labels).backward()
     assert relative_distance(found.detach(), expected.detach()) < 1e-5
     for (name, parameter), reference in zip(model.named_parameters(), exact.parameters(), strict=True):
@@ -273,7 +286,7 @@ def test_gradients_in_half_precision_are_as_near_as_autocast_is(stream):
     exact = gradients(model(images))
     with torch.autocast("cpu", torch.float16):
         plain = relative_distance(gradients(model(images)), exact)
-    fused = relative_distance(gradients(FusedLearning(model, dtype=torch.float16, stream=stream)(images)), exact)
+    fused = relative_distance(gradients(FusedTraining(model, dtype=torch.float16, stream=stream)(images)), exact)
     assert 0 < fused < 1.5 * plain
 
 
@@ -281,7 +294,7 @@ def test_stochastic_depth_drops_whole_branches():
     model = small(stochastic_depth=0.5, depth=2).train()
     torch.manual_seed(0)
     images = torch.randn(1, 3, 8, 8).expand(12, -1, -1, -1).contiguous()
-    logits = FusedLearning(model, dtype=torch.float32)(images)
+    logits = FusedTraining(model, dtype=torch.float32)(images)
     kinds = {tuple(row) for row in logits.detach().mul(1e4).round().tolist()}
     assert 1 < len(kinds) <= 4  # of the last block: both branches, either, or none
     logits.sum().backward()
@@ -291,13 +304,13 @@ def test_stochastic_depth_drops_whole_branches():
 def test_evaluation_is_the_plain_model():
     model = small().eval()
     images = torch.randn(2, 3, 8, 8)
-    assert torch.equal(FusedLearning(model)(images), model(images))
+    assert torch.equal(FusedTraining(model)(images), model(images))
 
 
 def test_images_of_another_size_learn_too():
     model = small().train()
     images = torch.randn(2, 3, 12, 8)
-    assert relative_distance(FusedLearning(model, dtype=torch.float32)(images).detach(), model(images).detach()) < 1e-5
+    assert relative_distance(FusedTraining(model, dtype=torch.float32)(images).detach(), model(images).detach()) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -327,7 +340,7 @@ def test_what_there_are_no_kernels_for_is_named(options, told):
 )
 def test_what_cannot_be_trained_so_is_named(options, told):
     with pytest.raises(NotApplicableError, match=told):
-        check_learnable(small(**options))
+        check_trainable(small(**options))
 
 
 def test_a_baseline_has_no_fused_kernels():
@@ -336,12 +349,12 @@ def test_a_baseline_has_no_fused_kernels():
 
 
 def test_rows_that_the_copy_engine_cannot_take_are_left_to_the_library():
-    assert Layer(torch.nn.Linear(588, 64)).tilings(8192) == {}
-    assert Layer(torch.nn.Linear(592, 64)).tilings(8192) != {}
+    assert FusedLinear(torch.nn.Linear(588, 64)).list_tilings(8192) == {}
+    assert FusedLinear(torch.nn.Linear(592, 64)).list_tilings(8192) != {}
 
 
 def test_heads_of_any_width_have_a_way_at_any_size():
-    of = Attention(2).ways
+    of = FusedAttention(2).list_implementations
     assert "MATH" in of(256, 64, 197)
     assert "MATH" not in of(8192, 64, 197)  # its results would fill the memory
     assert "MATH" in of(8192, 384, 197)  # which the others do not take

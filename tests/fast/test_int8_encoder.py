@@ -13,22 +13,22 @@ from torch import nn
 import vitrail
 from vitrail.errors import NotApplicableError
 from vitrail.fast.cpu import compiler, int8
-from vitrail.fast.cpu.int8 import Int8Embedder, QuantisedLinear, int8_embedder
-from vitrail.fast.cpu.int8_steps import (
+from vitrail.fast.cpu.int8 import Int8Embedder, QuantisedLinear, create_int8_embedder
+from vitrail.fast.cpu.int8_operations import (
     LEAST,
-    Bytes,
-    CompiledSteps,
-    Norm,
-    Product,
-    TorchSteps,
-    quantised,
-    restored,
-    steps_for,
+    CompiledOperations,
+    Int8Product,
+    NormWeights,
+    QuantisedRows,
+    TorchOperations,
+    choose_operations,
+    dequantise,
+    quantise_rows,
 )
-from vitrail.fast.measure import relative_distance
+from vitrail.fast.timing import relative_distance
 
 try:
-    int8._try_a_product()
+    int8._check_int8_product()
 except NotApplicableError as reason:
     pytest.skip(str(reason), allow_module_level=True)
 
@@ -37,14 +37,14 @@ SMALL = {"image_size": 32, "width": 64, "depth": 3, "num_heads": 2, "mlp_dim": 1
 
 def kernels():
     try:
-        return CompiledSteps()
+        return CompiledOperations()
     except NotApplicableError as reason:
         pytest.skip(str(reason))
 
 
 @pytest.fixture(params=["torch", "compiled"])
-def steps(request):
-    return TorchSteps() if request.param == "torch" else kernels()
+def operations(request):
+    return TorchOperations() if request.param == "torch" else kernels()
 
 
 def randn(*shape, seed=0):
@@ -53,59 +53,59 @@ def randn(*shape, seed=0):
 
 def product(rows, width, dtype, seed=0):
     scale = torch.rand(rows, generator=torch.Generator().manual_seed(seed)) + 0.5
-    return Product(randn(rows, width, seed=seed + 1).to(dtype), scale, randn(width, seed=seed + 2))
+    return Int8Product(randn(rows, width, seed=seed + 1).to(dtype), scale, randn(width, seed=seed + 2))
 
 
-def values(found: Bytes, least: float | None = None):
+def values(found: QuantisedRows, least: float | None = None):
     whole = found.values.double() * found.scale.double()[:, None]
     return whole - 128 * found.scale.double()[:, None] if least is None else whole + least
 
 
-def within_half_a_step(found: Bytes, exact, least=None, slack=0.02):
+def within_half_a_step(found: QuantisedRows, exact, least=None, slack=0.02):
     difference = (values(found, least) - exact).abs() / found.scale.double()[:, None]
     assert difference.max() <= 0.5 + slack
 
 
 def test_rows_in_bytes_are_within_half_a_step_and_do_not_see_each_other():
     x = randn(5, 48) * torch.tensor([1.0, 1e-4, 1e4, 0.0, 1.0])[:, None]
-    found = quantised(x)
+    found = quantise_rows(x)
     within_half_a_step(found, x.double())
     assert found.values[3].eq(128).all()
-    assert torch.equal(quantised(x[:1]).values, found.values[:1])
+    assert torch.equal(quantise_rows(x[:1]).values, found.values[:1])
 
 
 @pytest.mark.parametrize("least", [None, LEAST])
-def test_a_product_is_exact_for_the_bytes_it_is_given(steps, least):
+def test_a_product_is_exact_for_the_bytes_it_is_given(operations, least):
     weight, bias, factor = randn(32, 48), randn(32, seed=1), randn(32, seed=2)
-    layer = QuantisedLinear(weight, bias, steps, least=least, factor=factor)
+    layer = QuantisedLinear(weight, bias, operations, least=least, factor=factor)
     x = randn(7, 48, seed=3)
     if least is None:
-        rows = quantised(x)
+        rows = quantise_rows(x)
     else:
-        rows = steps.gelu(Product(x.to(steps.dtype), torch.ones(7), torch.zeros(48)), "tanh")
+        rows = operations.gelu(Int8Product(x.to(operations.dtype), torch.ones(7), torch.zeros(48)), "tanh")
     scaled = weight.double() * factor.double()[:, None]
     step = scaled.abs().amax(dim=1, keepdim=True) / 127
     rounded = (scaled / step).round() * step
     exact = values(rows, least) @ rounded.T + bias.double() * factor.double()
-    assert (restored(layer(rows)).double() - exact).abs().max() < 1e-5 * exact.abs().max()
+    assert (dequantise(layer(rows)).double() - exact).abs().max() < 1e-5 * exact.abs().max()
     assert ((rounded - scaled).abs() <= step / 2 + 1e-12).all()
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 13, 385])
 @pytest.mark.parametrize(("depth", "width"), [(16, 16), (48, 32), (64, 48), (32, 64), (16, 144)])
 def test_whole_numbers_are_multiplied_exactly(rows, depth, width):
-    steps, generator = kernels(), torch.Generator().manual_seed(rows + depth)
+    operations, generator = kernels(), torch.Generator().manual_seed(rows + depth)
     x = torch.randint(0, 256, (rows, depth), generator=generator, dtype=torch.uint8)
     kernel = torch.randint(-127, 128, (width, depth), generator=generator, dtype=torch.int8)
     scale = 2.0 ** torch.randint(-3, 3, (width,), generator=generator)
     correction = randn(width).round()
     exact = (x.long() @ kernel.long().T) * scale.double() + correction.double()
-    assert torch.equal(steps.product(kernel, scale, correction, torch.float32)(x).double(), exact)
-    assert torch.equal(steps.product(kernel, scale, correction, torch.bfloat16)(x), exact.bfloat16())
+    assert torch.equal(operations.prepare_product(kernel, scale, correction, torch.float32)(x).double(), exact)
+    assert torch.equal(operations.prepare_product(kernel, scale, correction, torch.bfloat16)(x), exact.bfloat16())
 
 
 @pytest.mark.parametrize("centred", [True, False])
-def test_the_sum_and_its_norm(steps, centred):
+def test_the_sum_and_its_norm(operations, centred):
     z, gain, offset = randn(5, 64, seed=1), randn(64, seed=2), randn(64, seed=3) if centred else None
     y = product(5, 64, torch.float32, seed=4)
     exact = z.double() + y.scale.double()[:, None] * y.raw.double() + y.bias.double()
@@ -113,20 +113,20 @@ def test_the_sum_and_its_norm(steps, centred):
     deviation = ((exact - middle).square().mean(dim=1, keepdim=True) + 1e-6).sqrt()
     normed = (exact - middle) / deviation * gain.double() + (0 if offset is None else offset.double())
     alone, both = z.clone(), z.clone()
-    steps.add(alone, y)
-    found = steps.add_and_norm(both, y, Norm(gain, offset, 1e-6))
+    operations.add(alone, y)
+    found = operations.add_and_norm(both, y, NormWeights(gain, offset, 1e-6))
     assert (alone - exact).abs().max() < 1e-5
     assert torch.equal(alone, both)
     within_half_a_step(found, normed)
-    within_half_a_step(steps.norm(both, Norm(gain, offset, 1e-6)), normed)
+    within_half_a_step(operations.norm(both, NormWeights(gain, offset, 1e-6)), normed)
     assert torch.equal(alone, both)
 
 
 @pytest.mark.parametrize("form", ["tanh", "none", "quick"])
-def test_gelu(steps, form):
-    y = product(6, 128, steps.dtype)
-    y.raw[0] = torch.linspace(-40, 40, 128).to(steps.dtype)
-    y.raw[1] = -torch.linspace(0.5, 300, 128).to(steps.dtype)
+def test_gelu(operations, form):
+    y = product(6, 128, operations.dtype)
+    y.raw[0] = torch.linspace(-40, 40, 128).to(operations.dtype)
+    y.raw[1] = -torch.linspace(0.5, 300, 128).to(operations.dtype)
     x = y.scale.double()[:, None] * y.raw.double() + y.bias.double()
     if form == "tanh":
         exact = x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
@@ -135,28 +135,28 @@ def test_gelu(steps, form):
     else:
         exact = x / (1 + torch.exp(-1.702 * x))
     assert exact.min() > LEAST
-    within_half_a_step(steps.gelu(y, form), exact, LEAST)
+    within_half_a_step(operations.gelu(y, form), exact, LEAST)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "asked", "size"), [(1, 1, 16), (17, 17, 64), (50, 1, 32), (197, 2, 80), (90, 90, 64)]
+    ("tokens", "read_count", "size"), [(1, 1, 16), (17, 17, 64), (50, 1, 32), (197, 2, 80), (90, 90, 64)]
 )
-def test_attention_against_a_loop(steps, tokens, asked, size):
+def test_attention_against_a_loop(operations, tokens, read_count, size):
     images, heads = 2, 3
     width = heads * size
-    everything = product(images * tokens, 3 * width, steps.dtype)
-    queries = Product(everything.raw[:, :width], everything.scale, everything.bias[:width])
-    if asked < tokens:
-        raw = queries.raw.unflatten(0, (images, tokens))[:, :asked].flatten(0, 1).contiguous()
-        scale = queries.scale.view(images, tokens)[:, :asked].flatten().contiguous()
-        queries = Product(raw, scale, queries.bias)
-    others = Product(everything.raw[:, width:], everything.scale, everything.bias[width:])
-    found = values(steps.attention(queries, others, images, heads)).view(images, asked, width)
+    everything = product(images * tokens, 3 * width, operations.dtype)
+    queries = Int8Product(everything.raw[:, :width], everything.scale, everything.bias[:width])
+    if read_count < tokens:
+        raw = queries.raw.unflatten(0, (images, tokens))[:, :read_count].flatten(0, 1).contiguous()
+        scale = queries.scale.view(images, tokens)[:, :read_count].flatten().contiguous()
+        queries = Int8Product(raw, scale, queries.bias)
+    others = Int8Product(everything.raw[:, width:], everything.scale, everything.bias[width:])
+    found = values(operations.attention(queries, others, images, heads)).view(images, read_count, width)
     whole = everything.scale.double()[:, None] * everything.raw.double() + everything.bias.double()
     q, k, v = whole.view(images, tokens, 3, heads, size).permute(2, 0, 3, 1, 4)
     for image in range(images):
         for head in range(heads):
-            weights = (q[image, head, :asked] @ k[image, head].T / math.sqrt(size)).softmax(dim=1)
+            weights = (q[image, head, :read_count] @ k[image, head].T / math.sqrt(size)).softmax(dim=1)
             exact = weights @ v[image, head]
             difference = found[image, :, head * size : (head + 1) * size] - exact
             assert difference.norm() < 0.02 * exact.norm()
@@ -185,7 +185,7 @@ def test_whole_models(options):
     images = randn(3, 3, 32, 32, seed=2)
     with torch.no_grad():
         exact = model.embed(images)
-    for embedder in (int8_embedder(model), Int8Embedder(model, TorchSteps())):
+    for embedder in (create_int8_embedder(model), Int8Embedder(model, TorchOperations())):
         found = embedder(images)
         assert found.dtype == torch.float32
         assert relative_distance(found, exact) < 0.02
@@ -198,12 +198,12 @@ def test_other_sizes_and_stems():
         model = vitrail.create_model(name, **{**SMALL, **options}).eval()
         images = randn(2, 3, 48, 32)
         with torch.no_grad():
-            assert relative_distance(int8_embedder(model)(images), model.embed(images)) < 0.02
+            assert relative_distance(create_int8_embedder(model)(images), model.embed(images)) < 0.02
 
 
 def test_an_image_does_not_depend_on_its_neighbours(monkeypatch):
     model = vitrail.create_model("Ti/8", **SMALL).eval()
-    embedder = int8_embedder(model)
+    embedder = create_int8_embedder(model)
     images = randn(5, 3, 32, 32)
     together = embedder(images)
     monkeypatch.setattr(int8, "ROWS", 17)
@@ -217,28 +217,28 @@ def test_what_cannot_be():
         ("Ti/8", {**SMALL, "position": "relative"}),
     ):
         with pytest.raises(NotApplicableError, match="fp32"):
-            int8_embedder(vitrail.create_model(name, **options))
+            create_int8_embedder(vitrail.create_model(name, **options))
     with pytest.raises(NotApplicableError, match="float32"):
-        int8_embedder(vitrail.create_model("Ti/8", **SMALL).double())
+        create_int8_embedder(vitrail.create_model("Ti/8", **SMALL).double())
 
 
 def test_products_that_are_wrong_are_refused(monkeypatch):
     real = QuantisedLinear.__call__
     monkeypatch.setattr(
-        QuantisedLinear, "__call__", lambda self, x: Product(real(self, x).raw.clamp(max=2**12), *[None] * 2)
+        QuantisedLinear, "__call__", lambda self, x: Int8Product(real(self, x).raw.clamp(max=2**12), *[None] * 2)
     )
     with pytest.raises(NotApplicableError, match="not exact"):
-        int8._try_a_product.__wrapped__()
+        int8._check_int8_product.__wrapped__()
 
 
 def test_without_a_compiler_torch_does_it(monkeypatch, tmp_path):
-    compiler.library.cache_clear()
+    compiler.load_library.cache_clear()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    assert isinstance(steps_for(64, 128, 4), TorchSteps)
+    assert isinstance(choose_operations(64, 128, 4), TorchOperations)
     with pytest.raises(NotApplicableError, match="g\\+\\+"):
-        CompiledSteps()
+        CompiledOperations()
 
 
 def test_a_source_that_does_not_compile_is_named(monkeypatch, tmp_path):
@@ -247,7 +247,7 @@ def test_a_source_that_does_not_compile_is_named(monkeypatch, tmp_path):
     source = tmp_path / "wrong.cpp"
     source.write_text('#error "not on this processor"')
     with pytest.raises(NotApplicableError, match="not on this processor"):
-        compiler.library(source)
+        compiler.load_library(source)
     assert not list((tmp_path / "vitrail" / "kernels").iterdir())
 
 
@@ -257,13 +257,13 @@ def test_what_others_may_write_is_not_loaded(monkeypatch, tmp_path, which):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source = tmp_path / "fine.cpp"
     source.write_text('extern "C" int seven() { return 7; }')
-    assert compiler.library(source).seven() == 7
+    assert compiler.load_library(source).seven() == 7
     folder = tmp_path / "vitrail" / "kernels"
     assert folder.stat().st_mode & 0o777 == 0o700
     (folder if which == "folder" else next(folder.iterdir())).chmod(0o777)
-    compiler.library.cache_clear()
+    compiler.load_library.cache_clear()
     with pytest.raises(NotApplicableError, match="others may write"):
-        compiler.library(source)
+        compiler.load_library(source)
 
 
 def test_a_damaged_library_is_made_anew(monkeypatch, tmp_path):
@@ -271,7 +271,7 @@ def test_a_damaged_library_is_made_anew(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source = tmp_path / "seven.cpp"
     source.write_text('extern "C" int seven() { return 7; }')
-    source_library = compiler.library.__wrapped__
+    source_library = compiler.load_library.__wrapped__
     folder = tmp_path / "vitrail" / "kernels"
     folder.mkdir(mode=0o700, parents=True)
     monkeypatch.setattr(compiler.ctypes, "CDLL", lambda path: Path(path))
@@ -287,4 +287,4 @@ def test_without_a_home_nothing_is_kept(monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
     with pytest.raises(NotApplicableError, match="no home"):
-        compiler.library.__wrapped__(compiler.Path(int8.__file__).parent / "int8_kernels")
+        compiler.load_library.__wrapped__(compiler.Path(int8.__file__).parent / "int8_kernels")

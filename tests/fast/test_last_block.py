@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import vitrail
-from vitrail.fast.last_block import LastBlock, asked_tokens, shorten
+from vitrail.fast.last_block import LastBlock, count_read_tokens, shorten_last_block
 
 SMALL = {"image_size": 32, "width": 64, "depth": 3, "num_heads": 4, "mlp_dim": 128, "num_classes": 10, "seed": 0}
 
@@ -35,8 +35,8 @@ def model_with_head(**options):
 def test_the_same_function(options, asked):
     model = model_with_head(**options)
     exact, short = copy.deepcopy(model).double(), copy.deepcopy(model)
-    assert asked_tokens(model) == asked
-    assert shorten(short)
+    assert count_read_tokens(model) == asked
+    assert shorten_last_block(short)
     assert isinstance(short.encoder.blocks[-1], LastBlock)
     images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
@@ -58,18 +58,18 @@ def test_the_same_function(options, asked):
 def test_others_stay_as_they_are(options):
     model = model_with_head(**options)
     before = model.encoder.blocks[-1]
-    assert not shorten(model)
+    assert not shorten_last_block(model)
     assert model.encoder.blocks[-1] is before
 
 
 def test_a_resnet_has_no_blocks():
-    assert not shorten(vitrail.create_model("BiT-R50x1", image_size=32, num_classes=4))
+    assert not shorten_last_block(vitrail.create_model("BiT-R50x1", image_size=32, num_classes=4))
 
 
 def test_weights_are_shared_not_copied():
     model = model_with_head()
     weight = model.encoder.blocks[-1].attention.qkv.weight
-    shorten(model)
+    shorten_last_block(model)
     last = model.encoder.blocks[-1]
     assert last.query.weight.data_ptr() == weight.data_ptr()
     assert last.keys_and_values.weight.data_ptr() == weight[64:].data_ptr()

@@ -10,7 +10,7 @@ from torch import nn
 
 import vitrail
 from vitrail.fast.cpu import packed
-from vitrail.fast.cpu.packed import PackedLinear, pack
+from vitrail.fast.cpu.packed import PackedLinear, pack_layers
 
 if not torch.backends.mkldnn.is_available():
     pytest.skip("this torch has no oneDNN", allow_module_level=True)
@@ -30,7 +30,7 @@ def test_as_near_to_the_exact_result_as_the_plain_model(gelu, batch):
     model = model_with_head(gelu=gelu)
     exact, plain = copy.deepcopy(model).double(), copy.deepcopy(model)
     layers = sum(isinstance(module, nn.Linear) for module in model.modules())
-    assert pack(model) == layers
+    assert pack_layers(model) == layers
     assert not any(isinstance(module, nn.Linear) for module in model.modules())
     images = torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
@@ -47,7 +47,7 @@ def test_maps_of_attention_are_there_too():
 
     model = model_with_head()
     plain = copy.deepcopy(model)
-    pack(model)
+    pack_layers(model)
     images = torch.rand(2, 3, 32, 32)
     difference = rollout_by_layer(model, images) - rollout_by_layer(plain, images)
     assert abs(difference).max() < 1e-6
@@ -57,7 +57,7 @@ def test_other_families_and_layers_without_bias():
     for name, options in (("BiT-R50x1", {"num_classes": 4}), ("Ti/8", {**SMALL, "qkv_bias": False})):
         model = vitrail.create_model(name, **{"image_size": 32, **options}).eval()
         plain = copy.deepcopy(model)
-        assert pack(model) >= 1
+        assert pack_layers(model) >= 1
         images = torch.rand(2, 3, 32, 32)
         with torch.inference_mode():
             torch.testing.assert_close(model(images), plain(images), rtol=1e-4, atol=1e-5)
@@ -65,11 +65,11 @@ def test_other_families_and_layers_without_bias():
 
 def test_what_cannot_be_packed_stays(monkeypatch):
     model = model_with_head().double()
-    assert pack(model) == 0
+    assert pack_layers(model) == 0
     assert model(torch.rand(1, 3, 32, 32).double()).shape == (1, 10)
 
     wrong = model_with_head()
     monkeypatch.setattr(PackedLinear, "forward", lambda self, x: x.new_zeros(len(x), self.out_features))
-    assert pack(wrong) == 0
+    assert pack_layers(wrong) == 0
     monkeypatch.setattr(packed.torch.backends.mkldnn, "is_available", lambda: False)
-    assert pack(wrong) == 0
+    assert pack_layers(wrong) == 0

@@ -1,7 +1,7 @@
-"""Small C++ kernels of our own, compiled for this very processor at their first use and kept in the user's cache.
+"""Compile our C++ kernels for this processor at first use, and cache them in the user's folder.
 
-A machine without a compiler, or with a processor that the kernels are not written for, does without them: `library`
-says why by an error, and everything that has a kernel has a way in plain torch too.
+The kernels are optional: on a machine without a compiler, or with a processor that they do not support, `load_library`
+raises an error with the reason, and plain torch operations compute the same (int8_operations.py).
 """
 
 from __future__ import annotations
@@ -28,10 +28,14 @@ SECONDS = 120
 
 
 @functools.cache
-def library(source: Path) -> ctypes.CDLL:
-    """The compiled form of a source file, or of all in a folder; a NotApplicableError where there can be none."""
+def load_library(source: Path) -> ctypes.CDLL:
+    """Compile a C++ source file, or all files of a folder, or take the result from the cache, and load it.
+
+    Raises:
+        NotApplicableError: There is no compiler, it fails, or the library cannot be cached or loaded.
+    """
     files = sorted(source.iterdir()) if source.is_dir() else [source]
-    compiler = _compiler()
+    compiler = _find_compiler()
     parts = [*(file.read_bytes() for file in files), *map(str.encode, (*compiler, *FLAGS, processor_key()))]
     name = f"{source.stem}-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
     try:
@@ -41,49 +45,51 @@ def library(source: Path) -> ctypes.CDLL:
         path = folder / name
         if path.exists():
             _check_ours(path)
-            with contextlib.suppress(OSError):  # damaged: made anew
+            with contextlib.suppress(OSError):  # damaged: compile it again
                 return ctypes.CDLL(str(path))
         _compile(compiler, [file for file in files if file.suffix == ".cpp"], path)
         return ctypes.CDLL(str(path))
-    except (OSError, RuntimeError) as error:  # the latter where nobody knows where home is
-        raise NotApplicableError(f"kernels for this processor cannot be kept or loaded: {error}") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: the home folder is unknown
+        raise NotApplicableError(f"kernels for this processor cannot be cached or loaded: {error}") from error
 
 
 def _check_ours(path: Path) -> None:
-    """Whatever is loaded runs: it must be this user's, and nobody else may have written it."""
-    found = path.stat()
-    if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise NotApplicableError(f"{path} is another user's, or others may write it: kernels are not loaded from there")
+    """Refuse a file that another user could have written: loading a library runs its code."""
+    status = path.stat()
+    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise NotApplicableError(
+            f"{path} belongs to another user, or others may write to it: kernels are not loaded from there"
+        )
 
 
 def processor_key() -> str:
-    """As the system calls it, with its features: what compiled code and measurements hold for."""
+    """Return the processor's name and a hash of its features: compiled code and measurements are valid for these."""
     try:
         lines = CPUINFO.read_text().splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
-    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    features = hashlib.sha256(told.get("flags", told.get("Features", "")).encode()).hexdigest()[:8]
-    return f"{told.get('model name', platform.machine())} {features}"
+    info = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    features = hashlib.sha256(info.get("flags", info.get("Features", "")).encode()).hexdigest()[:8]
+    return f"{info.get('model name', platform.machine())} {features}"
 
 
-def _compiler() -> list[str]:
+def _find_compiler() -> list[str]:
     for command in (os.environ.get("CXX", ""), *COMPILERS):
         name, *options = shlex.split(command) or [""]
-        if name and (found := shutil.which(name)):
-            return [found, *options]
+        if name and (path := shutil.which(name)):
+            return [path, *options]
     raise NotApplicableError(
-        "no C++ compiler was found: install g++, or name one in CXX, for kernels of this processor"
+        "no C++ compiler was found: install g++, or name one in the variable CXX, to compile kernels"
     )
 
 
 def _compile(compiler: list[str], sources: list[Path], path: Path) -> None:
-    """Written beside and renamed, so that nobody loads half a library."""
+    """Compile into a temporary folder and rename, so that no process loads an incomplete library."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / path.name
+        library = Path(folder) / path.name
         try:
             child = subprocess.run(
-                [*compiler, *FLAGS, "-o", str(made), *map(str, sources)],
+                [*compiler, *FLAGS, "-o", str(library), *map(str, sources)],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -96,4 +102,4 @@ def _compile(compiler: list[str], sources: list[Path], path: Path) -> None:
             raise NotApplicableError(
                 f"{compiler[0]} cannot compile {path.stem.partition('-')[0]} for this processor: {lines[0]}"
             )
-        made.replace(path)
+        library.replace(path)

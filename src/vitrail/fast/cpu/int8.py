@@ -161,7 +161,7 @@ class Int8Embedder(nn.Module):
 
     def _embed(self, images: Tensor, grid: tuple[int, int]) -> Tensor:
         model = self.rest
-        tables = [model._table(positions, grid) for positions in model.position_embedding]
+        tables = [model._make_table(positions, grid) for positions in model.position_embedding]
         z = model.input_norm(self._embed_patches(images, tables[0] if tables else None)).contiguous()
         again = (tables * len(self.blocks))[: len(self.blocks)] if model.position_in_every_layer else []
         x = self.operations.norm(z.view(-1, model.width), self.blocks[0].norm1)
@@ -182,7 +182,7 @@ class Int8Embedder(nn.Module):
         """(B, C, H, W) → (B, T, D): class token, registers and embedded patches, with their positions added."""
         model = self.rest
         if self.patch_projection is None:
-            z = model._with_prefix(model.tokens(images))
+            z = model._prepend_prefix(model.tokens(images))
             return z if table is None else z + table
         assert isinstance(model.patch_embed, PatchEmbed)
         tokens = self.patch_projection(model.patch_embed.split_patches(images.bfloat16()))

@@ -1,5 +1,6 @@
-"""A function of tensors, recorded once as a CUDA graph and replayed: what starting hundreds of small kernels one by one
-costs the processor is paid once.
+"""`CudaGraph`: record a function of tensors once and replay it, so that Python does not start every kernel again.
+
+Used where hundreds of small kernels follow each other: latency of one image, small training steps.
 """
 
 from __future__ import annotations
@@ -13,20 +14,19 @@ from torch import Tensor
 Outputs = TypeVar("Outputs")
 
 WARM_UPS = 3
-"""Calls before the recording, in which memory is found, kernels are compiled and libraries make ready."""
+"""Calls before the recording: they allocate memory, compile kernels and initialise libraries."""
 
 
-class Captured(Generic[Outputs]):
-    """`function` of tensors that keep their shapes and types; all that it computes lies on one GPU.
+class CudaGraph(Generic[Outputs]):
+    """A function of tensors on one GPU, recorded at the first call and replayed at every later one.
 
-    It is recorded at the first call, which changes no generator and none of the tensors in `kept`. What a call returns
-    is overwritten by the next. Randomness is drawn anew in every call, from the generators as they stand then.
+    All calls take tensors of the same shapes and types. The next call overwrites what a call returns. Recording changes
+    no random generator and none of the tensors in `kept`; every call draws new random numbers.
 
     Args:
-        function: launches kernels and does nothing else that would have to happen again: its Python runs only in the
-            warm-ups and in the recording.
-        kept: what the function changes in place, such as running means.
-        generators: that the function draws from, besides torch's own.
+        function: Launches kernels and does nothing else: its Python code runs only in the warm-ups and the recording.
+        kept: Tensors that the function changes in place, such as running means.
+        generators: Random generators that the function uses, besides torch's own.
     """
 
     def __init__(
@@ -39,12 +39,11 @@ class Captured(Generic[Outputs]):
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, *inputs: Tensor) -> Outputs:
-        """The function, of these."""
         if self._graph is None:
             self._graph = self._record(inputs)
-        for place, given in zip(self._inputs, inputs, strict=True):
-            assert place.shape == given.shape
-            place.copy_(given, non_blocking=True)
+        for buffer, tensor in zip(self._inputs, inputs, strict=True):
+            assert buffer.shape == tensor.shape
+            buffer.copy_(tensor, non_blocking=True)
         self._graph.replay()
         return self._outputs
 
@@ -52,21 +51,21 @@ class Captured(Generic[Outputs]):
         device = examples[0].device
         self._inputs = [example.detach().clone() for example in examples]
         before = [tensor.detach().clone() for tensor in self._kept]
-        drawn = torch.cuda.get_rng_state(device), [generator.get_state() for generator in self._generators]
-        aside = torch.cuda.Stream(device)
-        aside.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(aside):
+        states = torch.cuda.get_rng_state(device), [generator.get_state() for generator in self._generators]
+        side_stream = torch.cuda.ResidualStream(device)
+        side_stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side_stream):
             for _ in range(WARM_UPS):
                 self._function(*self._inputs)
-        torch.cuda.current_stream(device).wait_stream(aside)
+        torch.cuda.current_stream(device).wait_stream(side_stream)
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)
-        # Threads that read data ahead may go on asking for pinned memory.
+        # Thread-local, because threads that read data ahead may allocate pinned memory meanwhile.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._outputs = self._function(*self._inputs)
-        torch.cuda.set_rng_state(drawn[0], device)
-        for generator, state in zip(self._generators, drawn[1], strict=True):
+        torch.cuda.set_rng_state(states[0], device)
+        for generator, state in zip(self._generators, states[1], strict=True):
             generator.set_state(state)
         with torch.no_grad():
             for tensor, kept in zip(self._kept, before, strict=True):

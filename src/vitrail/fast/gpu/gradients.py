@@ -1,11 +1,11 @@
-"""The parts of a fused training step, each with its gradient: what `learning` puts together.
+"""The parts of a fused training step as autograd functions, each with its gradient; training.py puts them together.
 
-z, the sum that goes from block to block, may be finer (float32) than what products take (bf16). Its gradient is kept in
-the products' type: that is a third less for the backward passes of norms to read and write. Autograd wants a tensor and
-its gradient to have one type. So z itself is outside of it, and a `link` stands for z there: of z's shape and the
-gradient's type, zero everywhere, without memory of its own.
+z, the residual stream, may have a finer type (float32) than the products take (bf16). Its gradient has the products'
+type, so that the backward passes of norms read and write a third less. But autograd wants a tensor and its gradient to
+have the same type. So autograd does not see z; it sees a `link` instead, a tensor of zeros with z's shape and the
+gradient's type, which takes no memory.
 
-Shapes: B images, T tokens, R tokens that are read, M = B·T, D width, H heads, d = D/H.
+Shapes: B images, T tokens, R tokens that are read, N patches or features, M = B·T, D width, H heads, d = D/H.
 """
 
 from __future__ import annotations
@@ -19,91 +19,89 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from vitrail.fast.gpu.choice import bucket, choose
-from vitrail.fast.gpu.fused import BYTES, WIDE
-from vitrail.fast.gpu.kernels.backward import gelu_backward, norm_backward, pack
-from vitrail.fast.gpu.kernels.norm import Normed, add_norm, assemble_norm
+from vitrail.fast.gpu.autotune import choose_fastest, round_up_rows
+from vitrail.fast.gpu.fused_layers import BYTES, WIDE
+from vitrail.fast.gpu.kernels.backward import gelu_backward, join_qkv_gradients, norm_backward
+from vitrail.fast.gpu.kernels.norm import NormedTokens, add_norm, assemble_norm
 from vitrail.fast.gpu.kernels.product import Tiling, product
 from vitrail.fast.gpu.kernels.quantise import quantise
-from vitrail.fast.gpu.kernels.reading import read_backward, read_forward
+from vitrail.fast.gpu.kernels.read_attention import read_backward, read_forward
 
 GELUS = {1: "tanh", 2: "none"}
-"""The forms that there is a gradient for, by their numbers, and torch's names of them."""
+"""torch's names of the forms of the GELU that have a gradient here, by number."""
 Shape = tuple[int, int, int]
-"""B, T, H"""
+"""(B, T, H)."""
 
 
 class AddNorm(torch.autograd.Function):
-    """z + keep · (branch + its bias), and the norm of it; with a twin in FP8, if asked for, and its scales."""
+    """z + keep · (branch + branch_bias), and its norm; optionally with a twin in FP8 and its scales."""
 
     @staticmethod
     def forward(
         ctx: Any, z: Tensor, link: Tensor, branch: Tensor, branch_bias: Tensor, weight: Tensor, bias: Tensor,
         keep: Tensor | None, count: int, eps: float, dtype: torch.dtype, twin: bool,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
-        """(M, D) all → the sum, in z's type, its norm, in `dtype`, what FP8 needs, and a link for the sum."""
+        """Tensors (M, D) → the sum in z's type, its norm as `dtype`, scales and twin for FP8, and a link."""
         made = add_norm(
             z, branch, weight, bias, eps, branch_bias=branch_bias, keep=keep, tokens=count, dtype=dtype, twin=twin
         )
         ctx.save_for_backward(made.z, weight, keep)
         ctx.tokens, ctx.eps = count, eps
-        return _given(ctx, made)
+        return _list_outputs(ctx, made)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Of what went in."""
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         z, weight, keep = ctx.saved_tensors
-        found = norm_backward(*_gradients(given), z, weight, ctx.eps, keep=keep, tokens=ctx.tokens)
+        found = norm_backward(*_pick_gradients(gradients), z, weight, ctx.eps, keep=keep, tokens=ctx.tokens)
         return None, found.z, found.branch, found.branch_bias, found.weight, found.bias, None, None, None, None, None
 
 
 class AssembleNorm(torch.autograd.Function):
-    """The prefix and the embedded patches, with positions, as tokens, and the norm of them."""
+    """Class token, registers and embedded patches, with positions, as tokens; and their norm."""
 
     @staticmethod
     def forward(
         ctx: Any, table: Tensor, patches: Tensor, weight: Tensor, bias: Tensor,
         prefix: int, eps: float, stream: torch.dtype, dtype: torch.dtype, twin: bool,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
-        """(T, D) that every image begins from, (B·N, D) → (B·T, D)."""
+        """table (T, D), the same for every image, and patches (B·N, D) → (B·T, D)."""
         made = assemble_norm(table, patches, weight, bias, eps, prefix=prefix, stream=stream, dtype=dtype, twin=twin)
         ctx.save_for_backward(made.z, weight)
         ctx.tokens, ctx.prefix, ctx.eps = len(table), prefix, eps
-        return _given(ctx, made)
+        return _list_outputs(ctx, made)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Of what went in."""
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         z, weight = ctx.saved_tensors
-        found = norm_backward(*_gradients(given), z, weight, ctx.eps)
+        found = norm_backward(*_pick_gradients(gradients), z, weight, ctx.eps)
         by_token = found.branch.view(-1, ctx.tokens, z.shape[1])
         patches = by_token[:, ctx.prefix :].flatten(0, 1)
         return by_token.sum(0, dtype=torch.float32), patches, found.weight, found.bias, None, None, None, None, None
 
 
-def _given(ctx: Any, made: Normed) -> tuple[Tensor | None, ...]:
-    """What a norm's function gives out: all of `made`, of which y alone has a gradient, and the link."""
+def _list_outputs(ctx: Any, made: NormedTokens) -> tuple[Tensor | None, ...]:
+    """Return the outputs of a norm's function: all of `made`, of which only y has a gradient, and the link."""
     ctx.mark_non_differentiable(*(each for each in (made.z, made.scales, made.twin) if each is not None))
     ctx.set_materialize_grads(False)
     return *made, torch.zeros((), dtype=made.y.dtype, device=made.y.device).expand(made.z.shape)
 
 
-def _gradients(given: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor | None]:
-    """Of y, and of the link where z is used further."""
-    dz, dy, link = given[0], given[1], given[4]
+def _pick_gradients(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor | None]:
+    """Return the gradient of y, and that of the link (None if z is not used elsewhere)."""
+    dz, dy, link = gradients[0], gradients[1], gradients[4]
     assert dz is None
     assert dy is not None
     return dy.contiguous(), None if link is None else link.contiguous()
 
 
-class Read(torch.autograd.Function):
-    """Attention of the tokens that are read to all."""
+class ReadAttention(torch.autograd.Function):
+    """Attention of the tokens that are read to all tokens."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, kv: Tensor, heads: int) -> Tensor:
-        """(B, R, D), (B, T, 2·D) → (B, R, D)."""
+        """Queries (B, R, D), keys and values (B, T, 2·D) → (B, R, D)."""
         ctx.save_for_backward(q, kv)
         ctx.heads = heads
         return read_forward(q, kv, heads)
@@ -111,17 +109,16 @@ class Read(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """Of both."""
         q, kv = ctx.saved_tensors
         return *read_backward(dy, q, kv, ctx.heads), None
 
 
-class Product(torch.autograd.Function):
-    """x · Wᵀ, of a whole W."""
+class MatrixProduct(torch.autograd.Function):
+    """x · Wᵀ, with a float32 W that is cast to x's type."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        """(M, K), (N, K) → (M, N)."""
+        """x (M, K), weight (N, K) → (M, N)."""
         cast = weight.to(x.dtype)
         ctx.save_for_backward(x, cast)
         return x @ cast.t()
@@ -129,23 +126,22 @@ class Product(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Of both."""
         x, weight = ctx.saved_tensors
         dy = dy.contiguous()
-        return dy @ weight if ctx.needs_input_grad[0] else None, outer(dy, x)
+        return dy @ weight if ctx.needs_input_grad[0] else None, weight_gradient(dy, x)
 
 
-class Attend(torch.autograd.Function):
-    """The product with queries, keys and values, and attention: x → softmax(q kᵀ / √d) v."""
+class SelfAttention(torch.autograd.Function):
+    """The product that gives queries, keys and values, and attention: x → softmax(q kᵀ / √d) v."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, shape: Shape, twin: Tensor | None, scales: Tensor | None
     ) -> Tensor:
-        """(M, D), and the same in FP8 with its scales, where the product is to be in that → (M, D)."""
+        """x (M, D) → (M, D). `twin` and `scales`: x in FP8; if given, the product is computed in FP8."""
         cast = weight.to(x.dtype)
-        qkv = dense(x, cast, bias, twin, scales)
-        q, k, v = heads(qkv, shape)
+        qkv = multiply(x, cast, bias, twin, scales)
+        q, k, v = split_heads(qkv, shape)
         y, *kept = attention_forward(q, k, v)
         ctx.save_for_backward(x, cast, qkv, y, *(each for each in kept if isinstance(each, Tensor)))
         ctx.shape, ctx.kept = shape, [None if isinstance(each, Tensor) else (each,) for each in kept]
@@ -155,18 +151,17 @@ class Attend(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """Of x, the weight and the bias."""
         x, weight, qkv, y, *tensors = ctx.saved_tensors
-        waiting = iter(tensors)
-        kept = [next(waiting) if each is None else each[0] for each in ctx.kept]
+        remaining = iter(tensors)
+        kept = [next(remaining) if each is None else each[0] for each in ctx.kept]
         images, tokens, count = ctx.shape
         dy = dy.contiguous().view(images, tokens, count, -1).transpose(1, 2)
-        dq, dk, dv = attention_backward(dy, *heads(qkv, ctx.shape), y, kept)
-        dqkv, d_bias = pack(dq, dk, dv)
-        return dqkv @ weight, outer(dqkv, x), d_bias, None, None, None
+        dq, dk, dv = attention_backward(dy, *split_heads(qkv, ctx.shape), y, kept)
+        dqkv, d_bias = join_qkv_gradients(dq, dk, dv)
+        return dqkv @ weight, weight_gradient(dqkv, x), d_bias, None, None, None
 
 
-class Mix(torch.autograd.Function):
+class MlpProducts(torch.autograd.Function):
     """The MLP without its last bias: gelu(x · W₁ᵀ + b₁) · W₂ᵀ."""
 
     @staticmethod
@@ -174,9 +169,9 @@ class Mix(torch.autograd.Function):
         ctx: Any, x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, form: int,
         twin: Tensor | None, scales: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        """(M, D), and the same in FP8 with its scales, where the first product is to be in that → (M, D)."""
+        """x (M, D) → (M, D). `twin` and `scales`: x in FP8; if given, the first product is computed in FP8."""
         cast1, cast2 = weight1.to(x.dtype), weight2.to(x.dtype)
-        before, hidden = activated(x, cast1, bias1.to(x.dtype), form, twin, scales)
+        before, hidden = multiply_and_activate(x, cast1, bias1.to(x.dtype), form, twin, scales)
         ctx.save_for_backward(x, cast1, cast2, before, hidden)
         ctx.form = form
         return hidden @ cast2.t()
@@ -184,17 +179,16 @@ class Mix(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """Of x and what is learned."""
         x, weight1, weight2, before, hidden = ctx.saved_tensors
         dy = dy.contiguous()
         d_before = dy @ weight2
-        d_weight2 = outer(dy, hidden)
+        d_weight2 = weight_gradient(dy, hidden)
         d_bias1 = gelu_backward(d_before, before, ctx.form)
-        return d_before @ weight1, outer(d_before, x), d_bias1, d_weight2, None, None, None
+        return d_before @ weight1, weight_gradient(d_before, x), d_bias1, d_weight2, None, None, None
 
 
-def dense(x: Tensor, weight: Tensor, bias: Tensor, twin: Tensor | None, scales: Tensor | None) -> Tensor:
-    """x · Wᵀ + bias; in FP8 where x has a twin."""
+def multiply(x: Tensor, weight: Tensor, bias: Tensor, twin: Tensor | None, scales: Tensor | None) -> Tensor:
+    """Return x · Wᵀ + bias (M, N); computed in FP8 if x has a twin."""
     if twin is None or scales is None:
         return F.linear(x, weight, bias.to(x.dtype))
     weight8, weight_scales = quantise(weight)
@@ -204,19 +198,19 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor, twin: Tensor | None, scales: 
     return y
 
 
-def activated(
+def multiply_and_activate(
     x: Tensor, weight: Tensor, bias: Tensor, form: int, twin: Tensor | None, scales: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """x · Wᵀ + bias, and the GELU of it; in FP8 where x has a twin."""
+    """Return x · Wᵀ + bias and its GELU, both (M, N); computed in FP8 if x has a twin."""
     operand, kernel, kernel_scales = x, weight, None
     if twin is not None:
         operand, (kernel, kernel_scales) = twin, quantise(weight)
 
-    def by_library(operand: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
+    def run_torch(operand: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
         before = F.linear(operand, kernel, bias)
         return before, F.gelu(before, approximate=GELUS[form])
 
-    def by_ours(tiling: Tiling, operand: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
+    def run_kernel(tiling: Tiling, operand: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
         before = torch.empty(len(operand), len(kernel), dtype=x.dtype, device=x.device)
         hidden = product(
             operand, kernel, bias, tiling,
@@ -224,22 +218,22 @@ def activated(
         )  # fmt: skip
         return before, hidden
 
-    ways: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {} if twin is not None else {"library": by_library}
+    candidates: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {} if twin is not None else {"library": run_torch}
     for name, tiling in (WIDE if twin is None else BYTES).items():
-        ways[name] = partial(by_ours, tiling)
-    key = "activated", *weight.shape, bucket(len(x)), form, twin is not None
-    return choose(key, ways, operand, kernel)(operand, kernel)
+        candidates[name] = partial(run_kernel, tiling)
+    key = "activated", *weight.shape, round_up_rows(len(x)), form, twin is not None
+    return choose_fastest(key, candidates, operand, kernel)(operand, kernel)
 
 
-def outer(dy: Tensor, x: Tensor) -> Tensor:
-    """(M, N), (M, K) → (N, K) float32, added up in it: the gradient of a weight."""
+def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
+    """dy (M, N), x (M, K) → the gradient of a weight (N, K), float32, also summed in float32."""
     if dy.is_cuda and dy.dtype != torch.float32:
-        found: Tensor = torch.mm(dy.t(), x, out_dtype=torch.float32)
-        return found
+        gradient: Tensor = torch.mm(dy.t(), x, out_dtype=torch.float32)
+        return gradient
     return (dy.t() @ x).float()
 
 
-def heads(qkv: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
+def split_heads(qkv: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
     """(M, 3·D) → queries, keys and values, each (B, H, T, d)."""
     images, tokens, count = shape
     q, k, v = qkv.view(images, tokens, 3, count, -1).permute(2, 0, 3, 1, 4).unbind(0)
@@ -247,7 +241,7 @@ def heads(qkv: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def attention_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
-    """Attention by cuDNN's kernel, the operator that torch itself dispatches to, and what its gradient needs."""
+    """Return attention by cuDNN's kernel, called as torch itself does, and what its gradient needs."""
     if not q.is_cuda:
         return (F.scaled_dot_product_attention(q, k, v),)
     y, *kept = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, False, False)
@@ -255,14 +249,14 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
 
 
 def attention_backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, kept: list[Any]) -> tuple[Tensor, ...]:
-    """The gradients of queries, keys and values."""
+    """Return the gradients of queries, keys and values, each (B, H, T, d)."""
     if not q.is_cuda:
         with torch.enable_grad():
             q, k, v = (each.detach().requires_grad_() for each in (q, k, v))
             again = F.scaled_dot_product_attention(q, k, v)
         return torch.autograd.grad(again, (q, k, v), dy)
     lse, cumulative_q, cumulative_k, most_q, most_k, seed, offset = kept
-    found: tuple[Tensor, ...] = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+    gradients: tuple[Tensor, ...] = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
         dy, q, k, v, y, lse, seed, offset, None, cumulative_q, cumulative_k, most_q, most_k, 0.0, False
     )
-    return found
+    return gradients

@@ -1,4 +1,4 @@
-"""Kernels in Triton, for NVIDIA GPUs. In Triton's interpreter they run on a CPU too, slowly: so they are tested.
+"""Triton kernels for NVIDIA GPUs. Tests run them on a CPU, slowly, in Triton's interpreter.
 
-Only what uses them imports them: Triton is there where PyTorch is built for a GPU, and not elsewhere.
+Import these modules only inside functions that need a GPU: Triton is not installed with a PyTorch for CPUs.
 """

@@ -1,6 +1,6 @@
-"""What gradients need beside matrix products, each in one pass over memory, with the sums over tokens on the way.
+"""Backward kernels for the work between matrix products; each makes one pass over memory and also sums over tokens.
 
-Sums are of parts: every program adds up the rows it meets and writes one row, and torch adds those up.
+Used by gradients.py. For a sum over tokens every program adds up its own rows and writes one row; torch adds up those.
 
 Shapes: M = B·T tokens, D width, N features, P programs.
 """
@@ -14,26 +14,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vitrail.fast.gpu.kernels.gelu import gelu_slope
-from vitrail.fast.gpu.kernels.overlap import on_chip
-from vitrail.fast.gpu.kernels.product import multiprocessors
+from vitrail.fast.gpu.kernels.gelu import gelu_derivative
+from vitrail.fast.gpu.kernels.overlap import is_compiled
+from vitrail.fast.gpu.kernels.product import count_multiprocessors
 
 
 class Walk(NamedTuple):
-    """How programs walk down a matrix."""
+    """How programs go through a matrix, from top to bottom."""
 
     rows: int
-    """That a program takes at a time."""
+    """Rows that a program takes at a time."""
     columns: int
     warps: int
     programs: int
-    """On a multiprocessor."""
+    """Programs on each multiprocessor."""
 
 
 NORM = Walk(1, 0, 1, 8)
-"""All columns at a time."""
+"""A program takes all columns at a time, so `columns` is not used."""
 GELU = Walk(8, 256, 2, 8)
-PACK = Walk(2, 256, 2, 8)
+QKV = Walk(2, 256, 2, 8)
 
 
 @triton.jit
@@ -56,7 +56,9 @@ def norm_backward_kernel(
     thinned: tl.constexpr,
     centred: tl.constexpr,
 ):
-    """From the gradient of y = norm(z) · weight + bias, and that of z itself: the gradient of z, and of the branch."""
+    """From the gradients of y = norm(z) · weight + bias and of z itself, compute those of z and of the branch."""
+    # dy, dz, z, new_dz, dbranch (M, D); weight (D,); keep (B,); sums (P, 3, D): of weight, bias and branch bias.
+    # count = M, width = D, padded = the next power of two; a program takes `rows` rows at a time.
     column = tl.arange(0, padded)
     inside = column < width
     w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)[None, :]
@@ -95,14 +97,14 @@ def norm_backward_kernel(
 
 
 class NormGradients(NamedTuple):
-    """Of a sum and its norm."""
+    """Gradients of a residual sum and its norm."""
 
     z: Tensor
     """(M, D)"""
     branch: Tensor
     """(M, D); the same tensor as z where they are equal."""
     weight: Tensor
-    """(D,), as are the others."""
+    """(D,), like the biases."""
     bias: Tensor
     branch_bias: Tensor
 
@@ -119,12 +121,24 @@ def norm_backward(
     tokens: int = 1,
     walk: Walk = NORM,
 ) -> NormGradients:
-    """(M, D) gradients of the norm, and of the sum z that it is of, if it is used further → those of what was added."""
+    """Compute the backward pass of `add_norm`.
+
+    Args:
+        dy: (M, D), gradient of the norm.
+        dz: (M, D), gradient of the sum z from elsewhere; None if z is not used elsewhere.
+        z: (M, D), the sum.
+        weight: (D,), of the norm.
+        eps: Of the norm.
+        centred: True for a LayerNorm, False for an RMSNorm.
+        keep: (B,), what each image's branch was multiplied by (stochastic depth).
+        tokens: T, of one image; used with `keep`.
+        walk: How the programs go through the rows.
+    """
     count, width = z.shape
     assert all(each is None or each.is_contiguous() for each in (dy, dz, z))
     new_dz = torch.empty_like(dy)
     dbranch = new_dz if keep is None else torch.empty_like(dy)
-    programs = min(triton.cdiv(count, walk.rows), walk.programs * multiprocessors(z.device))
+    programs = min(triton.cdiv(count, walk.rows), walk.programs * count_multiprocessors(z.device))
     sums = torch.empty(programs, 3, width, dtype=torch.float32, device=z.device)
     norm_backward_kernel[(programs,)](
         dy, dz, z, keep, weight, new_dz, dbranch, sums,
@@ -148,7 +162,8 @@ def gelu_backward_kernel(
     rows: tl.constexpr,
     columns: tl.constexpr,
 ):
-    """dh becomes dh · gelu'(before)."""
+    """Replace dh by dh · gelu'(before), and sum it over tokens."""
+    # dh, before (M, N); sums (P, N). count = M, width = N; program (i, j) takes block i of columns.
     column = tl.program_id(0) * columns + tl.arange(0, columns)
     total = tl.zeros((rows, columns), dtype=tl.float32)
     for start in range(tl.program_id(1) * rows, count, tl.num_programs(1) * rows):
@@ -157,27 +172,27 @@ def gelu_backward_kernel(
         places = row[:, None] * width + column[None, :]
         g = tl.load(dh + places, mask=mask, other=0.0).to(tl.float32)
         x = tl.load(before + places, mask=mask, other=0.0).to(tl.float32)
-        g *= gelu_slope(x, form, chip)
+        g *= gelu_derivative(x, form, chip)
         tl.store(dh + places, g.to(dh.dtype.element_ty), mask=mask)
         total += g
     tl.store(sums + tl.program_id(1) * width + column, tl.sum(total, 0), mask=column < width)
 
 
 def gelu_backward(dh: Tensor, before: Tensor, form: int, walk: Walk = GELU) -> Tensor:
-    """(M, N) the gradient behind a GELU, which becomes the one before it, in place → (N,) its sum over tokens."""
+    """Turn the gradient after a GELU, dh (M, N), into the one before it, in place; return its sum over tokens (N,)."""
     count, width = dh.shape
     assert dh.is_contiguous()
     assert before.is_contiguous()
-    grid, sums = _programs(dh, width, walk)
+    grid, sums = _plan_programs(dh, width, walk)
     gelu_backward_kernel[grid](
-        dh, before, sums, count, width, form, on_chip(), walk.rows, walk.columns, num_warps=walk.warps
+        dh, before, sums, count, width, form, is_compiled(), walk.rows, walk.columns, num_warps=walk.warps
     )
     total: Tensor = sums.sum(0)
     return total
 
 
 @triton.jit
-def pack_kernel(
+def join_qkv_gradients_kernel(
     dq,
     dk,
     dv,
@@ -193,7 +208,8 @@ def pack_kernel(
     rows: tl.constexpr,
     columns: tl.constexpr,
 ):
-    """The gradients of queries, keys and values, side by side."""
+    """Copy the gradients of queries, keys and values side by side, and sum them over tokens."""
+    # dq, dk, dv (B, H, T, d) with strides by_image, by_head, by_token; out (B·T, 3·D); sums (P, 3·D). count = B·T.
     column = tl.program_id(0) * columns + tl.arange(0, columns)
     within = (column // head_width * by_head + column % head_width)[None, :]
     which = tl.program_id(2)
@@ -213,16 +229,16 @@ def pack_kernel(
     tl.store(sums + tl.program_id(1) * 3 * width + which * width + column, tl.sum(total, 0), mask=column < width)
 
 
-def pack(dq: Tensor, dk: Tensor, dv: Tensor, *, walk: Walk = PACK) -> tuple[Tensor, Tensor]:
-    """Three of (B, H, T, d), in memory alike → (B·T, 3·H·d) side by side, and its sum over tokens."""
+def join_qkv_gradients(dq: Tensor, dk: Tensor, dv: Tensor, *, walk: Walk = QKV) -> tuple[Tensor, Tensor]:
+    """dq, dk, dv (B, H, T, d) → side by side (B·T, 3·H·d), and their sum over tokens (3·H·d,)."""
     images, heads, tokens, head_width = dq.shape
     if not dq.stride() == dk.stride() == dv.stride() or dq.stride(3) != 1:
         dq, dk, dv = dq.contiguous(), dk.contiguous(), dv.contiguous()
     count, width = images * tokens, heads * head_width
     out = torch.empty(count, 3 * width, dtype=dq.dtype, device=dq.device)
-    (across, down), sums = _programs(out, width, walk)
+    (across, down), sums = _plan_programs(out, width, walk)
     by_image, by_head, by_token, _ = dq.stride()
-    pack_kernel[(across, down, 3)](
+    join_qkv_gradients_kernel[(across, down, 3)](
         dq, dk, dv, out, sums, count, tokens, by_image, by_head, by_token, width, head_width, walk.rows, walk.columns,
         num_warps=walk.warps,
     )  # fmt: skip
@@ -230,8 +246,8 @@ def pack(dq: Tensor, dk: Tensor, dv: Tensor, *, walk: Walk = PACK) -> tuple[Tens
     return out, total
 
 
-def _programs(x: Tensor, width: int, walk: Walk) -> tuple[tuple[int, int], Tensor]:
-    """How many walk side by side down a matrix, and below one another, and a place for the sums of each."""
+def _plan_programs(x: Tensor, width: int, walk: Walk) -> tuple[tuple[int, int], Tensor]:
+    """Return the numbers of programs across and down a matrix, and memory for their sums."""
     across = triton.cdiv(width, walk.columns)
-    down = max(1, min(triton.cdiv(len(x), walk.rows), walk.programs * multiprocessors(x.device) // across))
+    down = max(1, min(triton.cdiv(len(x), walk.rows), walk.programs * count_multiprocessors(x.device) // across))
     return (across, down), torch.empty(down, x.shape[1], dtype=torch.float32, device=x.device)

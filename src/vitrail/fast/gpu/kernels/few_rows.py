@@ -1,6 +1,6 @@
-"""x · Wᵀ + bias, and a GELU, for the few tokens that are read in the end: all the time it takes is that of reading W.
+"""x · Wᵀ + bias, and a GELU, for up to four rows, such as class tokens: reading W takes all of the time.
 
-Shapes: M tokens, at most MOST, K → N features.
+Shapes: M rows, at most MOST, K → N features.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import triton.language as tl
 from torch import Tensor
 
 from vitrail.fast.gpu.kernels.gelu import gelu
-from vitrail.fast.gpu.kernels.overlap import LINE, begin, fetch_rows, on_chip, overlapping
+from vitrail.fast.gpu.kernels.overlap import LINE, begin, fetch_rows, is_compiled, overlap_options
 
 MOST = 4
 DEPTH = 1024
-"""Features that are added up at a time."""
+"""Features that are multiplied at a time."""
 COLUMNS, WARPS = 8, 4
-"""Results of a program, and its warps."""
+"""Columns of y that a program computes, and its warps."""
 
 
 @triton.jit
@@ -37,7 +37,8 @@ def few_rows_kernel(
     lines: tl.constexpr,
     chip: tl.constexpr,
 ):
-    """Some columns of y, for every row."""
+    """Compute `columns` columns of y for every row."""
+    # x (M, K), w (N, K), bias (N,), y (M, N); `line` values fit into a cache line, a row of w has at most `lines`.
     first = tl.program_id(0) * columns
     if chip:
         fetch_rows(w, first, columns, N, K, line, lines)
@@ -61,8 +62,8 @@ def few_rows_kernel(
         tl.store(y + row * N + column, gelu(result, form, chip).to(y.dtype.element_ty), mask=there)
 
 
-def few_rows(x: Tensor, w: Tensor, bias: Tensor | None, form: int = 0) -> Tensor:
-    """(M, K), (N, K) → (M, N), in x's type."""
+def multiply_few_rows(x: Tensor, w: Tensor, bias: Tensor | None, form: int = 0) -> Tensor:
+    """x (M, K), w (N, K), bias (N,) → (M, N), in x's type; `form`: number of the GELU, 0 for none."""
     (m, k), n = x.shape, w.shape[0]
     assert m <= MOST
     assert x.is_contiguous()
@@ -71,7 +72,7 @@ def few_rows(x: Tensor, w: Tensor, bias: Tensor | None, form: int = 0) -> Tensor
     line = LINE // w.element_size()
     few_rows_kernel[(triton.cdiv(n, COLUMNS),)](
         x, w, bias, y, n, m, k, COLUMNS, min(DEPTH, triton.next_power_of_2(k)), form, bias is not None,
-        line, triton.next_power_of_2(triton.cdiv(k, line)), on_chip(),
-        num_warps=WARPS, **overlapping(),
+        line, triton.next_power_of_2(triton.cdiv(k, line)), is_compiled(),
+        num_warps=WARPS, **overlap_options(),
     )  # fmt: skip
     return y

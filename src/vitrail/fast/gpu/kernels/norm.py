@@ -1,4 +1,4 @@
-"""z + branch and the norm of it in one pass over memory; the norm in half precision, or in FP8 with its scales.
+"""z + branch and its norm in one pass over memory; the norm in half precision, or in FP8 with scales.
 
 Shapes: M = B·T tokens, D width.
 """
@@ -12,15 +12,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vitrail.fast.gpu.kernels.overlap import begin, on_chip, overlapping
+from vitrail.fast.gpu.kernels.overlap import begin, is_compiled, overlap_options
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0
-"""Of FP8's numbers."""
+"""The largest FP8 number."""
 ROWS, WARPS = 2, 4
-"""Tokens of a program, and its warps: what was fastest, by little, on an H200."""
+"""Tokens that a program takes, and its warps: slightly the fastest on an H200."""
 SPARSE = 1024
-"""Tokens up to which the chip is not filled: there each has a program to itself, of more warps."""
+"""Up to so many tokens do not fill the chip: then each token has its own program, with more warps."""
 
 
 @triton.jit
@@ -54,10 +54,10 @@ def add_norm_kernel(
     splits: tl.constexpr,
     chip: tl.constexpr,
 ):
-    """new_z = z + keep · factor · (branch + its bias); y = norm(new_z) · weight + bias.
-
-    `assembles`: z is a table of T rows for every image, and the branch has its patches alone, without the prefix.
-    """
+    """Compute new_z = z + keep · factor · (branch + branch_bias) and y = norm(new_z) · weight + bias."""
+    # z, branch, new_z, y, twin (M, D); branch_bias, factor, weight, bias (D,); keep (B,); scales (M, 1). count = M,
+    # width = D, padded = the next power of two. `splits`: branch is (splits, M, D), to be added up.
+    # `assembles`: z is a table (T, D) for every image, and branch has the patches (B·(T - prefix), D) only.
     begin(chip)
     row = (tl.program_id(0) * rows + tl.arange(0, rows)).to(tl.int64)
     column = tl.arange(0, padded)
@@ -90,7 +90,7 @@ def add_norm_kernel(
             x = tl.clamp(x, -65504.0, 65504.0)
         kept = x.to(new_z.dtype.element_ty)
         tl.store(new_z + places, kept, mask=mask)
-        x = kept.to(tl.float32)  # the norm is of what the next block reads
+        x = kept.to(tl.float32)  # the norm of the rounded values, which the next block reads
     if centred:
         x = tl.where(inside[None, :], x - (tl.sum(x, 1) / width)[:, None], 0.0)
     x *= (1 / tl.sqrt(tl.sum(x * x, 1) / width + eps))[:, None]
@@ -105,15 +105,17 @@ def add_norm_kernel(
         tl.store(twin + places, (x / scale[:, None]).to(twin.dtype.element_ty), mask=mask)
 
 
-class Normed(NamedTuple):
-    """A sum and its norm."""
+class NormedTokens(NamedTuple):
+    """Tokens and their norm."""
 
     z: Tensor
+    """(M, D), the tokens."""
     y: Tensor
+    """(M, D), their norm."""
     scales: Tensor | None
-    """(M, 1) of the norm in FP8."""
+    """(M, 1), of the norm in FP8."""
     twin: Tensor | None
-    """The norm in FP8, where it was asked for beside another."""
+    """(M, D), the norm in FP8 as well, if requested."""
 
 
 def add_norm(
@@ -129,20 +131,27 @@ def add_norm(
     tokens: int = 1,
     dtype: torch.dtype | None = None,
     twin: bool = False,
-) -> Normed:
-    """(M, D) z and a branch of the same shape, or in parts (S, M, D), or none → z + branch and its norm.
+) -> NormedTokens:
+    """Add a branch to z and return the sum and its norm.
 
     Args:
-        bias: none for an RMSNorm, which does not centre.
-        branch_bias: (D,) that is added to the branch before anything else.
-        factor: (D,) that the branch is multiplied by first: a layer scale.
-        keep: (B,) that the branch is multiplied by, for each image: stochastic depth. `tokens` of an image.
-        dtype: of the norm; as z if not given.
-        twin: give the norm in FP8 too.
+        z: (M, D).
+        branch: (M, D), or parts (S, M, D) that are added up, or None.
+        weight: (D,), of the norm.
+        bias: (D,), of the norm; None for an RMSNorm, which does not subtract the mean.
+        eps: Of the norm.
+        branch_bias: (D,), added to the branch first.
+        factor: (D,), multiplied with the branch (layer scale).
+        keep: (B,), multiplied with the branch of each image (stochastic depth).
+        tokens: T, of one image; used with `keep`.
+        dtype: Type of the norm; z's if None.
+        twin: Return the norm in FP8 as well.
     """
     new_z = z if branch is None else torch.empty_like(z)
     dtype = dtype or z.dtype
-    return _normed(z, branch, weight, bias, eps, new_z, branch_bias, factor, keep, tokens, 0, dtype, twin, False)
+    return _launch_add_norm(
+        z, branch, weight, bias, eps, new_z, branch_bias, factor, keep, tokens, 0, dtype, twin, False
+    )
 
 
 def assemble_norm(
@@ -156,22 +165,31 @@ def assemble_norm(
     stream: torch.dtype,
     dtype: torch.dtype,
     twin: bool = False,
-) -> Normed:
-    """(T, D), positions with the prefix's tokens added; (B·N, D) embedded patches → (B·T, D) tokens and their norm.
+) -> NormedTokens:
+    """Add a table (T, D) to every image's embedded patches (B·N, D); return the tokens (B·T, D) and their norm.
 
-    `stream` is the type of the tokens, `dtype` that of their norm.
+    Args:
+        table: (T, D): positions; the first `prefix` rows also hold class token and registers.
+        patches: (B·N, D), with N = T - prefix.
+        weight: (D,), of the norm.
+        bias: (D,), of the norm, or None.
+        eps: Of the norm.
+        prefix: Number of tokens before the patches.
+        stream: Type of the tokens.
+        dtype: Type of the norm.
+        twin: Return the norm in FP8 as well.
     """
     tokens = len(table)
     images = len(patches) // (tokens - prefix)
     z = torch.empty(images * tokens, table.shape[1], dtype=stream, device=patches.device)
-    return _normed(table, patches, weight, bias, eps, z, None, None, None, tokens, prefix, dtype, twin, True)
+    return _launch_add_norm(table, patches, weight, bias, eps, z, None, None, None, tokens, prefix, dtype, twin, True)
 
 
-def _normed(
+def _launch_add_norm(
     z: Tensor, branch: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, new_z: Tensor,
     branch_bias: Tensor | None, factor: Tensor | None, keep: Tensor | None, tokens: int, prefix: int,
     dtype: torch.dtype, twin: bool, assembles: bool,
-) -> Normed:  # fmt: skip
+) -> NormedTokens:  # fmt: skip
     count, width = new_z.shape
     assert all(each is None or each.is_contiguous() for each in (z, branch, new_z))
     fp8 = twin or dtype == FP8
@@ -184,7 +202,7 @@ def _normed(
         count, tokens, prefix,
         width, triton.next_power_of_2(width), eps, rows,
         branch is not None and not assembles, assembles, branch_bias is not None, keep is not None, factor is not None,
-        bias is not None, fp8, twin, len(branch) if branch is not None and branch.ndim == 3 else 1, on_chip(),
-        num_warps=warps, **overlapping(),
+        bias is not None, fp8, twin, len(branch) if branch is not None and branch.ndim == 3 else 1, is_compiled(),
+        num_warps=warps, **overlap_options(),
     )  # fmt: skip
-    return Normed(new_z, y, scales, y8 if twin else None)
+    return NormedTokens(new_z, y, scales, y8 if twin else None)

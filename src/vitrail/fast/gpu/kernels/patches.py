@@ -1,4 +1,4 @@
-"""An image cut into flattened patches, in one pass over memory.
+"""Cut images into flattened patches, in one pass over memory.
 
 Shapes: B images, C channels, H×W pixels, P patch side, N patches.
 """
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vitrail.fast.gpu.kernels.overlap import begin, on_chip, overlapping
+from vitrail.fast.gpu.kernels.overlap import begin, is_compiled, overlap_options
 
 
 @triton.jit
@@ -26,7 +26,8 @@ def cut_kernel(
     padded_width: tl.constexpr,
     chip: tl.constexpr,
 ):
-    """One channel of one row of patches."""
+    """Cut one channel of one row of patches."""
+    # images (B, C, H, W), out (B·N, C·P·P); columns = W/P; one program per (image, row of patches, channel).
     begin(chip)
     number = tl.program_id(0)
     channel = number % channels
@@ -42,8 +43,8 @@ def cut_kernel(
     tl.store(out + place, pixels.to(out.dtype.element_ty), mask=mask)
 
 
-def cut(images: Tensor, side: int, dtype: torch.dtype) -> Tensor:
-    """(B, C, H, W) → (B·N, C·P·P), row by row, a patch flattened as (channel, row, column)."""
+def cut_patches(images: Tensor, side: int, dtype: torch.dtype) -> Tensor:
+    """(B, C, H, W) → (B·N, C·P·P) as `dtype`: patches row by row, each flattened as (channel, row, column)."""
     images = images.contiguous()
     count, channels, height, width = images.shape
     assert height % side == 0
@@ -52,7 +53,7 @@ def cut(images: Tensor, side: int, dtype: torch.dtype) -> Tensor:
     out = torch.empty(count * rows * columns, channels * side * side, dtype=dtype, device=images.device)
     cut_kernel[(count * rows * channels,)](
         images, out, height, width, columns, channels, side,
-        triton.next_power_of_2(side), triton.next_power_of_2(width), on_chip(),
-        num_warps=4, **overlapping(),
+        triton.next_power_of_2(side), triton.next_power_of_2(width), is_compiled(),
+        num_warps=4, **overlap_options(),
     )  # fmt: skip
     return out

@@ -1,7 +1,7 @@
-"""x · Wᵀ, and what follows it before the result leaves the chip: scales, bias, GELU, FP8.
+"""x · Wᵀ, with scales, bias, GELU and rounding to FP8 applied before the result leaves the chip.
 
-One program on each multiprocessor goes from tile to tile; the next tile's operands are on their way, by the chip's copy
-engine, while the last one's results are finished.
+One program on each multiprocessor goes from tile to tile; the copy engine already loads the operands of the next tile
+while the results of the last one are finished.
 
 Shapes: M tokens, K → N features.
 """
@@ -18,39 +18,41 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from vitrail.fast.gpu.kernels.gelu import gelu
 from vitrail.fast.gpu.kernels.norm import FP8
-from vitrail.fast.gpu.kernels.overlap import LINE, begin, fetch_rows, fetch_share, on_chip, overlapping
+from vitrail.fast.gpu.kernels.overlap import LINE, begin, fetch_rows, fetch_share, is_compiled, overlap_options
 
 
 class Tiling(NamedTuple):
-    """How a product is cut up."""
+    """How a product is divided into tiles and programs."""
 
     rows: int
+    """Of a tile of the result, as are `columns`."""
     columns: int
     depth: int
+    """Features of K that are multiplied at a time."""
     warps: int
     stages: int
+    """Loads in flight."""
     programs: int = 1
-    """On a multiprocessor."""
+    """Programs on each multiprocessor."""
     parts: int = 1
-    """In which the result of a tile is written: 2 takes less memory on the chip."""
+    """In how many parts a tile's result is written: 2 takes less memory on the chip."""
     splits: int = 1
-    """Parts of K, whose results are left apart, for who reads them to add up."""
+    """In how many parts K is split; the results stay separate, and the reader adds them up."""
 
 
-def named(*tilings: Tiling) -> dict[str, Tiling]:
-    """By what they are called where ways are compared."""
+def name_tilings(*tilings: Tiling) -> dict[str, Tiling]:
+    """Return tilings by the names under which implementations are compared."""
     return {str(tuple(tiling)): tiling for tiling in tilings}
 
 
 GROUP = 8
-"""Rows of tiles that are worked on together, so that they share what is in the cache."""
+"""Rows of tiles that are computed together, so that they share the cache."""
 FEW = 4096
-"""Rows of x up to which a product does not fill the chip with large tiles, and waiting for weights takes more time than
-working with them."""
+"""Up to so many rows of x, large tiles do not fill the chip, and waiting for weights takes longer than multiplying."""
 
 
 @triton.jit
-def _finished(
+def _finish_tile(
     total,
     out,
     before,
@@ -73,6 +75,8 @@ def _finished(
     to_fp8: tl.constexpr,
     splits: tl.constexpr,
 ):
+    """Apply scales, bias, GELU and rounding to one tile, and store it."""
+    # total (rows, columns) float32: the tile of the result that begins at row m, column n; the rest as below.
     row, column = m + tl.arange(0, rows), n + tl.arange(0, columns)
     if scaled == 1:
         total *= tl.load(row_scales + row, mask=row < M, other=0.0)[:, None]
@@ -96,8 +100,8 @@ def _finished(
 
 
 @triton.jit
-def _place(number, high, in_group, group: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr):
-    """Where the tile with this number begins."""
+def _locate_tile(number, high, in_group, group: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr):
+    """Return the first row and column of the tile with this number."""
     first = number // in_group * group
     here = min(high - first, group)
     return (first + number % in_group % here) * rows, number % in_group // here * columns
@@ -108,7 +112,7 @@ def product_kernel(
     x,
     w,
     weights,
-    following,
+    next_weight,
     out,
     before,
     bias,
@@ -135,21 +139,22 @@ def product_kernel(
     share: tl.constexpr,
     splits: tl.constexpr,
 ):
-    """`scaled`: 0 not; 1 by row and by column; 2 by one for all rows, and by column.
-
-    `lines`: that a row of weights has in the cache, which is to fetch those of the first tile; 0: it is not. `share`:
-    lines of the `following` weights, N·K values too, that each program has it fetch.
-    """
+    """Compute out = GELU(x · Wᵀ · scales + bias), tile by tile."""
+    # x (M, K), w (N, K), out (M, N) or (splits, M, N) and before (M, N) are descriptors for the copy engine; `weights`
+    # is a pointer to w; bias, column_scales (N,); row_scales (M, 1) or (); out_scale (); next_weight: N·K values.
+    # `scaled`: 0 without scales; 1 by row and by column; 2 by one scale for all rows, and by column.
+    # `line` values fit into a cache line; a row of w has at most `lines` (0: do not prefetch the first tile's weights);
+    # each program fetches `share` lines of next_weight (0: none).
     high, wide = tl.cdiv(M, rows), tl.cdiv(N, columns)
     in_group = group * wide
     if lines > 0:
-        _, n = _place(tl.program_id(0) % (high * wide), high, in_group, group, rows, columns)
+        _, n = _locate_tile(tl.program_id(0) % (high * wide), high, in_group, group, rows, columns)
         fetch_rows(weights, n, columns, N, K, line, lines)
     begin(chip)
     if share > 0:
-        fetch_share(following, share, N * K, line)
+        fetch_share(next_weight, share, N * K, line)
     for number in tl.range(tl.program_id(0), high * wide * splits, programs, flatten=chip):
-        m, n = _place(number % (high * wide), high, in_group, group, rows, columns)
+        m, n = _locate_tile(number % (high * wide), high, in_group, group, rows, columns)
         split = number // (high * wide)
         total = tl.zeros((rows, columns), dtype=tl.float32)
         for k in range(0, K // splits, depth):  # beyond K the copy engine gives zeros
@@ -157,16 +162,16 @@ def product_kernel(
             total = tl.dot(x.load([m, at]), w.load([n, at]).T, total)
         if parts == 2:
             left, right = tl.split(tl.permute(tl.reshape(total, (rows, 2, columns // 2)), (0, 2, 1)))
-            _finished(
+            _finish_tile(
                 left, out, before, bias, row_scales, column_scales, out_scale, split, m, n, M, N,
                 rows, columns // 2, form, chip, scaled, has_bias, keeps, to_fp8, splits,
             )  # fmt: skip
-            _finished(
+            _finish_tile(
                 right, out, before, bias, row_scales, column_scales, out_scale, split, m, n + columns // 2, M, N,
                 rows, columns // 2, form, chip, scaled, has_bias, keeps, to_fp8, splits,
             )  # fmt: skip
         else:
-            _finished(
+            _finish_tile(
                 total, out, before, bias, row_scales, column_scales, out_scale, split, m, n, M, N,
                 rows, columns, form, chip, scaled, has_bias, keeps, to_fp8, splits,
             )  # fmt: skip
@@ -183,48 +188,54 @@ def product(
     column_scales: Tensor | None = None,
     out_scale: Tensor | None = None,
     before: Tensor | None = None,
-    following: Tensor | None = None,
+    next_weight: Tensor | None = None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """(M, K), (N, K) → (M, N); or (splits, M, N), where the sum over K is split, of parts to be added up.
+    """Return GELU(x · Wᵀ + bias) (M, N); or parts (splits, M, N) to be added up, where K is split.
 
     Args:
-        form: of the GELU behind it; 0 is none.
-        row_scales: of x in FP8: one for each row, or one for all. `column_scales` of w, one for each of its rows.
-        out_scale: given, the result is FP8, in units of this.
-        before: (M, N), where the result before the GELU is put too.
-        following: the weights of the product after this one, as many as here, for the cache to fetch in the meantime.
+        x: (M, K), in half precision or FP8.
+        w: (N, K), of the same type.
+        bias: (N,) or None.
+        tiling: Tile sizes.
+        form: Number of the GELU; 0 for none.
+        row_scales: Of x in FP8: (M, 1), or one number for all rows.
+        column_scales: (N,), of the rows of w in FP8.
+        out_scale: If given, the result is FP8, in units of this number.
+        before: (M, N), a tensor that receives the result before the GELU.
+        next_weight: The weights of the next product, of the same size as w, which the cache fetches meanwhile.
+        dtype: Type of the result, if it is not FP8.
     """
     (m, k), n = x.shape, w.shape[0]
     splits = tiling.splits
-    assert following is None or following.numel() == w.numel()
+    assert next_weight is None or next_weight.numel() == w.numel()
     assert splits == 1 or (form == 0 and out_scale is None and before is None and k % (splits * tiling.depth) == 0)
     shape = (m, n) if splits == 1 else (splits, m, n)
     out = torch.empty(shape, dtype=dtype if out_scale is None else FP8, device=x.device)
     tiles = triton.cdiv(m, tiling.rows) * triton.cdiv(n, tiling.columns) * splits
-    count = min(tiles, multiprocessors(x.device) * tiling.programs)
+    count = min(tiles, count_multiprocessors(x.device) * tiling.programs)
     operands = [tiling.rows, tiling.depth], [tiling.columns, tiling.depth]
     result = [tiling.rows, tiling.columns // tiling.parts]
-    line, fetched = LINE // w.element_size(), m <= FEW and on_chip()
-    share = triton.cdiv(n * k, line * count) if fetched and following is not None else 0
+    line, fetched = LINE // w.element_size(), m <= FEW and is_compiled()
+    share = triton.cdiv(n * k, line * count) if fetched and next_weight is not None else 0
     product_kernel[(count,)](
         TensorDescriptor.from_tensor(x, operands[0]),
         TensorDescriptor.from_tensor(w, operands[1]),
         w,
-        following,
+        next_weight,
         TensorDescriptor.from_tensor(out, result if splits == 1 else [1, *result]),
         None if before is None else TensorDescriptor.from_tensor(before, result),
         bias, row_scales, column_scales, out_scale,
         m, n, k, count, tiling.rows, tiling.columns, tiling.depth, GROUP, tiling.parts,
-        form, on_chip(), 0 if row_scales is None else 1 if row_scales.numel() > 1 else 2,
+        form, is_compiled(), 0 if row_scales is None else 1 if row_scales.numel() > 1 else 2,
         bias is not None, before is not None, out_scale is not None,
         line, triton.next_power_of_2(triton.cdiv(k, line)) if fetched else 0,
         triton.next_power_of_2(share) if share else 0, splits,
-        num_warps=tiling.warps, num_stages=tiling.stages, **overlapping(),
+        num_warps=tiling.warps, num_stages=tiling.stages, **overlap_options(),
     )  # fmt: skip
     return out
 
 
-def multiprocessors(device: torch.device) -> int:
-    """Of a GPU; one, where kernels are interpreted."""
+def count_multiprocessors(device: torch.device) -> int:
+    """Return the number of multiprocessors of a GPU; 1 on a CPU, where kernels are interpreted."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitrail.fast import measure
-from vitrail.fast.measure import PeakMemory, Product, Stopwatch, percentile, relative_distance, take_turns
+from vitrail.fast import timing
+from vitrail.fast.timing import PeakMemory, ReferenceProduct, Stopwatch, percentile, relative_distance, take_turns
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -36,27 +36,27 @@ class Clock:
 def test_calls_together_and_each():
     clock = Clock()
     watch = Stopwatch(CPU, clock)
-    assert watch.together(clock.step(1, 2, 3, 6), 4) == 3
-    assert watch.each(clock.step(1, 2, 3), 4) == [1, 2, 3, 3]
+    assert watch.time_calls(clock.step(1, 2, 3, 6), 4) == 3
+    assert watch.time_each_call(clock.step(1, 2, 3), 4) == [1, 2, 3, 3]
 
 
 @pytest.mark.parametrize(
     ("one", "least", "expected"),
-    [(0.5, 1, 4), (0.7, 1, 3), (5, 1, 1), (5, 10, 10), (0.5, 10, 10), (1e-6, 1, measure.MOST_CALLS), (0, 1, 1000)],
+    [(0.5, 1, 4), (0.7, 1, 3), (5, 1, 1), (5, 10, 10), (0.5, 10, 10), (1e-6, 1, timing.MOST_CALLS), (0, 1, 1000)],
 )
 def test_as_many_calls_as_fill_the_time(one, least, expected):
     clock = Clock()
-    assert Stopwatch(CPU, clock).calls_in(clock.step(one), 2, least) == expected
+    assert Stopwatch(CPU, clock).count_calls(clock.step(one), 2, least) == expected
 
 
 def test_a_device_is_waited_for_before_the_clock_is_read(monkeypatch):
     events = []
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: events.append(f"wait for {device}"))
     watch = Stopwatch(CUDA, lambda: events.append("clock") or 0.0)
-    watch.together(lambda: events.append("step"), 2)
+    watch.time_calls(lambda: events.append("step"), 2)
     assert events == ["wait for cuda", "clock", "step", "step", "wait for cuda", "clock"]
     events.clear()
-    watch.each(lambda: events.append("step"), 2)
+    watch.time_each_call(lambda: events.append("step"), 2)
     assert events == ["wait for cuda", "clock", "step", "wait for cuda", "clock"] * 2
 
 
@@ -66,7 +66,7 @@ def test_turns_alternate():
     def contestant(name: str):
         return lambda: (order.append(name), len(order))[1]
 
-    results = take_turns({name: contestant(name) for name in "abc"}, 3, failed=None)
+    results = take_turns({name: contestant(name) for name in "abc"}, 3, on_failure=None)
     assert "".join(order) == "abccbaabc"
     assert results == {"a": [1, 6, 7], "b": [2, 5, 8], "c": [3, 4, 9]}
 
@@ -90,7 +90,7 @@ def test_an_interruption_is_no_failure():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        take_turns({"a": interrupted}, 1, failed=None)
+        take_turns({"a": interrupted}, 1, on_failure=None)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=300), st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]))
@@ -105,8 +105,8 @@ def test_the_slowest_hundredth():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_product_is_one(monkeypatch, dtype):
-    monkeypatch.setitem(measure.SIDES, "cpu", 24)
-    product = Product(CPU, dtype)
+    monkeypatch.setitem(timing.SIDES, "cpu", 24)
+    product = ReferenceProduct(CPU, dtype)
     product()
     assert product.flops == 2 * 24**3
     assert product._result.dtype == dtype

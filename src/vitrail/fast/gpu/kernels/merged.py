@@ -1,12 +1,12 @@
-"""Products with what stands between them inside: the residual sum in the one before, the norm in the one after.
+"""Two products with the work between them inside: the first adds the residual sum, the second applies the norm.
 
-z + x · Wᵀ is stored by the product that computes it, with the mean and the squared deviations of every row over each
-tile's columns: numbers that a tile has without asking another. The next product reads z as it is and norms its result:
+The first stores z + x · Wᵀ, and for every row the mean and the squared deviations over each tile's columns, which it
+can compute alone. The second multiplies z as it is, and applies the norm to the result:
 
     norm(z) · Wᵀ + b = rstd · (z · W'ᵀ - mean · s) + c,  W' = γ ∘ W,  s = its rows' sums,  c = W · β + b
 
-where mean and rstd are put together from the tiles' statistics, exactly (Chan, Golub and LeVeque, 1983). For few rows,
-where starting one more kernel takes longer than norming: each program has one tile.
+where mean and rstd follow exactly from the tiles' statistics (Chan, Golub and LeVeque, 1983). For few rows, where
+starting another kernel takes longer than the norm itself (merged_block.py). Each program computes one tile.
 
 Shapes: M tokens, K → N features, P tiles of columns.
 """
@@ -22,23 +22,23 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from vitrail.fast.gpu.kernels.gelu import gelu
-from vitrail.fast.gpu.kernels.overlap import LINE, begin, fetch_rows, fetch_share, on_chip, overlapping
+from vitrail.fast.gpu.kernels.overlap import LINE, begin, fetch_rows, fetch_share, is_compiled, overlap_options
 from vitrail.fast.gpu.kernels.product import FEW, Tiling
 
 
-class Stream(NamedTuple):
-    """z as it flows from block to block, and what its norm needs to be known."""
+class ResidualStream(NamedTuple):
+    """z between blocks, with the statistics that its norm needs."""
 
     z: Tensor
     """(M, D)."""
     statistics: Tensor
-    """(2, P, M), float32: of each row, over each tile's columns, the mean and the sum of squared deviations from it."""
+    """(2, P, M), float32: for each row and tile of columns, the mean and the sum of squared deviations from it."""
     columns: int
-    """Of a tile; the last one may have fewer."""
+    """Columns of a tile; the last tile may have fewer."""
 
 
 @triton.jit
-def joining_kernel(
+def multiply_and_add_kernel(
     x,
     w,
     weights,
@@ -59,7 +59,9 @@ def joining_kernel(
     lines: tl.constexpr,
     chip: tl.constexpr,
 ):
-    """new_z = z + factor · (x · Wᵀ + bias), and its statistics. `lines`: that a row of weights has in the cache."""
+    """Compute new_z = z + factor · (x · Wᵀ + bias), and its statistics."""
+    # x (M, K) and w (N, K) are descriptors for the copy engine, `weights` is a pointer to w; bias, factor (N,);
+    # z, new_z (M, N); statistics (2, P, M). `line` values fit into a cache line, a row of w has at most `lines`.
     high = tl.cdiv(M, rows)
     m, tile = tl.program_id(0) % high * rows, tl.program_id(0) // high
     n = tile * columns
@@ -70,7 +72,7 @@ def joining_kernel(
     inside = column < N
     mask = (row < M)[:, None] & inside[None, :]
     places = row[:, None] * N + column[None, :]
-    old = tl.load(z + places, mask=mask, other=0.0)  # asked for here, so that it is there when the product is
+    old = tl.load(z + places, mask=mask, other=0.0)  # loaded early, so that it has arrived when the product is ready
     if has_bias:
         shift = tl.load(bias + column, mask=inside, other=0.0)
     if scaled:
@@ -87,7 +89,7 @@ def joining_kernel(
         total = tl.clamp(total, -65504.0, 65504.0)
     kept = total.to(new_z.dtype.element_ty)
     tl.store(new_z + places, kept, mask=mask)
-    total = kept.to(tl.float32)  # the norm is of what is read; beyond N it is zero
+    total = kept.to(tl.float32)  # statistics of the rounded values; zero beyond N
     mean = tl.sum(total, 1) / tl.minimum(columns, N - n)
     away = tl.where(inside[None, :], total - mean[:, None], 0.0)
     own = statistics + tile * M + row
@@ -96,11 +98,11 @@ def joining_kernel(
 
 
 @triton.jit
-def norming_kernel(
+def normalise_and_multiply_kernel(
     z,
     w,
     weights,
-    following,
+    next_weight,
     statistics,
     sums,
     constant,
@@ -122,10 +124,10 @@ def norming_kernel(
     share: tl.constexpr,
     chip: tl.constexpr,
 ):
-    """GELU(rstd · (z · Wᵀ - mean · sums) + constant), the statistics being of `parts` of `width` columns each.
-
-    `lines` and `share` as in a product.
-    """
+    """Compute GELU(rstd · (z · Wᵀ - mean · sums) + constant)."""
+    # z (M, K) and w (N, K) are descriptors for the copy engine, `weights` is a pointer to w; sums, constant (N,);
+    # out (M, N); statistics (2, P, M) with P = parts, of `width` columns each; next_weight: N·K values.
+    # `line` values fit into a cache line, a row of w has at most `lines`; programs fetch `share` lines of next_weight.
     high = tl.cdiv(M, rows)
     m, n = tl.program_id(0) % high * rows, tl.program_id(0) // high * columns
     if chip:
@@ -135,13 +137,13 @@ def norming_kernel(
     part = tl.arange(0, padded)
     known = (part < parts)[:, None] & (row < M)[None, :]
     own = statistics + part[:, None] * M + row[None, :]
-    means = tl.load(own, mask=known, other=0.0)  # asked for here, and put together when the product is there
+    means = tl.load(own, mask=known, other=0.0)  # loaded early, combined when the product is ready
     squares = tl.load(own + parts * M, mask=known, other=0.0)
     if centred:
-        of_weights = tl.load(sums + column, mask=column < N, other=0.0)
+        weight_sums = tl.load(sums + column, mask=column < N, other=0.0)
     shift = tl.load(constant + column, mask=column < N, other=0.0)
     if share > 0:
-        fetch_share(following, share, N * K, line)
+        fetch_share(next_weight, share, N * K, line)
     total = tl.zeros((rows, columns), dtype=tl.float32)
     for k in range(0, K, depth):  # beyond K the copy engine gives zeros
         total = tl.dot(z.load([m, k]), w.load([n, k]).T, total)
@@ -150,19 +152,19 @@ def norming_kernel(
     away = means - mean[None, :]
     variance = tl.sum(squares + count * away * away, 0) / K
     if centred:
-        total -= mean[:, None] * of_weights[None, :]
+        total -= mean[:, None] * weight_sums[None, :]
     else:
-        variance += mean * mean  # of an RMSNorm, which takes deviations from zero
+        variance += mean * mean  # an RMSNorm does not subtract the mean
     total *= (1 / tl.sqrt(variance + eps))[:, None]
     total += shift[None, :]
     mask = (row < M)[:, None] & (column < N)[None, :]
     tl.store(out + row[:, None] * N + column[None, :], gelu(total, form, chip).to(out.dtype.element_ty), mask=mask)
 
 
-def joining_product(
+def multiply_and_add(
     x: Tensor, w: Tensor, bias: Tensor | None, z: Tensor, tiling: Tiling, *, factor: Tensor | None = None
-) -> Stream:
-    """(M, K), (N, K) and z (M, N) → z + factor · (x · Wᵀ + bias), in z's type, with its statistics.
+) -> ResidualStream:
+    """x (M, K), w (N, K), bias (N,), z (M, N) → z + factor · (x · Wᵀ + bias), in z's type, with statistics.
 
     `factor`: (N,), a layer scale.
     """
@@ -175,19 +177,19 @@ def joining_product(
     new_z = torch.empty_like(z)
     statistics = torch.empty(2, wide, m, dtype=torch.float32, device=z.device)
     line = LINE // w.element_size()
-    joining_kernel[(high * wide,)](
+    multiply_and_add_kernel[(high * wide,)](
         TensorDescriptor.from_tensor(x, [tiling.rows, tiling.depth]),
         TensorDescriptor.from_tensor(w, [tiling.columns, tiling.depth]),
         w, bias, factor, z, new_z, statistics,
         m, n, k, tiling.rows, tiling.columns, tiling.depth, bias is not None, factor is not None,
-        line, triton.next_power_of_2(triton.cdiv(k, line)), on_chip(),
-        num_warps=tiling.warps, num_stages=tiling.stages, **overlapping(),
+        line, triton.next_power_of_2(triton.cdiv(k, line)), is_compiled(),
+        num_warps=tiling.warps, num_stages=tiling.stages, **overlap_options(),
     )  # fmt: skip
-    return Stream(new_z, statistics, tiling.columns)
+    return ResidualStream(new_z, statistics, tiling.columns)
 
 
-def norming_product(
-    stream: Stream,
+def normalise_and_multiply(
+    stream: ResidualStream,
     w: Tensor,
     sums: Tensor,
     constant: Tensor,
@@ -196,17 +198,22 @@ def norming_product(
     *,
     centred: bool = True,
     form: int = 0,
-    following: Tensor | None = None,
+    next_weight: Tensor | None = None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """z (M, K), (N, K) → (M, N), of z's norm.
+    """Compute GELU(norm(z) · Wᵀ + bias): z (M, K), w (N, K) → (M, N).
 
     Args:
-        w: γ ∘ W, in z's type. `sums`: (N,), float32, of its rows, as they are rounded.
+        stream: z (M, K) with its statistics.
+        w: γ ∘ W, in z's type.
+        sums: (N,), float32: the sum of each row of w, as rounded.
         constant: (N,), float32: W · β + bias.
-        centred: a LayerNorm; else an RMSNorm, which does not centre.
-        form: of the GELU behind it; 0 is none.
-        following: the weights of the product after this one, as many as here, for the cache to fetch in the meantime.
+        eps: Of the norm.
+        tiling: Tile sizes.
+        centred: True for a LayerNorm, False for an RMSNorm.
+        form: Number of the GELU; 0 for none.
+        next_weight: The weights of the next product, of the same size as w, which the cache fetches meanwhile.
+        dtype: Type of the result.
     """
     z, statistics, width = stream
     (m, k), n = z.shape, w.shape[0]
@@ -215,18 +222,18 @@ def norming_product(
     assert tiling.splits == 1
     assert statistics.shape == (2, parts, m)
     assert statistics.is_contiguous()
-    assert following is None or following.numel() == w.numel()
+    assert next_weight is None or next_weight.numel() == w.numel()
     out = torch.empty(m, n, dtype=dtype, device=z.device)
     count = triton.cdiv(m, tiling.rows) * triton.cdiv(n, tiling.columns)
     line = LINE // w.element_size()
-    share = triton.next_power_of_2(triton.cdiv(n * k, line * count)) if on_chip() and following is not None else 0
-    norming_kernel[(count,)](
+    share = triton.next_power_of_2(triton.cdiv(n * k, line * count)) if is_compiled() and next_weight is not None else 0
+    normalise_and_multiply_kernel[(count,)](
         TensorDescriptor.from_tensor(z, [tiling.rows, tiling.depth]),
         TensorDescriptor.from_tensor(w, [tiling.columns, tiling.depth]),
-        w, following, statistics, sums, constant, out,
+        w, next_weight, statistics, sums, constant, out,
         m, n, k, tiling.rows, tiling.columns, tiling.depth,
         parts, triton.next_power_of_2(parts), width, eps, centred, form,
-        line, triton.next_power_of_2(triton.cdiv(k, line)), share, on_chip(),
-        num_warps=tiling.warps, num_stages=tiling.stages, **overlapping(),
+        line, triton.next_power_of_2(triton.cdiv(k, line)), share, is_compiled(),
+        num_warps=tiling.warps, num_stages=tiling.stages, **overlap_options(),
     )  # fmt: skip
     return out

@@ -10,8 +10,8 @@ from torch import nn
 
 import vitrail
 from vitrail.errors import NotApplicableError
-from vitrail.fast.cpu import search
-from vitrail.fast.cpu.search import Choice, best_on_cpu
+from vitrail.fast.cpu import precision_search as search
+from vitrail.fast.cpu.precision_search import PrecisionChoice, find_fastest_precision
 
 SMALL = {"image_size": 32, "width": 32, "depth": 1, "num_heads": 2, "mlp_dim": 64, "num_classes": 10}
 
@@ -42,8 +42,8 @@ def pretended(monkeypatch, tmp_path):
         times[found] = told[precision][0]
         return found
 
-    monkeypatch.setattr(search, "cpu_embedder", embedder)
-    monkeypatch.setattr(search, "_turn", lambda candidate, images: times[candidate])
+    monkeypatch.setattr(search, "create_cpu_embedder", embedder)
+    monkeypatch.setattr(search, "_time_turn", lambda candidate, images: times[candidate])
     return told, made
 
 
@@ -53,25 +53,25 @@ def small(seed=0):
 
 def test_the_fastest_is_chosen_and_kept(pretended):
     _, made = pretended
-    found = best_on_cpu(small(), 2)
+    found = find_fastest_precision(small(), 2)
     assert found.precision == "int8"
     assert found.seconds == {"fp32": 3.0, "bf16": 2.0, "int8": 1.0}
     assert found.distances["bf16"] == pytest.approx(1e-2, rel=1e-3)
-    assert best_on_cpu(small(), 2) == found
+    assert find_fastest_precision(small(), 2) == found
     assert made == ["fp32", "bf16", "int8"]
 
 
 def test_what_is_too_far_off_is_not_chosen_however_fast(pretended):
     told, _ = pretended
     told["int8"] = (1.0, 0.06)
-    assert best_on_cpu(small(), 2).precision == "bf16"
+    assert find_fastest_precision(small(), 2).precision == "bf16"
 
 
 def test_what_cannot_be_is_told_and_left_out(pretended):
     told, _ = pretended
     del told["int8"], told["bf16"]
     lines = []
-    found = best_on_cpu(small(), 2, lines.append)
+    found = find_fastest_precision(small(), 2, lines.append)
     assert found.precision == "fp32"
     assert list(found.seconds) == ["fp32"]
     assert any(line.startswith("int8: left out, because not here") for line in lines)
@@ -79,13 +79,13 @@ def test_what_cannot_be_is_told_and_left_out(pretended):
 
 def test_other_batches_weights_and_threads_are_searched_anew(pretended, monkeypatch):
     _, made = pretended
-    best_on_cpu(small(), 2)
-    best_on_cpu(small(), 3)
-    best_on_cpu(small(seed=1), 2)
+    find_fastest_precision(small(), 2)
+    find_fastest_precision(small(), 3)
+    find_fastest_precision(small(seed=1), 2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    best_on_cpu(small(), 2)
+    find_fastest_precision(small(), 2)
     assert len(made) == 4 * 3
-    best_on_cpu(small(), 2)
+    find_fastest_precision(small(), 2)
     assert len(made) == 4 * 3
 
 
@@ -96,17 +96,17 @@ def test_a_spoilt_cache_costs_a_search(pretended, tmp_path, kept):
     folder = tmp_path / "vitrail"
     folder.mkdir()
     if "KEY" in kept:
-        kept = json.dumps({search._key(model, 2): next(iter(json.loads(kept).values()))})
+        kept = json.dumps({search._cache_key(model, 2): next(iter(json.loads(kept).values()))})
     (folder / search.FILE).write_text(kept)
-    assert best_on_cpu(model, 2).precision == "int8"
+    assert find_fastest_precision(model, 2).precision == "int8"
     assert len(made) == 3
-    assert search._remembered(search._key(model, 2)) == best_on_cpu(model, 2)
+    assert search._load_choice(search._cache_key(model, 2)) == find_fastest_precision(model, 2)
 
 
 def test_a_home_that_cannot_be_written_is_no_error(pretended, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert best_on_cpu(small(), 2).precision == "int8"
+    assert find_fastest_precision(small(), 2).precision == "int8"
 
 
 def test_a_real_search(monkeypatch, tmp_path):
@@ -114,8 +114,8 @@ def test_a_real_search(monkeypatch, tmp_path):
     monkeypatch.setattr(search, "CPU_PRECISIONS", ("fp32",))
     monkeypatch.setattr(search, "SECONDS", 0.001)
     model = small().train()
-    found = best_on_cpu(model, 2)
-    assert found == Choice("fp32", found.seconds, found.distances)
+    found = find_fastest_precision(model, 2)
+    assert found == PrecisionChoice("fp32", found.seconds, found.distances)
     assert found.seconds["fp32"] > 0
     assert found.distances["fp32"] < 1e-5
     assert model.training

@@ -1,6 +1,6 @@
 """Attention of the few tokens that are read in the end, such as the class token, to all tokens: forward and backward.
 
-With one query there is no matrix product to speak of: keys and values are read once, and that is all the time it takes.
+Used in the last block. With so few queries, reading keys and values once takes all of the time.
 
 Shapes: B images, T tokens, R tokens that are read, H heads, d their width.
 """
@@ -13,10 +13,10 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitrail.fast.gpu.kernels.overlap import begin, on_chip, overlapping
+from vitrail.fast.gpu.kernels.overlap import begin, is_compiled, overlap_options
 
 MOST_TOKENS = 512
-"""A head's keys and values lie in registers."""
+"""A head's keys and values must fit into registers."""
 
 
 @triton.jit
@@ -40,7 +40,9 @@ def read_kernel(
     backward: tl.constexpr,
     chip: tl.constexpr,
 ):
-    """One head of one image: y = softmax(q · kᵀ · factor) · v, or from dy the gradients of q, k and v."""
+    """Compute y = softmax(q · kᵀ · factor) · v for one head of one image, or from dy the gradients of q, k and v."""
+    # q, dy, y, dq (B, R, H·d); kv, dkv (B, T, 2·H·d). q_image, q_token, kv_token: strides of q and kv. factor = 1/√d.
+    # read = R, width = d; tokens and widths are padded to powers of two.
     begin(chip)
     number = tl.program_id(0)
     image, head = (number // heads).to(tl.int64), number % heads
@@ -74,22 +76,22 @@ def read_kernel(
         tl.store(dkv + heads * width + places, dv.to(dkv.dtype.element_ty), mask=mask)
 
 
-def read_by_library(q: Tensor, kv: Tensor, heads: int) -> Tensor:
-    """The same as `read_forward` for any number of tokens, with a gradient."""
+def read_with_torch(q: Tensor, kv: Tensor, heads: int) -> Tensor:
+    """Compute the same as `read_forward` by torch: for any number of tokens, with a gradient."""
     k, v = kv.unflatten(2, (2, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
     y = F.scaled_dot_product_attention(q.unflatten(2, (heads, -1)).transpose(1, 2), k, v)
     return y.transpose(1, 2).flatten(2)
 
 
 def read_forward(q: Tensor, kv: Tensor, heads: int) -> Tensor:
-    """(B, R, H·d) queries, (B, T, 2·H·d) keys and values side by side → (B, R, H·d). Both may be parts of wide rows."""
+    """Queries (B, R, H·d), keys and values side by side (B, T, 2·H·d) → (B, R, H·d). Rows may be part of wider ones."""
     y = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     _launch(q, kv, None, y, None, None, heads)
     return y
 
 
 def read_backward(dy: Tensor, q: Tensor, kv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """The gradients of both, which are whole rows."""
+    """Return the gradients of q and kv, which must be contiguous."""
     assert q.is_contiguous()
     assert kv.is_contiguous()
     dq, dkv = torch.empty_like(q), torch.empty_like(kv)
@@ -105,6 +107,6 @@ def _launch(
     read_kernel[(images * heads,)](
         q, kv, dy, y, dq, dkv, width**-0.5, q.stride(0), q.stride(1), kv.stride(1),
         read, tokens, heads, width,
-        triton.next_power_of_2(tokens), triton.next_power_of_2(width), dy is not None, on_chip(),
-        num_warps=8 if dy is None else 16, **overlapping(),
+        triton.next_power_of_2(tokens), triton.next_power_of_2(width), dy is not None, is_compiled(),
+        num_warps=8 if dy is None else 16, **overlap_options(),
     )  # fmt: skip
