@@ -1,4 +1,4 @@
-"""What the documentation shows is what there is."""
+"""Tables, commands and code blocks in the documentation are valid and up to date."""
 
 from __future__ import annotations
 
@@ -38,14 +38,10 @@ def test_the_transfer_tables_are_made_of_the_raw_results():
     assert page.endswith(tables), "docs/evaluation.md: put what benchmarks/transfer_table.py prints at its end"
 
 
-def test_what_is_said_of_neighbours_was_measured():
-    found = json.loads((ROOT / "benchmarks/results/position_neighbours.json").read_text())
-    trained, fresh = found["trained"], [each["p_value"] for each in found["fresh"]]
-    page = " ".join((ROOT / "docs/inspection.md").read_text().split())
-    assert f"a mean similarity of {trained['near']:.3f}, all other pairs {trained['far']:.3f}" in page
-    assert f"(p = {trained['p_value']:g}). Of {len(fresh)} fresh tables" in page
-    assert f"p lies between {min(fresh):.2f} and {max(fresh):.2f}, and below 0.05 for none" in page
-    assert min(fresh) > 0.05
+def test_only_trained_positions_have_similar_neighbours():
+    measured = json.loads((ROOT / "benchmarks/results/position_neighbours.json").read_text())
+    assert measured["trained"]["p_value"] < 0.01
+    assert min(table["p_value"] for table in measured["fresh"]) > 0.05
 
 
 def test_the_slurm_script_is_a_script():
@@ -64,22 +60,30 @@ def test_the_kubernetes_example_is_yaml():
 
 
 @pytest.mark.parametrize(
-    "page", ["training.md", "recipes.md", "scale.md", "evaluation.md", "results.md", "small-data.md"]
+    "page",
+    [
+        "docs/training.md",
+        "docs/recipes.md",
+        "docs/scale.md",
+        "docs/small-data.md",
+        "benchmarks/RESULTS.md",
+        "README.md",
+    ],
 )
 def test_every_command_has_a_configuration(page):
-    """`vitrail train …` as it stands there, with stand-ins for data and weights that are elsewhere."""
+    """Every `vitrail train …` on the page is valid; placeholders stand for data and weights."""
     from vitrail.recipes import RECIPES
-    from vitrail.workflows.train import configured
+    from vitrail.workflows.train import build_config
 
-    text = (ROOT / "docs" / page).read_text().replace("\\\n", " ")
-    found = re.findall(r"(?:vitrail|-m vitrail) train ([\w.+][\w.+-]*)((?: +'?[\w.]+=\S+)*)", text)
-    assert found
-    for recipe, overrides in found:
+    text = (ROOT / page).read_text().replace("\\\n", " ")
+    commands = re.findall(r"(?:vitrail|-m vitrail) train ([\w.+][\w.+-]*)((?: +'?[\w.]+=\S+)*)", text)
+    assert commands
+    for recipe, overrides in commands:
         if recipe in RECIPES:
-            given = [o.strip("'") for o in overrides.split() if o.split("=", 1)[1] not in ("DATA", "MODEL")]
-            names = {o.split("=")[0] for o in given}
-            stand_ins = [f"{need}=somewhere" for need in RECIPES[recipe].needs if need not in names]
-            configured(recipe, [*given, *stand_ins])
+            values = [o.strip("'") for o in overrides.split() if o.split("=", 1)[1] not in ("DATA", "MODEL")]
+            names = {o.split("=")[0] for o in values}
+            placeholders = [f"{need}=somewhere" for need in RECIPES[recipe].needs if need not in names]
+            build_config(recipe, [*values, *placeholders])
         else:
             assert recipe.endswith(".toml") or recipe == "RECIPE", recipe
 
