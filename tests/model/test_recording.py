@@ -150,7 +150,7 @@ def test_intermediate_layers():
     torch.testing.assert_close(model.encoder.norm(layers[1]), model.forward_features(images()))
     (normed,) = model.intermediate_layers(images(), [-1], norm=True)
     torch.testing.assert_close(normed, model.forward_features(images()))
-    z = model._with_prefix(model.tokens(images())) + model.position_embedding[0].table
+    z = model._prepend_prefix(model.tokens(images())) + model.position_embedding[0].table
     for block in model.encoder.blocks[:2]:
         z = block(z)
     torch.testing.assert_close(layers[2], z)

@@ -67,7 +67,7 @@ def test_an_architecture_survives_json():
         ("B/16", {"dropout": 1.5}, "dropout = 1.5"),
         ("B/16", {"class_token": False}, 'pool "class" reads the class token'),
         ("B/16", {"block": "axial"}, 'use pool "average" or "attention"'),
-        ("B/16", {"conv_stem": [(24, 3, 2)]}, "strides of conv_stem multiply to 2, but a patch size of 16"),
+        ("B/16", {"conv_stem": [(24, 3, 2)]}, "conv_stem multiply to 2"),
         ("B/16", {"conv_stem": [(24, 2, 1), (24, 3, 16)]}, "an even kernel"),
         ("R50+B/16", {"conv_stem": [(24, 3, 2)]}, "choose one"),
         ("B/16", {"position": "relative", "position_at": "shared"}, "leave position_at alone"),

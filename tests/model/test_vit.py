@@ -106,7 +106,7 @@ def test_norm_after_pool():
 
 def test_registers_change_the_result_and_stand_after_the_class_token():
     model = small_vit(registers=2, position="none")
-    z = model._with_prefix(model.tokens(images()))
+    z = model._prepend_prefix(model.tokens(images()))
     assert torch.equal(z[0, 0], model.class_token[0])
     assert torch.equal(z[1, 1:3], model.registers)
     plain = small_vit(position="none")
@@ -119,7 +119,7 @@ def test_which_prefix_tokens_own_a_position(owners, rows):
     model = small_vit(registers=2, position_prefix=owners)
     table = model.position_embedding[0].table
     assert table.shape == (rows + 6, 32)
-    full = model._table(model.position_embedding[0], (2, 3))
+    full = model._make_table(model.position_embedding[0], (2, 3))
     assert torch.equal(full[:rows], table[:rows])
     assert (full[rows:3] == 0).all()
     assert torch.equal(full[3:], table[rows:])

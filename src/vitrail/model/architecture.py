@@ -1,6 +1,6 @@
-"""What determines a model's computation, as data: two equal architectures build the same network.
+"""The options of each kind of model, as data: two equal architectures build the same network.
 
-No torch here, so that names and sizes can be listed, checked and saved without loading it.
+This file does not import torch, so that names and sizes can be listed, checked and saved quickly.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from pydantic import BeforeValidator, Field, model_validator
 from vitrail.config import Config, ImageSize, show_size
 
 MAX_COUNT = 1 << 20
-"""Of anything that is counted: far beyond all that is built, and no product of two overflows."""
+"""Upper limit of every count: far above any real model, and no product of two overflows."""
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Positive = Annotated[int, Field(gt=0, le=MAX_COUNT)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 Epsilon = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-"""An eps."""
+"""The eps of a norm."""
 POOLS_WITH_CLASS_TOKEN = ("class", "class+average", "distilled")
 CONV_LAYER_FIELDS = ("channels", "kernel", "stride", "norm", "activation")
 
 
 class ConvLayer(Config):
-    """One layer of a convolutional stem: convolution, norm, activation. Padding keeps size / stride exact."""
+    """One layer of a convolutional stem: convolution, norm, activation. Padding makes the output size / stride."""
 
     channels: Positive
     kernel: Positive = 3
@@ -58,7 +58,7 @@ class Backbone(Config):
     blocks: Annotated[tuple[Positive, ...], Field(min_length=1)]
     """Bottleneck blocks in each stage; every stage after the first halves the resolution."""
     width_factor: Positive = 1
-    """All channel counts times this: the x4 of R152x4."""
+    """Factor on all channel counts: the 4 of R152x4."""
     form: Literal["hybrid", "bit"]
     """`hybrid`: post-activation, a norm on the projection shortcut, TensorFlow's SAME padding (the released ViT
     code). `bit`: pre-activation, symmetric padding (the BiT baselines)."""
@@ -84,32 +84,32 @@ class VitArchitecture(Config):
     image_size: ImageSize = (224, 224)
     in_channels: Positive = 3
     patch_size: Positive
-    """Side of a patch: in image pixels, or in pixels of the feature map where there is a backbone."""
+    """Side of a patch: in image pixels, or in pixels of the feature map if there is a backbone."""
     width: Positive
     depth: Positive
     mlp_dim: Positive
     num_heads: Positive
     num_classes: Count = 1000
-    """0 leaves the head out: the model then returns its representation."""
+    """With 0 there is no head: the model then returns its representation."""
 
     pool: Literal["class", "average", "attention", "class+average", "distilled"] = "class"
     """`class+average`: both, side by side (DINOv2's classifiers). `distilled`: the class token and the first register,
     each with a head of its own, whose logits are averaged (DeiT)."""
     class_token: bool = True
-    """Defaults to whether `pool` reads it."""
+    """By default, true if `pool` reads it."""
     registers: Count = 0
     """Learned tokens between the class token and the patches; only the pooling "distilled" reads one."""
     position: Literal["none", "learned-1d", "learned-2d", "relative", "sin-cos"] = "learned-1d"
     position_at: Literal["input", "every-layer", "shared"] = "input"
-    """Added once, or before every layer with a table for each, or before every layer from one table."""
+    """Added once, before every layer with a table for each, or before every layer with one shared table."""
     position_prefix: Literal["class", "all", "none"] = "class"
-    """Which tokens before the patches own a row of the learned table."""
+    """Which of the tokens before the patches have a row in the learned table."""
     block: Literal["plain", "axial"] = "plain"
     """`axial`: attention along rows + MLP, then along columns + MLP, in every block."""
     representation_size: Positive | None = None
     """Width of the tanh layer of the pre-training head; None is the fine-tuning head, one linear layer."""
     conv_stem: ConvStemLayers | None = None
-    """Convolutions in place of the patch projection; their strides multiply to `patch_size`."""
+    """Convolutions instead of the patch projection; the product of their strides is `patch_size`."""
     backbone: Backbone | None = None
     """The ResNet of a hybrid."""
 
@@ -165,9 +165,7 @@ class VitArchitecture(Config):
             raise ValueError("patch_bias belongs to the patch projection, which conv_stem replaces")
         stride = math.prod(layer.stride for layer in layers)
         if stride != self.patch_size:
-            raise ValueError(
-                f"the strides of conv_stem multiply to {stride}, but a patch size of {self.patch_size} was asked for"
-            )
+            raise ValueError(f"the strides of conv_stem multiply to {stride}, but the patch size is {self.patch_size}")
 
     def _check_positions(self) -> None:
         if self.position == "learned-2d" and self.width % 2:
@@ -186,23 +184,23 @@ class VitArchitecture(Config):
 
     @property
     def prefix(self) -> int:
-        """How many tokens stand before the patches."""
+        """Number of tokens before the patches."""
         return self.class_token + self.registers
 
     @property
     def position_rows(self) -> int:
-        """How many of the tokens before the patches own a row of the position table."""
+        """Number of tokens before the patches that have a row in the position table."""
         if self.position not in ("learned-1d", "learned-2d"):
             return 0
         return {"none": 0, "class": int(self.class_token), "all": self.prefix}[self.position_prefix]
 
     @property
     def representation_width(self) -> int:
-        """Size of y."""
+        """Width of the representation y."""
         return self.width * (2 if self.pool in ("class+average", "distilled") else 1)
 
     def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of patches of an image, if it divides."""
+        """Return the rows and columns of patches; raise a ValueError if the size does not divide."""
         if any(side % self.stride for side in image_size):
             raise ValueError(explain_misfit(image_size, self.stride))
         return image_size[0] // self.stride, image_size[1] // self.stride
@@ -212,7 +210,7 @@ class ResNetArchitecture(Config):
     """A BiT ResNet: the convolutional baseline that the paper compares with."""
 
     image_size: ImageSize = (224, 224)
-    """The size it is meant for; any size of 32 pixels or more runs."""
+    """Image size of the preprocessing; the network runs at any size of 32 pixels or more."""
     in_channels: Positive = 3
     num_classes: Count = 1000
     backbone: Backbone
@@ -225,34 +223,34 @@ class ResNetArchitecture(Config):
 
     @property
     def representation_width(self) -> int:
-        """Size of y."""
+        """Width of the representation y."""
         return self.backbone.out_channels
 
 
 Architecture = VitArchitecture | ResNetArchitecture
-"""Of vitrail's own networks: their tensors have names in other libraries too."""
+"""An architecture of one of vitrail's own networks."""
 
 
 class TimmArchitecture(Config):
-    """A network of timm's, by its name there: `model.peer` builds it. It may stand in a stranger's config.json."""
+    """A network of timm, by its name. It may come from an untrusted config.json."""
 
     name: Annotated[str, Field(pattern=r"\A[a-z0-9_]+(\.[a-z0-9_]+)?\z", max_length=200)]
-    """As timm lists it, `resnet50` or `resnet50.a1_in1k`: no path, no address, nothing that timm would fetch."""
+    """The name in timm's list, `resnet50` or `resnet50.a1_in1k`; a path or an address is refused."""
     image_size: ImageSize
     in_channels: Positive = 3
     num_classes: Count
     dropout: Rate | None = None
-    """Before the head; None leaves it to timm, which has none in nearly all."""
+    """Rate before the head; None uses timm's default."""
     stochastic_depth: Rate | None = None
-    """Rate for the last block; None leaves it to timm."""
+    """Rate for the last block; None uses timm's default."""
 
     def copy_at_size(self, image_size: int | tuple[int, int]) -> TimmArchitecture:
-        """The same for another image size."""
+        """Return a copy for another image size."""
         return TimmArchitecture(**{**dict(self), "image_size": image_size})
 
 
 def explain_misfit(image_size: tuple[int, int], stride: int) -> str:
-    """The sentence on an image size that does not divide into patches: it names the nearest sizes that do."""
+    """Return the error message for an image size that does not divide into patches; it names the nearest ones."""
     below = tuple(max(side // stride, 1) * stride for side in image_size)
     above = tuple(-(-side // stride) * stride for side in image_size)
     nearest = dict.fromkeys(show_size((size[0], size[1])) for size in (below, above))

@@ -1,4 +1,4 @@
-"""What every vitrail model has, whatever its architecture."""
+"""`ImageModel`, the base class of all models."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from vitrail.model.initialise import initialise_head
 
 
 class ImageModel(nn.Module, ABC):
-    """Images in, representation and logits out; preprocessing and labels travel along."""
+    """A model that turns images into representations and logits, and carries its preprocessing and labels."""
 
     architecture: Architecture
-    """All that is needed to build the same network again."""
+    """All options that are needed to build the same network again."""
     preprocessing: Preprocessing
     """How image files become this model's input."""
     head: nn.Module
@@ -27,11 +27,11 @@ class ImageModel(nn.Module, ABC):
     origin: Origin | None
     """Where the weights came from; None for fresh ones."""
     training_cost: TrainingCost | None
-    """What it took to train the weights, where known."""
+    """The compute that the training of the weights took, if known."""
     learned_from: str | None
-    """The fingerprint of the images that it was trained on last, where known."""
+    """The fingerprint of the last training images, if known."""
     unused_tensors: dict[str, Tensor]
-    """Tensors of the checkpoint that the model does not need, by their names there, kept for the way back."""
+    """Tensors of the loaded checkpoint that the model does not need, by name, kept for a conversion back."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -47,11 +47,11 @@ class ImageModel(nn.Module, ABC):
 
     @abstractmethod
     def build_head(self) -> nn.Module:
-        """The head that the architecture asks for, empty."""
+        """Build the head of the architecture, without values."""
 
     @abstractmethod
     def forward_features(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) → all that is computed before pooling."""
+        """(B, C, H, W) → the features before pooling."""
 
     @abstractmethod
     def pool_features(self, features: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class ImageModel(nn.Module, ABC):
 
     @abstractmethod
     def set_gradient_checkpointing(self, enabled: bool = True) -> None:
-        """While training, compute the insides of each block again in the backward pass instead of keeping them."""
+        """While training, compute the activations of each block again in the backward pass, to save memory."""
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """The result of `forward_features` → logits (B, K), or the representation (B, D) with `pre_logits`."""
@@ -75,7 +75,7 @@ class ImageModel(nn.Module, ABC):
         return self.pool_features(self.forward_features(images))
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W), normalised as `preprocessing` says → (B, K) logits; y itself where there are no classes."""
+        """(B, C, H, W), normalised as `preprocessing` says → (B, K) logits; y itself if there are no classes."""
         return self.forward_head(self.forward_features(images))
 
     @property
@@ -90,7 +90,7 @@ class ImageModel(nn.Module, ABC):
 
     @property
     def labels(self) -> tuple[str, ...] | None:
-        """The names of the classes in the order of the logits, where known."""
+        """The names of the classes in the order of the logits, or None."""
         return self._labels
 
     @labels.setter
@@ -99,7 +99,7 @@ class ImageModel(nn.Module, ABC):
         self._labels = None if labels is None else tuple(labels)
 
     def replace_head(self, num_classes: int, labels: Sequence[str] | None = None) -> Self:
-        """Swap the whole head for a zero-initialised linear layer, as the paper does to fine-tune."""
+        """Replace the whole head by a zero-initialised linear layer, as the paper does to fine-tune (section 3.2)."""
         check_labels(labels, num_classes)
         update: dict[str, object] = {"num_classes": num_classes}
         if "representation_size" in type(self.architecture).model_fields:
@@ -111,12 +111,12 @@ class ImageModel(nn.Module, ABC):
         return self
 
     def _rebuild_architecture(self, **update: object) -> None:
-        """The architecture with some fields changed, checked anew."""
+        """Change fields of the architecture, and check it again."""
         fields = {name: getattr(self.architecture, name) for name in type(self.architecture).model_fields}
         self.architecture = type(self.architecture)(**{**fields, **update})
 
     def check_images(self, images: Tensor) -> None:
-        """Raise an InputError that says what is wrong with a batch of images, if anything is."""
+        """Raise an InputError if the shape or type of a batch of images does not fit the model."""
         if not isinstance(images, Tensor):
             kind = f"{type(images).__module__}.{type(images).__name__}"
             raise InputError(f"images must be a torch tensor, not a {kind}: vitrail.prepare makes one")

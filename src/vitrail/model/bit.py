@@ -29,7 +29,7 @@ class BitResNet(ImageModel):
         initialise(self)
 
     def build_head(self) -> nn.Module:
-        """One linear layer."""
+        """Build one linear layer, or nothing for 0 classes."""
         return build_head(self.architecture.representation_width, None, self.num_classes)
 
     def forward_features(self, images: Tensor) -> Tensor:
@@ -48,11 +48,11 @@ class BitResNet(ImageModel):
         return features.mean(dim=(2, 3))
 
     def resize(self, image_size: int | tuple[int, int]) -> Self:
-        """Only what travels with the weights changes: a ResNet runs at any size."""
+        """Change the image size of the preprocessing; the network itself runs at any size."""
         self._rebuild_architecture(image_size=image_size)
         self.preprocessing = self.preprocessing.model_copy(update={"image_size": self.image_size})
         return self
 
     def set_gradient_checkpointing(self, enabled: bool = True) -> None:
-        """For every residual unit."""
+        """Set it for every residual unit."""
         self.backbone.gradient_checkpointing = enabled

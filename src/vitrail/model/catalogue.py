@@ -1,4 +1,4 @@
-"""The models that have a name, each with its cost at an image size."""
+"""The table of named models, each with its cost at an image size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vitrail.model.variants import LISTED_NAMES, make_architecture
 
 
 class ModelEntry(NamedTuple):
-    """One row."""
+    """One row of the table of models."""
 
     name: str
     parameters: int
@@ -23,14 +23,17 @@ class ModelEntry(NamedTuple):
 
 
 def list_models(names: Sequence[str] | None, image_size: int) -> list[ModelEntry]:
-    """The named models, or the listed ones; at the nearest size below that their patches divide."""
+    """Return a row for each of `names`, or for all listed models if None.
+
+    A listed model whose patches do not divide `image_size` gets the nearest smaller size.
+    """
     entries = []
     for name in names or LISTED_NAMES:
         plain = make_architecture(name)
         stride = plain.stride if isinstance(plain, VitArchitecture) else 1
         size = image_size if names else max(image_size // stride, 1) * stride
         resized = make_architecture(name, image_size=size)
-        counted = compute_cost(resized)
+        cost = compute_cost(resized)
         length = count_tokens(resized) if isinstance(resized, VitArchitecture) else None
-        entries.append(ModelEntry(name, counted.parameters, counted.flops / 1e9, length, size))
+        entries.append(ModelEntry(name, cost.parameters, cost.flops / 1e9, length, size))
     return entries

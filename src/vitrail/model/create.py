@@ -1,4 +1,4 @@
-"""From a name to a model."""
+"""`create_model` builds a model with fresh weights from a name."""
 
 from __future__ import annotations
 
@@ -25,23 +25,41 @@ def create_model(
     dtype: torch.dtype | None = None,
     **options: Any,
 ) -> VisionTransformer | BitResNet:
-    """A model with fresh weights: "B/16", "R50+B/16", "BiT-R50x1", "S/8", "H/14", …
+    """Create a model with fresh weights, initialised as in the authors' released code.
 
     Args:
-        name: see `vitrail models`.
-        seed: the same seed gives the same weights, whatever the device; None draws from torch's global generator.
+        name: SIZE/PATCH ("Ti/16", "S/8", "B/16", "L/32", "H/14"), a hybrid ("R50+B/16") or a BiT ResNet
+            ("BiT-R50x1"); `vitrail models` lists them.
+        seed: the same seed gives the same weights on every device; None draws from torch's global generator.
         head_bias: initial bias of the head.
         device: where the parameters live; torch's default device if None. "meta" gives shapes without memory.
-        dtype: of the parameters; values are drawn in float32 first.
-        options: the fields of the architecture (`VitArchitecture`, `ResNetArchitecture`), such as image_size=224,
-            in_channels=3, num_classes=1000, pool="class", position="learned-1d", representation_size=None,
-            conv_stem=None, registers=0, layer_scale=None, dropout=0.0, attention_dropout=0.0, stochastic_depth=0.0.
+        dtype: floating-point type of the parameters; values are drawn in float32 first.
+        options: fields of `VitArchitecture` (or `ResNetArchitecture`), with the paper's values as defaults:
+            image_size: pixels, or (height, width); the patch size must divide it. 224.
+            in_channels: channels of an image. 3.
+            num_classes: 0 leaves the head out. 1000.
+            pool: "class", "average", "attention", "class+average" or "distilled".
+            position: "learned-1d", "learned-2d", "sin-cos", "relative" or "none".
+            position_at: "input", "every-layer" or "shared" (every layer adds the same table).
+            representation_size: width of the tanh layer of the pre-training head; None leaves it out.
+            conv_stem: layers (channels, kernel, stride, norm, activation) instead of the patch projection; or None.
+            registers: number of learned tokens after the class token. 0.
+            layer_scale: initial factor of the residual branches; None leaves it out.
+            dropout, attention_dropout, stochastic_depth: rates in [0, 1), all 0.
+            width, depth, mlp_dim, num_heads, patch_size: replace those of the name.
+            The others are documented at the class.
+
+    Returns:
+        A `VisionTransformer` or a `BitResNet`, in training mode.
+
+    Raises:
+        ConfigError: an unknown name or option, or values that do not fit together.
     """
     target = parse_device(device) if device is not None else torch.get_default_device()
     check_dtype(dtype)
     model = build_empty_model(make_architecture(name, **options))
     if target.type != "meta":
-        # Drawn on the CPU, so that a seed means the same weights everywhere.
+        # Values are drawn on the CPU, so that a seed gives the same weights on every device.
         model = model.to_empty(device="cpu")
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         initialise(model, generator, head_bias)
@@ -53,7 +71,7 @@ def build_empty_model(make_architecture: Architecture) -> VisionTransformer | Bi
 @overload
 def build_empty_model(make_architecture: TimmArchitecture) -> TimmModel: ...
 def build_empty_model(make_architecture: Architecture | TimmArchitecture) -> VisionTransformer | BitResNet | TimmModel:
-    """The empty network of an architecture, on the meta device: no memory, no values."""
+    """Build the network of an architecture on the meta device, without memory or values."""
     if isinstance(make_architecture, TimmArchitecture):
         return TimmModel(make_architecture)
     with torch.device("meta"):
@@ -63,6 +81,6 @@ def build_empty_model(make_architecture: Architecture | TimmArchitecture) -> Vis
 
 
 def check_dtype(dtype: torch.dtype | None) -> None:
-    """Refuse what is no floating-point type of torch's."""
+    """Raise a ConfigError if `dtype` is not a floating-point type of torch."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ConfigError(f"dtype = {dtype!r}: give a floating-point type such as torch.bfloat16")

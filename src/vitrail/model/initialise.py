@@ -16,7 +16,7 @@ from vitrail.model.positions import LearnedPositions1d, LearnedPositions2d, Rela
 from vitrail.model.resnet import HybridUnit, StdConv
 
 TRUNCATED_NORMAL_STD = 0.87962566103423978
-"""Standard deviation of a unit normal cut off at ±2: divided out, so that LeCun's variance is the actual one."""
+"""Standard deviation of a unit normal that is truncated at ±2; weights are divided by it to get the right variance."""
 
 
 @torch.no_grad()
@@ -37,7 +37,8 @@ def initialise(model: nn.Module, generator: torch.Generator | None = None, head_
     | layer scale                                   | the architecture's value             |            |
 
     Args:
-        generator: where randomness comes from; torch's global one if None. Must be on the parameters' device.
+        model: a model whose parameters have memory, but no values yet.
+        generator: the source of randomness, on the parameters' device; torch's global one if None.
         head_bias: the released code uses −10 to pre-train on ImageNet-21k with a sigmoid loss.
     """
     for module in model.modules():
@@ -74,7 +75,7 @@ def initialise(model: nn.Module, generator: torch.Generator | None = None, head_
                 module.reset_parameters()
     for module in model.modules():
         if isinstance(module, HybridUnit):
-            # Each residual unit starts as the identity: after the loop above, which sets all norms to 1.
+            # Each residual unit starts as the identity. This comes after the loop above, which sets all norms to 1.
             init.zeros_(module.norm3.weight)
     for name, parameter in model.named_parameters(recurse=False):
         if name == "class_token":
@@ -86,7 +87,7 @@ def initialise(model: nn.Module, generator: torch.Generator | None = None, head_
 
 @torch.no_grad()
 def initialise_head(head: nn.Module, bias: float = 0.0) -> None:
-    """Zero the layer that gives the logits; a constant in its bias."""
+    """Set the layers that compute the logits to zero, and their biases to `bias`."""
     for layer in head.children() if isinstance(head, MlpHead | DistilledHead) else [head]:
         if isinstance(layer, nn.Linear) and layer is not getattr(head, "hidden", None):
             init.zeros_(layer.weight)
@@ -94,7 +95,7 @@ def initialise_head(head: nn.Module, bias: float = 0.0) -> None:
 
 
 def fill_lecun_normal(layer: nn.Linear | nn.Conv2d, generator: torch.Generator | None) -> None:
-    """Variance 1/fan_in from a normal cut off at two standard deviations; bias 0."""
+    """Fill a weight from a normal of variance 1/fan_in, truncated at two standard deviations; set the bias to 0."""
     fan_in = layer.weight[0].numel()
     std = math.sqrt(1 / fan_in) / TRUNCATED_NORMAL_STD
     init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std, generator=generator)
@@ -103,7 +104,7 @@ def fill_lecun_normal(layer: nn.Linear | nn.Conv2d, generator: torch.Generator |
 
 
 def fill_xavier_uniform(linear: nn.Linear, generator: torch.Generator | None, parts: int = 1) -> None:
-    """Uniform with variance 2/(fan_in + fan_out), each of the stacked `parts` on its own fan; bias 0."""
+    """Fill each of the stacked `parts` of a weight uniformly, variance 2/(fan_in + fan_out); set the bias to 0."""
     weights: tuple[Tensor, ...] = linear.weight.chunk(parts)
     for weight in weights:
         init.xavier_uniform_(weight, generator=generator)

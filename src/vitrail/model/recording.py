@@ -1,4 +1,4 @@
-"""Reading what a model computes on its way, through hooks: the forward pass knows nothing of it."""
+"""Record attention maps and outputs of blocks with hooks, without any change to the forward pass."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from vitrail.model.timm_model import TimmModel
 
 Hook = Callable[[nn.Module, Any, Any], None]
 MapsCallback = Callable[[int, Tensor], None]
-"""Given the number of an attention layer, and its maps."""
+"""Called with the index of an attention layer and its maps."""
 
 
 def find_attention_layers(model: nn.Module) -> list[nn.Module]:
-    """The attention layers of a model in the order in which they run: vitrail's own, or those of a network of timm's.
+    """Return the attention layers of a model, in the order in which they run.
 
-    Of timm's those that can be told to compute their maps in the open; several that lie side by side in a block are
-    counted one after the other. Without any: a NotApplicableError for a network of timm's, a ConfigError for all
-    others.
+    For a network of timm's these are the layers that can compute their maps without a fused kernel; parallel layers of
+    one block are listed one after the other.
+
+    Raises:
+        NotApplicableError: a network of timm's without such layers.
+        ConfigError: another model without self-attention.
     """
     own: list[nn.Module] = [module for module in model.modules() if isinstance(module, SelfAttention)]
     if own:
@@ -37,31 +40,31 @@ def find_attention_layers(model: nn.Module) -> list[nn.Module]:
 
 
 @contextlib.contextmanager
-def observe_attention(model: nn.Module, tell: MapsCallback, layers: Sequence[int] | None = None) -> Iterator[None]:
-    """While the block lasts, `tell(layer, maps)` is called with each layer's attention maps as that layer runs.
+def observe_attention(model: nn.Module, on_maps: MapsCallback, layers: Sequence[int] | None = None) -> Iterator[None]:
+    """Inside the `with` block, call `on_maps(layer, maps)` each time that an attention layer runs.
 
     Maps are (B, H, T, T), at least float32, without gradient and without dropout; rows are queries and sum to 1.
-    Nothing is kept: who reduces them at once never holds more than one layer's.
+    Nothing is stored: a caller that reduces them at once holds the maps of one layer only.
 
-    vitrail's own layers compute their maps beside the fused path, so the model's output does not change. Those of timm
+    vitrail's own layers compute their maps beside the fused path, so the model's output does not change. timm's layers
     leave the fused path while they are observed, so the output may differ by rounding.
 
     Args:
         model: a model, or any module that holds `SelfAttention` layers. A compiled one runs uncompiled inside.
-        layers: which attention layers, counted from 0 in the order they run, negative ones from the end; all if
-            None. An axial block has two: rows, whose maps are (B · rows, H, columns, columns), then columns.
+        layers: indices of attention layers, from 0 in the order in which they run, negative ones from the end;
+            all if None. An axial block has two: rows, whose maps are (B · rows, H, columns, columns), then columns.
     """
     attentions = find_attention_layers(model)
     with contextlib.ExitStack() as stack:
         stack.enter_context(disable_compilation())
         for index in dict.fromkeys(_resolve_indices(layers, len(attentions))):
-            _observe(attentions[index], functools.partial(tell, index), stack)
+            _observe(attentions[index], functools.partial(on_maps, index), stack)
         yield
 
 
 @contextlib.contextmanager
 def record_attention(model: nn.Module, layers: Sequence[int] | None = None) -> Iterator[dict[int, Tensor]]:
-    """Attention maps from a model whose attention is fused, while the block lasts.
+    """Record attention maps inside the `with` block, also from a model whose attention is fused.
 
         with vitrail.record_attention(model) as maps:
             model(images)
@@ -69,12 +72,12 @@ def record_attention(model: nn.Module, layers: Sequence[int] | None = None) -> I
 
     Each call of the model replaces the maps of the one before. The fused path itself still runs, so the model's
     output does not change; a recorded layer computes its maps beside it, without gradient and without dropout. Only
-    timm's networks leave their fused path meanwhile, and may differ by rounding.
+    timm's networks leave their fused path, so their output may differ by rounding.
 
     Args:
         model: a model, or any module that holds `SelfAttention` layers. A compiled one runs uncompiled inside.
-        layers: which attention layers, counted from 0 in the order they run, negative ones from the end; all if
-            None. An axial block has two: rows, whose maps are (B · rows, H, columns, columns), then columns.
+        layers: indices of attention layers, from 0 in the order in which they run, negative ones from the end;
+            all if None. An axial block has two: rows, whose maps are (B · rows, H, columns, columns), then columns.
     """
     maps: dict[int, Tensor] = {}
     with observe_attention(model, maps.__setitem__, layers):
@@ -83,39 +86,39 @@ def record_attention(model: nn.Module, layers: Sequence[int] | None = None) -> I
 
 @contextlib.contextmanager
 def record_blocks(encoder: Encoder, layers: Sequence[int]) -> Iterator[list[Tensor]]:
-    """The outputs of an encoder's blocks, with their gradients: one for each of `layers`, once the block has ended."""
+    """Yield a list that holds the output of each of the blocks `layers`, with gradients, when the `with` block ends."""
     blocks = list(encoder.blocks)
     indices = _resolve_indices(layers, len(blocks))
-    found: dict[int, Tensor] = {}
+    recorded: dict[int, Tensor] = {}
     outputs: list[Tensor] = []
 
-    def keep(index: int) -> Hook:
+    def make_hook(index: int) -> Hook:
         def hook(module: nn.Module, arguments: Any, output: Any) -> None:
-            found[index] = output
+            recorded[index] = output
 
         return hook
 
-    with disable_compilation(), _hook_modules(blocks, indices, keep):
+    with disable_compilation(), _hook_modules(blocks, indices, make_hook):
         yield outputs
-    outputs.extend(found[index] for index in indices)
+    outputs.extend(recorded[index] for index in indices)
 
 
 def _find_timm_attention(model: TimmModel) -> list[nn.Module]:
-    """Those of the blocks, where a network has any: what pools by attention is no layer."""
+    """Return the attention layers of a network's blocks; attention that pools is not one of them."""
     inside = getattr(model.peer, "blocks", model.peer)
-    found = [part for part in inside.modules() if hasattr(part, "fused_attn") and hasattr(part, "attn_drop")]
-    if not found:
+    layers = [part for part in inside.modules() if hasattr(part, "fused_attn") and hasattr(part, "attn_drop")]
+    if not layers:
         raise NotApplicableError(f"timm's {model.architecture.name} has no attention, or none whose maps can be read")
-    return found
+    return layers
 
 
-def _observe(attention: nn.Module, tell: Callable[[Tensor], None], stack: contextlib.ExitStack) -> None:
-    """Until the stack unwinds."""
+def _observe(attention: nn.Module, on_maps: Callable[[Tensor], None], stack: contextlib.ExitStack) -> None:
+    """Call `on_maps` with the maps of one layer each time it runs, until the stack is closed."""
     if isinstance(attention, SelfAttention):
 
         @torch.no_grad()
         def after(module: SelfAttention, arguments: Any, output: Any) -> None:
-            tell(module.weights(arguments[0]))
+            on_maps(module.weights(arguments[0]))
 
         stack.callback(attention.register_forward_hook(after).remove)
         return
@@ -123,9 +126,9 @@ def _observe(attention: nn.Module, tell: Callable[[Tensor], None], stack: contex
     @torch.no_grad()
     def before(dropout: nn.Module, arguments: Any) -> None:
         maps: Tensor = arguments[0].detach()
-        tell(maps.to(torch.promote_types(maps.dtype, torch.float32)))
+        on_maps(maps.to(torch.promote_types(maps.dtype, torch.float32)))
 
-    # timm's layers give their maps to a dropout layer of their own, unless a fused kernel keeps them to itself.
+    # timm's layers pass their maps through a dropout layer, unless a fused kernel is used.
     part: Any = attention
     stack.callback(part.attn_drop.register_forward_pre_hook(before).remove)
     stack.callback(setattr, part, "fused_attn", part.fused_attn)
@@ -152,8 +155,8 @@ def _hook_modules(modules: Sequence[nn.Module], indices: Sequence[int], make: Ca
 
 
 def disable_compilation() -> contextlib.AbstractContextManager[Any]:
-    """Compiled code does not look for hooks that were added later, so it must not run while they are wanted.
+    """Return a context in which compiled code runs uncompiled, because compiled code ignores hooks added later.
 
-    Once the compiler has been imported anything may be compiled, a function around the model too.
+    It acts whenever the compiler has been imported: a function around the model may be compiled too.
     """
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()

@@ -30,7 +30,7 @@ class StdConv(nn.Conv2d):
         self.pad = compute_padding(kernel, stride, backbone)
 
     def standardise_weight(self) -> Tensor:
-        """The weight that is applied."""
+        """Return the standardised weight, which `forward` applies."""
         variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), keepdim=True, correction=0)
         scale = variance.sqrt() + self.eps if self.by_std else (variance + self.eps).sqrt()
         return (self.weight - mean) / scale
@@ -41,7 +41,7 @@ class StdConv(nn.Conv2d):
 
 
 def compute_padding(kernel: int, stride: int, backbone: Backbone) -> tuple[int, int, int, int]:
-    """Left, right, top, bottom. SAME, on sizes that the stride divides, puts the odd pixel right and below."""
+    """Return the padding (left, right, top, bottom). TensorFlow's SAME puts the odd pixel right and below."""
     if backbone.form == "bit":
         return (kernel // 2,) * 4
     total = max(kernel - stride, 0)
@@ -126,7 +126,7 @@ class ResNetBackbone(nn.Module):
         x = self.root(x)
         if self.root_norm is not None:
             x = self.root_norm(x).relu()
-        # Zeros: below anything else after the ReLU of a hybrid, and what BiT was trained with before it has one.
+        # Padded with zeros: the least value after a hybrid's ReLU, and what BiT, without one here, was trained with.
         x = F.max_pool2d(F.pad(x, self.pool_pad), kernel_size=3, stride=2)
         for unit in self.units:
             if self.gradient_checkpointing and self.training:

@@ -1,4 +1,4 @@
-"""The names and what they stand for: "B/16", "R50+L/32", "BiT-R152x4" → an architecture."""
+"""Names of models: "B/16", "R50+L/32", "BiT-R152x4" → an architecture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vitrail.model.architecture import Architecture, Backbone, ResNetArchitectur
 
 
 class Size(NamedTuple):
-    """The numbers behind a letter."""
+    """The sizes that a letter stands for."""
 
     depth: int
     width: int
@@ -39,7 +39,7 @@ RESNET_BLOCKS = {
     200: (3, 24, 36, 3),
 }
 
-# Small things that differ between the authors' two ResNets, each from its own released code.
+# Details that differ between the authors' two ResNets, each from its own released code.
 HYBRID: dict[str, Any] = {"form": "hybrid", "norm_eps": 1e-6, "standardise_by": "std", "standardise_eps": 1e-5}
 BIT: dict[str, Any] = {"form": "bit", "norm_eps": 1e-5, "standardise_by": "variance", "standardise_eps": 1e-10}
 
@@ -48,7 +48,7 @@ LISTED_NAMES = (
     *("R26+S/32", "R50+B/32", "R50+B/16", "R50+L/32", "R50+L/16"),
     *("BiT-R50x1", "BiT-R50x3", "BiT-R101x1", "BiT-R101x3", "BiT-R152x2", "BiT-R152x4", "BiT-R200x3"),
 )
-"""The names worth a row in a table; any size goes with any patch, and any ResNet with any width."""
+"""The names that `vitrail models` lists; any size can be combined with any patch, any ResNet with any width."""
 
 _LETTERS = "|".join(SIZES)
 _VIT = re.compile(rf"(?:ViT-)?({_LETTERS})/([1-9]\d*)")
@@ -59,33 +59,33 @@ _BIT = re.compile(r"BiT-R(\d+)x([1-9]\d*)")
 
 
 def make_architecture(name: str, **options: Any) -> Architecture:
-    """The architecture that `name` stands for, changed by `options` (the fields of the architecture).
+    """Return the architecture of a name, with `options` (fields of the architecture) changed.
 
     `architecture("B/16")`, `architecture("R50+B/16", image_size=384)`, `architecture("BiT-R50x1", num_classes=10)`.
     """
     if not isinstance(name, str):
         raise ConfigError(f"a model's name is a string such as 'B/16', not {name!r}")
-    if found := _VIT.fullmatch(name):
-        letter, patch = found.groups()
+    if match := _VIT.fullmatch(name):
+        letter, patch = match.groups()
         return VitArchitecture(**{"patch_size": int(patch), **SIZES[letter]._asdict(), **options})
-    if found := _HYBRID.fullmatch(name):
-        depth, letter, stride = found.groups()
+    if match := _HYBRID.fullmatch(name):
+        depth, letter, stride = match.groups()
         backbone = Backbone(blocks=_find_hybrid_blocks(name, int(depth), int(stride)), **HYBRID)
         # A patch is one pixel of the feature map unless the options say otherwise.
         return VitArchitecture(**{"patch_size": 1, "backbone": backbone, **SIZES[letter]._asdict(), **options})
-    if found := _BIT.fullmatch(name):
-        depth, factor = found.groups()
+    if match := _BIT.fullmatch(name):
+        depth, factor = match.groups()
         backbone = Backbone(blocks=_find_resnet_blocks(name, int(depth)), width_factor=int(factor), **BIT)
         return ResNetArchitecture(**{"backbone": backbone, **options})
     raise ConfigError(f"unknown model {name!r}{_suggest_name(name)}; `vitrail models` lists them")
 
 
 def _suggest_name(name: str) -> str:
-    """What a person may have meant, or how names are made."""
+    """Return a suggestion of the right name, or how names are formed."""
     if name.startswith(("hf:", "timm:")) or name == "pane":
         return ", which is the name of weights: give it to vitrail.load"
-    if found := _TIMM.match(name):
-        return f", did you mean {_LETTER_OF_WORD[found.group(1)]}/{found.group(2)}?"
+    if match := _TIMM.match(name):
+        return f", did you mean {_LETTER_OF_WORD[match.group(1)]}/{match.group(2)}?"
     return did_you_mean(name, LISTED_NAMES) or (
         f": a name is SIZE/PATCH with a size of {', '.join(SIZES)} (B/16), RDEPTH+SIZE/16 or /32 (R50+B/16) or "
         "BiT-RDEPTHxWIDTH (BiT-R50x1)"
@@ -100,7 +100,7 @@ def _find_resnet_blocks(name: str, depth: int) -> tuple[int, ...]:
 
 
 def _find_hybrid_blocks(name: str, depth: int, stride: int) -> tuple[int, ...]:
-    """/32: all four stages. /16: stage 4 goes, and its blocks join stage 3, for a four times longer sequence."""
+    """Return the blocks of each stage. For /16 there is no stage 4: stage 3 gets its blocks (section 4.1)."""
     blocks = _find_resnet_blocks(name, depth)
     if stride == 32:
         return blocks
