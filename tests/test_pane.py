@@ -108,13 +108,13 @@ def test_the_word_alone_means_it_and_a_folder_of_that_name_is_a_path(here, pane,
         assert vitrail.load(path).image_size == (8, 8)
     for name in ("config.toml", "metrics.jsonl"):
         (here / "pane" / name).write_text("")
-    assert inspect.run_folder("pane") is None
-    assert inspect.run_folder("./pane") == Path("pane")
+    assert inspect.find_run_folder("pane") is None
+    assert inspect.find_run_folder("./pane") == Path("pane")
     (here / "linked").mkdir()
     (here / "linked/pane").symlink_to(here / "china.jpg")
     monkeypatch.chdir(here / "linked")
-    assert inspect._short("pane") == "pane"
-    assert inspect._called(["pane", "./pane"]) == ["pane", "china.jpg"]
+    assert inspect._shorten("pane") == "pane"
+    assert inspect._name_models(["pane", "./pane"]) == ["pane", "china.jpg"]
 
 
 def test_where_it_is_missing_or_taken_for_an_architecture(monkeypatch, tmp_path):
@@ -160,7 +160,7 @@ def test_a_finished_run_comes_first(run, here, monkeypatch, capsys):
     (here / "runs/mine/model").mkdir(parents=True)
     for name in ("runs/mine/config.toml", "runs/mine/model/config.json"):
         (here / name).write_text("")
-    monkeypatch.setattr(inspect, "run", lambda models, *given, **options: pytest.fail(str(models)))
+    monkeypatch.setattr(inspect, "inspect_models", lambda models, *given, **options: pytest.fail(str(models)))
     with pytest.raises(pytest.fail.Exception, match=r"\['runs/mine'\]"):
         run("inspect")
     assert capsys.readouterr().err.startswith("no model named: using runs/mine, the newest run; ")

@@ -6,15 +6,15 @@ import json
 import sys
 from pathlib import Path
 
-from vitrail.evaluation.evaluate import run
-from vitrail.inference.batches import How
+from vitrail.evaluation.evaluate import evaluate
+from vitrail.inference.batches import InferenceOptions
 
 if __name__ == "__main__":
-    written = run(
+    written = evaluate(
         sys.argv[1],
         "digits",
         "val",
-        how=How(batch_size=int(sys.argv[3]), device="cpu"),
+        options=InferenceOptions(batch_size=int(sys.argv[3]), device="cpu"),
         folder=Path(sys.argv[2]).with_suffix(""),
     )
     Path(sys.argv[2]).write_text(json.dumps(written.report.as_dict()))

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitrail.errors import ConfigError
-from vitrail.evaluation.clusters import agreement, assignment_accuracy, clusters
+from vitrail.evaluation.clusters import assignment_accuracy, cluster_features, measure_agreement
 
 
 def test_other_names_for_the_same_groups_are_perfect():
     labels = torch.tensor([0, 0, 1, 1, 1, 2, 2, 3])
-    found = agreement(torch.tensor([7, 7, 3, 3, 3, 0, 0, 5]), labels)
+    found = measure_agreement(torch.tensor([7, 7, 3, 3, 3, 0, 0, 5]), labels)
     assert (found.accuracy, found.ari) == (1, 1)
     assert found.nmi == pytest.approx(1)
 
@@ -25,7 +25,7 @@ def test_by_hand():
     """Clusters aabbb against classes 00011: two and two of five agree. Pairs: of the 4 in a class and the 4 in
     a cluster 2 are the same pairs, of all 10; expected are 4·4/10, so (2 − 1.6) / (4 − 1.6)."""
     assigned, labels = torch.tensor([0, 0, 1, 1, 1]), torch.tensor([0, 0, 0, 1, 1])
-    found = agreement(assigned, labels)
+    found = measure_agreement(assigned, labels)
     assert found.accuracy == 4 / 5
     assert found.ari == pytest.approx(0.4 / 2.4)
     entropy = -(0.4 * math.log(0.4) + 0.6 * math.log(0.6))  # of both
@@ -56,19 +56,19 @@ def test_groups_in_plain_sight_are_found_by_direction():
     generator = torch.Generator().manual_seed(0)
     lengths = 1 + 99 * torch.rand(60, 1, generator=generator)
     values = (torch.eye(3)[labels] + 0.05 * torch.randn(60, 3, generator=generator)) * lengths
-    found = clusters(values, 3, seed=0)
-    assert agreement(found, labels).accuracy == 1
-    assert torch.equal(found, clusters(values, 3, seed=0)), "the seed decides"
+    found = cluster_features(values, 3, seed=0)
+    assert measure_agreement(found, labels).accuracy == 1
+    assert torch.equal(found, cluster_features(values, 3, seed=0)), "the seed decides"
 
 
 def test_fewer_different_images_than_clusters():
-    found = clusters(torch.eye(2).repeat(5, 1), 4)
+    found = cluster_features(torch.eye(2).repeat(5, 1), 4)
     assert len(found) == 10
     assert set(found.tolist()) <= set(range(4))
 
 
 def test_what_cannot_be():
     with pytest.raises(ConfigError, match="3 images cannot be put into 5 clusters"):
-        clusters(torch.eye(3), 5)
+        cluster_features(torch.eye(3), 5)
     with pytest.raises(ConfigError, match="no images"):
-        agreement(torch.empty(0), torch.empty(0))
+        measure_agreement(torch.empty(0), torch.empty(0))

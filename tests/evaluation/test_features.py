@@ -22,7 +22,7 @@ import vitrail
 from vitrail.data.open import open_data
 from vitrail.data.sources.source import ListSource, Source, Subset
 from vitrail.errors import DataError
-from vitrail.evaluation.features import Features, extract_features, features_folder, weights_digest
+from vitrail.evaluation.features import Features, compute_weights_digest, extract_features, features_folder
 from vitrail.inference.batches import InferenceOptions
 
 HOW = InferenceOptions(batch_size=16, device="cpu")
@@ -133,18 +133,18 @@ def test_another_model_data_or_precision_is_another_entry(model, tmp_path):
 
 
 def test_the_digest_sees_every_part_of_a_model():
-    plain = weights_digest(small_model())
-    assert plain == weights_digest(small_model())
+    plain = compute_weights_digest(small_model())
+    assert plain == compute_weights_digest(small_model())
     for name in ("class_token", "encoder.blocks.1.mlp.fc2.bias", "head.weight"):
         changed = small_model()
         parameter = changed.get_parameter(name).detach().view(-1)
         parameter[-1] = parameter[-1] + 1e-6
-        assert weights_digest(changed) != plain, name
+        assert compute_weights_digest(changed) != plain, name
     changed = small_model()
     changed.preprocessing = changed.preprocessing.model_copy(update={"mean": (0.4,)})
-    assert weights_digest(changed) != plain
-    assert weights_digest(small_model(norm_eps=1e-5)) != plain
-    assert weights_digest(small_model().to(torch.bfloat16)) != plain
+    assert compute_weights_digest(changed) != plain
+    assert compute_weights_digest(small_model(norm_eps=1e-5)) != plain
+    assert compute_weights_digest(small_model().to(torch.bfloat16)) != plain
 
 
 def test_what_cannot_be_read_is_left_out(caplog, tmp_path):
@@ -315,7 +315,7 @@ def test_a_cache_that_cannot_be_written_is_no_reason_to_stop(model, right, tmp_p
 
 
 def test_a_disk_that_fills_up_is_no_reason_to_stop(model, right, tmp_path, caplog, monkeypatch):
-    written = vitrail.evaluation.features._written
+    written = vitrail.evaluation.features._pack_batch
     count = iter(range(100))
 
     def full(part):
@@ -323,7 +323,7 @@ def test_a_disk_that_fills_up_is_no_reason_to_stop(model, right, tmp_path, caplo
             raise OSError(28, "No space left on device")
         return written(part)
 
-    monkeypatch.setattr("vitrail.evaluation.features._written", full)
+    monkeypatch.setattr("vitrail.evaluation.features._pack_batch", full)
     assert same(extract_features(model, Watched(), HOW, tmp_path), right)
     assert caplog.text.count("No space left on device") == 1
     assert not list(tmp_path.iterdir())

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitrail.errors import DataError
-from vitrail.evaluation.labels import LabelMap, match, read_map
+from vitrail.evaluation.labels import LabelMap, match_classes, read_label_map
 from vitrail.inference import class_names as imagenet
 
-WNIDS = imagenet.wnids()
-FULL = [", ".join(words) for words in imagenet.names()]
+WNIDS = imagenet.list_wnids()
+FULL = [", ".join(words) for words in imagenet.list_class_words()]
 """The labels of most checkpoints on the hub."""
 CRANES, MAILLOTS, MISSILES, SUNGLASSES, CARDIGANS = (134, 517), (638, 639), (657, 744), (836, 837), (264, 474)
 
@@ -49,12 +49,12 @@ def test_the_classes_are_timm_s_in_order():
 
 
 def test_the_classes_by_hand():
-    assert len(WNIDS) == len(imagenet.names()) == 1000
+    assert len(WNIDS) == len(imagenet.list_class_words()) == 1000
     assert list(WNIDS) == sorted(set(WNIDS))
-    assert imagenet.names()[0] == ("tench", "Tinca tinca")
-    assert imagenet.names()[999] == ("toilet tissue", "toilet paper", "bathroom tissue")
-    assert (WNIDS[281], imagenet.names()[281]) == ("n02123045", ("tabby", "tabby cat"))
-    assert [imagenet.names()[number][0] for number in (207, 817, 949, 963)] == [
+    assert imagenet.list_class_words()[0] == ("tench", "Tinca tinca")
+    assert imagenet.list_class_words()[999] == ("toilet tissue", "toilet paper", "bathroom tissue")
+    assert (WNIDS[281], imagenet.list_class_words()[281]) == ("n02123045", ("tabby", "tabby cat"))
+    assert [imagenet.list_class_words()[number][0] for number in (207, 817, 949, 963)] == [
         "golden retriever",
         "sports car",
         "strawberry",
@@ -64,12 +64,12 @@ def test_the_classes_by_hand():
 
 def test_names_that_are_several_classes():
     for pair, word in [(CRANES, "crane"), (MAILLOTS, "maillot"), (MISSILES, "missile"), (CARDIGANS, "cardigan")]:
-        assert imagenet.vocabulary().find(word) == set(pair)
-    assert [imagenet.vocabulary().find(word) for word in ("sunglass", "sunglasses")] == [{836}, {837}]
+        assert imagenet.build_vocabulary().find(word) == set(pair)
+    assert [imagenet.build_vocabulary().find(word) for word in ("sunglass", "sunglasses")] == [{836}, {837}]
 
 
 def test_objectnet_by_names():
-    table = imagenet.objectnet()
+    table = imagenet.read_objectnet()
     assert len(table) == 113
     assert all(0 <= number < 1000 for numbers in table.values() for number in numbers)
     expected = {
@@ -94,32 +94,32 @@ def test_objectnet_by_names():
         "weight_exercise": ["dumbbell"],
         "wok": ["wok"],
     }
-    assert {folder: [imagenet.names()[n][0] for n in table[folder]] for folder in expected} == expected
+    assert {folder: [imagenet.list_class_words()[n][0] for n in table[folder]] for folder in expected} == expected
     # Where a folder is called as a class is, it is that class.
     for folder, numbers in table.items():
-        assert imagenet.vocabulary().find(folder) in (set(), set(numbers)), folder
+        assert imagenet.build_vocabulary().find(folder) in (set(), set(numbers)), folder
 
 
 # By number
 
 
 def test_by_number_without_names():
-    found = match(None, 10, (), 10)
+    found = match_classes(None, 10, (), 10)
     assert found.is_identity
     assert found.unmatched == ()
-    assert found.how == "by number: neither the model nor the data names its classes"
-    assert match(["cat", "dog"], 2, (), 2).how == "by number: the data does not name its classes"
-    one = match(None, 3, ("ant", "bee", "cow"), 3)
+    assert found.explanation == "by number: neither the model nor the data names its classes"
+    assert match_classes(["cat", "dog"], 2, (), 2).explanation == "by number: the data does not name its classes"
+    one = match_classes(None, 3, ("ant", "bee", "cow"), 3)
     assert one.is_identity
-    assert one.how == "by number: the model does not name its classes"
+    assert one.explanation == "by number: the model does not name its classes"
 
 
 @pytest.mark.parametrize(("model", "data"), [(1000, 997), (10, 9), (2, 1), (1000, 900)])
 def test_the_last_classes_may_have_no_image(model, data):
-    found = match(None, model, (), data)
+    found = match_classes(None, model, (), data)
     assert found.accepted == tuple((number,) for number in range(data))
-    assert f"largest label is {data - 1}" in found.how
-    assert f"{model} classes" in found.how
+    assert f"largest label is {data - 1}" in found.explanation
+    assert f"{model} classes" in found.explanation
 
 
 @pytest.mark.parametrize(
@@ -127,54 +127,54 @@ def test_the_last_classes_may_have_no_image(model, data):
 )
 def test_numbers_that_do_not_agree(model, data):
     with pytest.raises(DataError, match=f"data has {data} classes .* model {model}.*classes.txt.*fine-tune.*fewshot"):
-        match(None, model, (), data)
+        match_classes(None, model, (), data)
 
 
 def test_names_on_one_side_and_counts_that_differ():
     with pytest.raises(DataError, match=r"data has 3 classes \(ant, bee, cow\) and the model 5 without names: .*map"):
-        match(None, 5, ("ant", "bee", "cow"), 3)
+        match_classes(None, 5, ("ant", "bee", "cow"), 3)
 
 
 @pytest.mark.parametrize("labels", [FULL, None])
 def test_folders_called_by_numbers_mean_these(labels):
     folders = sorted(str(number) for number in range(1000))  # 0, 1, 10, 100, 101, …, as ImageNetV2 has them
-    found = match(labels, 1000, folders, 1000)
+    found = match_classes(labels, 1000, folders, 1000)
     assert found.accepted == tuple((int(name),) for name in folders)
-    assert found.how == "the data's names are the numbers of the model's classes"
+    assert found.explanation == "the data's names are the numbers of the model's classes"
 
 
 def test_folders_called_by_numbers_where_nothing_tells_their_order():
-    assert match(None, 10, [str(number) for number in range(10)], 10).is_identity
-    with pytest.raises(DataError, match=r"called 0, 1, 10, 11, 2, .*order cannot be told"):
-        match(None, 12, sorted(map(str, range(12))), 12)
+    assert match_classes(None, 10, [str(number) for number in range(10)], 10).is_identity
+    with pytest.raises(DataError, match=r"called 0, 1, 10, 11, 2, .*order"):
+        match_classes(None, 12, sorted(map(str, range(12))), 12)
     names = [f"kind {letter}" for letter in "abcdefghijkl"]
-    assert match(names, 12, sorted(map(str, range(12))), 12).accepted[2] == (10,)
+    assert match_classes(names, 12, sorted(map(str, range(12))), 12).accepted[2] == (10,)
     with pytest.raises(DataError, match="none of the data's 12"):  # from 1 on: what 1 means cannot be known
-        match(names, 12, [str(number) for number in range(1, 13)], 12)
+        match_classes(names, 12, [str(number) for number in range(1, 13)], 12)
 
 
 # By name
 
 
 def test_identical():
-    assert match(["b", "a"], 2, ["b", "a"], 2) == LabelMap(((0,), (1,)), "the same names in the same order")
-    assert match(FULL, 1000, FULL, 1000).is_identity  # though two are called crane
+    assert match_classes(["b", "a"], 2, ["b", "a"], 2) == LabelMap(((0,), (1,)), "the same names in the same order")
+    assert match_classes(FULL, 1000, FULL, 1000).is_identity  # though two are called crane
 
 
 def test_another_order():
-    assert match(["ant", "bee", "cow"], 3, ["cow", "ant", "bee"], 3) == LabelMap(
+    assert match_classes(["ant", "bee", "cow"], 3, ["cow", "ant", "bee"], 3) == LabelMap(
         ((2,), (0,), (1,)), "the same names in another order"
     )
 
 
 def test_a_part_of_the_names():
-    found = match(["ant", "bee", "cow"], 3, ["cow", "bee"], 2)
+    found = match_classes(["ant", "bee", "cow"], 3, ["cow", "bee"], 2)
     assert found == LabelMap(((2,), (1,)), "the same names, 2 of 3")
-    more = match(["ant", "bee"], 2, ["ant", "bee", "cow", "dog"], 4)
+    more = match_classes(["ant", "bee"], 2, ["ant", "bee", "cow", "dog"], 4)
     assert more.accepted == ((0,), (1,), (), ())
     assert more.unmatched == (2, 3)
     assert not more.is_identity
-    assert more.how.endswith("left out, since the model has no such class: cow, dog")
+    assert more.explanation.endswith("left out, since the model has no such class: cow, dog")
 
 
 @pytest.mark.parametrize(
@@ -189,61 +189,65 @@ def test_a_part_of_the_names():
     ],
 )
 def test_names_that_differ_in_spelling(ours, theirs):
-    found = match(["other", ours], 2, [theirs], 1)
+    found = match_classes(["other", ours], 2, [theirs], 1)
     assert found.accepted == ((1,),)
-    assert found.how == "by names that are the same but for case, blanks, hyphens and synonyms"
+    assert found.explanation == "by names that are the same but for case, blanks, hyphens and synonyms"
 
 
 def test_names_of_nothing_but_marks_are_not_all_the_same():
-    assert match(["-", "_", ","], 3, [",", "-"], 2).accepted == ((2,), (0,))
+    assert match_classes(["-", "_", ","], 3, [",", "-"], 2).accepted == ((2,), (0,))
 
 
 def test_case_decides_where_it_is_all_there_is():
     letters = ["A", "B", "a", "b"]
-    assert match(letters, 4, ["a", "B"], 2).accepted == ((2,), (1,))
-    assert match(["-1", "0", "1"], 3, ["1", "-1"], 2).accepted == ((2,), (0,))
-    found = match(["Polish", "polish", "other"], 3, ["POLISH", "other"], 2)
+    assert match_classes(letters, 4, ["a", "B"], 2).accepted == ((2,), (1,))
+    assert match_classes(["-1", "0", "1"], 3, ["1", "-1"], 2).accepted == ((2,), (0,))
+    found = match_classes(["Polish", "polish", "other"], 3, ["POLISH", "other"], 2)
     assert found.accepted == ((), (2,))
-    assert "can stand for several classes: POLISH" in found.how
+    assert "can stand for several classes: POLISH" in found.explanation
 
 
 @pytest.mark.parametrize("word", ["crane", "maillot", "missile", "cardigan", "Cardigan", "panther"])
 @pytest.mark.parametrize("model", ["names", "ids", "short", "none"])
 def test_a_word_for_several_classes_is_left_out_and_told(word, model, torchvision_names):
     labels = {"names": FULL, "ids": WNIDS, "short": torchvision_names, "none": None}[model]
-    found = match(labels, 1000, ["banana", word, "tench"], 3)
+    found = match_classes(labels, 1000, ["banana", word, "tench"], 3)
     assert found.accepted == ((954,), (), (0,))
-    assert f"can stand for several classes: {word}" in found.how
+    assert f"can stand for several classes: {word}" in found.explanation
     with pytest.raises(DataError, match=r"certainly|without names"):
-        match(labels, 1000, [word], 1)
+        match_classes(labels, 1000, [word], 1)
 
 
 def test_a_word_is_certain_where_the_other_class_has_its_own():
-    found = match(FULL, 1000, ["maillot, tank suit", "maillot"], 2)
+    found = match_classes(FULL, 1000, ["maillot, tank suit", "maillot"], 2)
     assert found.accepted == ((639,), (638,))
-    assert match(FULL, 1000, ["maillot", "banana"], 2).accepted == ((), (954,))
-    assert match(FULL, 1000, ["projectile,_missile", "sunglass", "sunglasses"], 3).accepted == ((744,), (836,), (837,))
+    assert match_classes(FULL, 1000, ["maillot", "banana"], 2).accepted == ((), (954,))
+    assert match_classes(FULL, 1000, ["projectile,_missile", "sunglass", "sunglasses"], 3).accepted == (
+        (744,),
+        (836,),
+        (837,),
+    )
 
 
 def test_a_model_with_one_of_two_cranes(torchvision_names):
     ids = list(WNIDS[100:200])
-    found = match(ids, 100, ["crane", "flamingo"], 2)
+    found = match_classes(ids, 100, ["crane", "flamingo"], 2)
     assert found.accepted == ((), (30,))
     # But what a model itself calls so is so.
     labels = [*torchvision_names[:9], "crane"]
-    assert match(labels, 10, ["crane", "tench"], 2).accepted == ((9,), (0,))
+    assert match_classes(labels, 10, ["crane", "tench"], 2).accepted == ((9,), (0,))
 
 
 def test_a_name_whose_synonyms_are_different_classes_is_left_out():
-    found = match(["cat, puss", "dog, hound", "cow"], 3, ["puss, hound", "cow"], 2)
+    found = match_classes(["cat, puss", "dog, hound", "cow"], 3, ["puss, hound", "cow"], 2)
     assert found.accepted == ((), (2,))
-    assert found.how.endswith("can stand for several classes: puss, hound")
+    assert found.explanation.endswith("can stand for several classes: puss, hound")
 
 
 def test_one_word_in_common_is_no_proof_where_each_has_another():
     with pytest.raises(DataError, match="none of the data's 2 classes"):
-        match(["dog, small", "cat, small"], 2, ["dog, large", "cat, large"], 2)
-    assert match(["dog, hound", "cat"], 2, ["dog", "cat, puss"], 2).accepted == ((0,), (1,))
+        match_classes(["dog, small", "cat, small"], 2, ["dog, large", "cat, large"], 2)
+    assert match_classes(["dog, hound", "cat"], 2, ["dog", "cat, puss"], 2).accepted == ((0,), (1,))
 
 
 # ImageNet by its ids and names
@@ -253,35 +257,35 @@ def test_one_word_in_common_is_no_proof_where_each_has_another():
 def test_data_by_wordnet_ids(model, torchvision_names):
     labels = {"names": FULL, "ids": WNIDS, "short": torchvision_names, "none": None}[model]
     data, order = shuffled(WNIDS)
-    found = match(labels, 1000, data, 1000)
+    found = match_classes(labels, 1000, data, 1000)
     assert found.accepted == tuple((number,) for number in order)
-    assert match(labels, 1000, WNIDS, 1000).is_identity
-    part = match(labels, 1000, ["n02123045", "n99999999", "n01440764"], 3)
+    assert match_classes(labels, 1000, WNIDS, 1000).is_identity
+    part = match_classes(labels, 1000, ["n02123045", "n99999999", "n01440764"], 3)
     assert part.accepted == ((281,), (), (0,))
-    assert part.how.endswith("left out, since the model has no such class: n99999999")
+    assert part.explanation.endswith("left out, since the model has no such class: n99999999")
     if labels is None:
-        assert "1000 classes without names, taken to be ImageNet's" in found.how
+        assert "1000 classes without names, taken to be ImageNet's" in found.explanation
     elif model != "ids":
-        assert found.how == "by WordNet ids: both have classes of ImageNet"
+        assert found.explanation == "by WordNet ids: both have classes of ImageNet"
 
 
 def test_models_in_another_order_or_of_some_classes():
     labels, order = shuffled(WNIDS)
-    data = match(labels, 1000, FULL, 1000)
+    data = match_classes(labels, 1000, FULL, 1000)
     for number, classes in enumerate(data.accepted):
         assert classes == (() if number in CRANES else (order.index(number),))
     names = [FULL[number] for number in (0, 217, 482, 491, 497, 566, 569, 571, 574, 701)]  # Imagenette
     ids = [WNIDS[number] for number in (701, 0, 491)]
-    assert match(names, 10, ids, 3).accepted == ((9,), (0,), (3,))
+    assert match_classes(names, 10, ids, 3).accepted == ((9,), (0,), (3,))
 
 
 def test_all_short_names_in_alphabetical_folders(torchvision_names):
     """Would be wrong by number, and hardly anyone would notice why."""
     data = sorted(torchvision_names)
     truth = [torchvision_names.index(name) for name in data]
-    assert match(torchvision_names, 1000, data, 1000).accepted == tuple((number,) for number in truth)
+    assert match_classes(torchvision_names, 1000, data, 1000).accepted == tuple((number,) for number in truth)
     for labels in (None, FULL, WNIDS):
-        found = match(labels, 1000, data, 1000)
+        found = match_classes(labels, 1000, data, 1000)
         wrong = [n for n, classes in enumerate(found.accepted) if classes not in ((), (truth[n],))]
         assert wrong == []
         assert {data[number] for number in found.unmatched} >= {"crane", "crane bird"}
@@ -289,18 +293,18 @@ def test_all_short_names_in_alphabetical_folders(torchvision_names):
 
 
 def test_a_thousand_classes_of_something_else_stay_numbers():
-    names = [f"kind {number}" for number in range(990)] + [words[0] for words in imagenet.names()[:10]]
-    assert match(None, 1000, names, 1000).how == "by number: the model does not name its classes"
+    names = [f"kind {number}" for number in range(990)] + [words[0] for words in imagenet.list_class_words()[:10]]
+    assert match_classes(None, 1000, names, 1000).explanation == "by number: the model does not name its classes"
 
 
 def test_which_models_are_imagenet_s(torchvision_names):
     every = tuple(range(1000))
-    assert all(imagenet.numbers_of(labels, 1000) == every for labels in (FULL, WNIDS, torchvision_names, None))
-    assert imagenet.numbers_of(None, 999) is None
-    assert imagenet.numbers_of(["cat", "dog", "banana"], 3) is None
-    assert imagenet.numbers_of(["n07753592", "n01440764"], 2) == (954, 0)
+    assert all(imagenet.find_class_numbers(labels, 1000) == every for labels in (FULL, WNIDS, torchvision_names, None))
+    assert imagenet.find_class_numbers(None, 999) is None
+    assert imagenet.find_class_numbers(["cat", "dog", "banana"], 3) is None
+    assert imagenet.find_class_numbers(["n07753592", "n01440764"], 2) == (954, 0)
     labels, order = shuffled(FULL)
-    found = imagenet.numbers_of(labels, 1000)
+    found = imagenet.find_class_numbers(labels, 1000)
     assert found == tuple(None if number in CRANES else number for number in order)
 
 
@@ -311,37 +315,40 @@ OTHERS = ["notebook", "napkin", "air_freshener", "wrench", "ziploc_bag", "hat"]
 
 @pytest.mark.parametrize("labels", [FULL, WNIDS, None])
 def test_objectnet(labels):
-    folders = sorted([*imagenet.objectnet(), *OTHERS])
-    found = match(labels, 1000, folders, len(folders))
-    assert found.accepted == tuple(imagenet.objectnet().get(folder, ()) for folder in folders)
+    folders = sorted([*imagenet.read_objectnet(), *OTHERS])
+    found = match_classes(labels, 1000, folders, len(folders))
+    assert found.accepted == tuple(imagenet.read_objectnet().get(folder, ()) for folder in folders)
     # By name alone a notebook would be a computer, and a napkin a diaper.
     assert {folders[number] for number in found.unmatched} == set(OTHERS)
-    assert "ObjectNet's table of the 113" in found.how
-    assert "left out" in found.how
+    assert "ObjectNet's table of the 113" in found.explanation
+    assert "left out" in found.explanation
 
 
 def test_a_part_of_objectnet():
-    folders = sorted(imagenet.objectnet())[:12]
-    found = match(FULL, 1000, folders, 12)
-    assert found.accepted == tuple(imagenet.objectnet()[folder] for folder in folders)
+    folders = sorted(imagenet.read_objectnet())[:12]
+    found = match_classes(FULL, 1000, folders, 12)
+    assert found.accepted == tuple(imagenet.read_objectnet()[folder] for folder in folders)
     # A handful of everyday names is not ObjectNet: chairs are more than what it counts as such.
-    assert match(FULL, 1000, ["banana", "chair"], 2).accepted == ((954,), ())
+    assert match_classes(FULL, 1000, ["banana", "chair"], 2).accepted == ((954,), ())
 
 
 def test_objectnet_with_models_that_are_imagenet_s_in_part_or_not_at_all():
-    folders = sorted(imagenet.objectnet())
+    folders = sorted(imagenet.read_objectnet())
     numbers = [*range(900, 1000), 0]
-    found = match([WNIDS[number] for number in numbers], 101, folders, 113)
+    found = match_classes([WNIDS[number] for number in numbers], 101, folders, 113)
     place = dict(zip(folders, found.accepted, strict=True))
     assert place["banana"] == (54,)
     assert place["tie"] == (6,)  # Windsor ties, and no bow ties
     assert place["backpack"] == ()
-    own = match(folders[::-1], 113, folders, 113)
-    assert own.how == "the same names in another order"
+    own = match_classes(folders[::-1], 113, folders, 113)
+    assert own.explanation == "the same names in another order"
 
 
 def test_imagenet_by_short_names_is_not_objectnet():
-    assert "ObjectNet" not in match(FULL, 1000, sorted({words[0] for words in imagenet.names()}), 999).how
+    assert (
+        "ObjectNet"
+        not in match_classes(FULL, 1000, sorted({words[0] for words in imagenet.list_class_words()}), 999).explanation
+    )
 
 
 # Nothing in common
@@ -350,7 +357,7 @@ def test_imagenet_by_short_names_is_not_objectnet():
 def test_nothing_in_common():
     data = [f"kind {letter}" for letter in "abcdefg"]
     with pytest.raises(DataError) as error:
-        match(["cat", "dog"], 2, data, 7)
+        match_classes(["cat", "dog"], 2, data, 7)
     assert str(error.value) == (
         "none of the data's 7 classes (kind a, kind b, kind c, kind d, kind e, … (7 in all)) is certainly one of the "
         "model's 2 (cat, dog): fine-tune the model on this data, use `vitrail fewshot`, which needs no common classes, "
@@ -375,7 +382,7 @@ def test_whatever_the_names_a_match_shares_a_word_and_no_other_class_is_called_t
         return words(name) <= words(label) or words(label) <= words(name)
 
     try:
-        found = match(model, len(model), data, len(data))
+        found = match_classes(model, len(model), data, len(data))
     except DataError:
         for name in data:
             labels = [label for label in model if words(label) & words(name)]
@@ -394,7 +401,7 @@ def test_the_same_names_in_any_order_find_each_other(names, random):
     """Unless they differ only in what folding takes away, besides case."""
     data = random.sample(names, len(names))
     try:
-        accepted = match(names, len(names), data, len(data)).accepted
+        accepted = match_classes(names, len(names), data, len(data)).accepted
     except DataError:
         accepted = ((),) * len(data)
     for name, classes in zip(data, accepted, strict=True):
@@ -428,30 +435,32 @@ def written(folder, name, content):
     ],
 )
 def test_a_mapping_file(tmp_path, name, content):
-    found = read_map(written(tmp_path, name, content), MODEL, 5, DATA)
+    found = read_label_map(written(tmp_path, name, content), MODEL, 5, DATA)
     assert found == LabelMap(((0, 1), (3,), ()), f"by {name}; left out, since it gives no class for them: horse")
 
 
 def test_a_mapping_file_to_imagenet_and_without_names(tmp_path):
     path = written(tmp_path, "map.csv", "0,n02123045,tiger cat\n2,954\n")
     for labels in (None, FULL, WNIDS):
-        assert read_map(path, labels, 1000, ()).accepted == ((281, 282), (), (954,))
-    found = read_map(path, FULL, 1000, (), 4)
+        assert read_label_map(path, labels, 1000, ()).accepted == ((281, 282), (), (954,))
+    found = read_label_map(path, FULL, 1000, (), 4)
     assert found.accepted == ((281, 282), (), (954,), ())
-    assert found.how == "by map.csv; left out, since it gives no class for them: 1, 3"
+    assert found.explanation == "by map.csv; left out, since it gives no class for them: 1, 3"
     with pytest.raises(DataError, match="'2' is no class of the data; there are numbers from 0 to 1"):
-        read_map(path, FULL, 1000, (), 2)
+        read_label_map(path, FULL, 1000, (), 2)
 
 
 def test_numbers_are_names_where_names_are_numbers(tmp_path):
     path = written(tmp_path, "map.json", '{"1": 10, "10": 2}')
-    assert read_map(path, ["2", "10", "x"], 3, ["1", "10", "2"]).accepted == ((1,), (0,), ())
+    assert read_label_map(path, ["2", "10", "x"], 3, ["1", "10", "2"]).accepted == ((1,), (0,), ())
     with pytest.raises(DataError, match="'0' is no class of the data"):
-        read_map(written(tmp_path, "zero.csv", "0,x\n"), ["2", "x"], 2, ["1", "2"])
+        read_label_map(written(tmp_path, "zero.csv", "0,x\n"), ["2", "x"], 2, ["1", "2"])
 
 
 def test_a_class_called_data_is_no_heading(tmp_path):
-    assert read_map(written(tmp_path, "m.csv", "data,model\n"), ["code", "model"], 2, ["data"]).accepted == ((1,),)
+    assert read_label_map(written(tmp_path, "m.csv", "data,model\n"), ["code", "model"], 2, ["data"]).accepted == (
+        (1,),
+    )
 
 
 @pytest.mark.parametrize(
@@ -472,27 +481,27 @@ def test_a_class_called_data_is_no_heading(tmp_path):
         ("crow," + "x" * 200_000, "cannot be read|is no class"),
         ("{", "is no JSON"),
         ('{"crow": ' + "[" * 100_000, "is no JSON"),
-        ('{"crow": {"raven": 1}}', "what it holds for 'crow' is no name"),
-        ('{"crow": true}', "what it holds for 'crow'"),
-        ('{"crow": 1.0}', "what it holds for 'crow'"),
+        ('{"crow": {"raven": 1}}', "'crow' is no name"),
+        ('{"crow": true}', "'crow'"),
+        ('{"crow": 1.0}', "'crow'"),
         ('{"crow": ' + "9" * 5000 + "}", "is no JSON"),
     ],
 )
 def test_mapping_files_that_are_wrong(tmp_path, content, told):
     with pytest.raises(DataError, match=told) as error:
-        read_map(written(tmp_path, "map.csv", content), MODEL, 5, DATA)
+        read_label_map(written(tmp_path, "map.csv", content), MODEL, 5, DATA)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 500
 
 
 def test_mapping_files_that_are_none(tmp_path):
     with pytest.raises(DataError, match=r"none\.csv cannot be read: No such file"):
-        read_map(tmp_path / "none.csv", MODEL, 5, DATA)
+        read_label_map(tmp_path / "none.csv", MODEL, 5, DATA)
     with pytest.raises(DataError, match="cannot be read: not a file"):
-        read_map(tmp_path, MODEL, 5, DATA)
+        read_label_map(tmp_path, MODEL, 5, DATA)
     with pytest.raises(DataError, match="holds no JSON object"):
-        read_map(written(tmp_path, "list.json", json.dumps([1, 2])), MODEL, 5, DATA)
+        read_label_map(written(tmp_path, "list.json", json.dumps([1, 2])), MODEL, 5, DATA)
     with (tmp_path / "huge.csv").open("wb") as file:
         file.truncate(10_000_000_000)
     with pytest.raises(DataError, match="10,000,000,000 bytes, more than"):
-        read_map(tmp_path / "huge.csv", MODEL, 5, DATA)
+        read_label_map(tmp_path / "huge.csv", MODEL, 5, DATA)

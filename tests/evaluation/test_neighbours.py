@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation import neighbours
 from vitrail.evaluation.features import Features
-from vitrail.evaluation.neighbours import knn_accuracy, knn_predicted, nearest
+from vitrail.evaluation.neighbours import find_nearest, predict_knn, score_knn
 
 
 def made(values, labels) -> Features:
@@ -42,7 +42,7 @@ def test_equals_brute_force_whatever_the_blocks(queries, bank, k, query_block, b
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(neighbours, "QUERIES", query_block)
         patch.setattr(neighbours, "BANK", bank_block)
-        similarities, places = nearest(torch.tensor(queries), torch.tensor(bank), k)
+        similarities, places = find_nearest(torch.tensor(queries), torch.tensor(bank), k)
     expected, where = by_brute_force(torch.tensor(queries), torch.tensor(bank), k)
     np.testing.assert_array_equal(places, where)
     np.testing.assert_allclose(similarities, expected, rtol=0, atol=1.1e-9)
@@ -52,7 +52,7 @@ def test_equals_brute_force_on_features():
     generator = torch.Generator().manual_seed(0)
     queries, bank = torch.randn(30, 40, generator=generator), torch.randn(200, 40, generator=generator)
     bank[100:150] = bank[:50]  # doubles
-    similarities, places = nearest(queries, bank, 12)
+    similarities, places = find_nearest(queries, bank, 12)
     expected, where = by_brute_force(queries, bank, 12)
     np.testing.assert_array_equal(places, where)
     np.testing.assert_allclose(similarities, expected, rtol=0, atol=1.1e-9)
@@ -60,7 +60,7 @@ def test_equals_brute_force_on_features():
 
 def test_an_image_is_its_own_nearest():
     bank = torch.randn(50, 16, generator=torch.Generator().manual_seed(0))
-    similarities, places = nearest(3 * bank, bank, 1)
+    similarities, places = find_nearest(3 * bank, bank, 1)
     assert torch.equal(places[:, 0], torch.arange(50))
     assert torch.equal(similarities, torch.ones(50, 1, dtype=torch.float64))
 
@@ -68,16 +68,16 @@ def test_an_image_is_its_own_nearest():
 def test_memory_is_bounded(monkeypatch):
     """No product is larger than a block of queries with a block of the bank."""
     seen = []
-    unit = neighbours._unit
+    unit = neighbours._normalise
 
     def watched(values):
         seen.append(len(values))
         return unit(values)
 
-    monkeypatch.setattr(neighbours, "_unit", watched)
+    monkeypatch.setattr(neighbours, "_normalise", watched)
     monkeypatch.setattr(neighbours, "QUERIES", 100)
     monkeypatch.setattr(neighbours, "BANK", 200)
-    nearest(torch.randn(450, 4), torch.randn(1000, 4), 3)
+    find_nearest(torch.randn(450, 4), torch.randn(1000, 4), 3)
     assert max(seen) == 200
     assert sorted(set(seen)) == [50, 100, 200]
 
@@ -86,10 +86,10 @@ def test_votes_by_hand():
     """Two of class 1 at 60° against one of class 0 at 0°: exp(½/T)·2 > exp(1/T) only for T > 1/(2·ln 2) = 0.72."""
     train = made([[1.0, 0.0], [0.5, 0.75**0.5], [0.5, 0.75**0.5]], [0, 1, 1])
     query = torch.tensor([[1.0, 0.0]])
-    assert knn_predicted(train, query, 2, k=3, temperature=0.70).tolist() == [0]
-    assert knn_predicted(train, query, 2, k=3, temperature=0.74).tolist() == [1]
-    assert knn_predicted(train, query, 2, k=3, temperature=1e-6).tolist() == [0], "nothing overflows"
-    assert knn_predicted(train, query, 2, k=1, temperature=0.74).tolist() == [0]
+    assert predict_knn(train, query, 2, k=3, temperature=0.70).tolist() == [0]
+    assert predict_knn(train, query, 2, k=3, temperature=0.74).tolist() == [1]
+    assert predict_knn(train, query, 2, k=3, temperature=1e-6).tolist() == [0], "nothing overflows"
+    assert predict_knn(train, query, 2, k=1, temperature=0.74).tolist() == [0]
 
 
 @given(st.integers(0, 10_000), st.integers(1, 25), st.sampled_from([0.07, 0.5]))
@@ -105,16 +105,16 @@ def test_accuracy_equals_voting_in_a_loop(seed, k, temperature):
         for similarity, place in zip(row, around, strict=True):
             votes[train.labels[place]] += np.exp(similarity / temperature)
         hits += int(votes.argmax() == label)
-    assert knn_accuracy(train, test, 4, k, temperature) == hits / 15
+    assert score_knn(train, test, 4, k, temperature) == hits / 15
 
 
 def test_what_cannot_be():
     train = made(torch.eye(3), [0, 1, 2])
     with pytest.raises(ConfigError, match="k = 0"):
-        nearest(train.values, train.values, 0)
+        find_nearest(train.values, train.values, 0)
     with pytest.raises(ConfigError, match="temperature = 0"):
-        knn_accuracy(train, train, 3, temperature=0)
+        score_knn(train, train, 3, temperature=0)
     with pytest.raises(DataError, match="no images to search"):
-        nearest(train.values, train.values[:0], 1)
+        find_nearest(train.values, train.values[:0], 1)
     with pytest.raises(DataError, match="no images to test on"):
-        knn_accuracy(train, train[:0], 3)
+        score_knn(train, train[:0], 3)

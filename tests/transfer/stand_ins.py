@@ -24,7 +24,7 @@ def quick(cache: Path) -> Iterator[None]:
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VITRAIL_CACHE", str(cache))
-        patch.setattr("vitrail.training.run_training.draw_curves", lambda *_: None)
+        patch.setattr("vitrail.training.result.draw_curves", lambda *_: None)
         torch.set_num_threads(1)
         yield
     torch.set_num_threads(threads)

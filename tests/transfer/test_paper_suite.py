@@ -147,15 +147,15 @@ def test_stopped_in_the_middle_it_goes_on_and_finds_the_same(model, data, whole,
     names = tmp_path / "sets.toml"
     names.write_text(f'imagenet = "{data}/imagenet"\npets = "{data}/pets"\nreal = "{data}/real.json"')
     given = (model, str(names), tmp_path / "suite", 2, SHORT)
-    steps, plain = [], loop.step
+    steps, plain = [], loop.train_step
 
-    def step(run):
+    def step(run, state):
         steps.append(run.config.run.folder)
         if len(steps) == 17:  # the second of the sixth run: seed 1 of the first set
             signal.raise_signal(signal.SIGTERM)
-        plain(run)
+        plain(run, state)
 
-    monkeypatch.setattr(loop, "step", step)
+    monkeypatch.setattr(loop, "train_step", step)
     with pytest.raises(Stopped):
         list(paper_suite.run_paper_suite(*given))
     assert steps[-1] == tmp_path / "suite/imagenet/seed-1"
@@ -166,7 +166,7 @@ def test_stopped_in_the_middle_it_goes_on_and_finds_the_same(model, data, whole,
     again = table(lines)
     for title in ("ImageNet", "ImageNet ReaL", "Oxford-IIIT Pets"):
         assert again[title] == once[title]
-    monkeypatch.setattr(loop, "step", lambda run: pytest.fail("all of it is finished"))
+    monkeypatch.setattr(loop, "train_step", lambda run, state: pytest.fail("all of it is finished"))
     assert list(paper_suite.run_paper_suite(*given)) == lines
 
 
@@ -175,7 +175,9 @@ def test_sets_without_data_are_listed(model, data, tmp_path):
     shutil.copytree(data / "pets", tmp_path / "some/pets")
     shutil.copytree(data / "pets", tmp_path / "some/flowers")
     (tmp_path / "some/pets/test/red/1001.png").write_bytes(b"no picture")
-    lines = list(paper_suite.run_paper_suite(model, str(tmp_path / "some"), tmp_path / "suite", 1, [*SHORT, "learning_rate=0.1"]))
+    lines = list(
+        paper_suite.run_paper_suite(model, str(tmp_path / "some"), tmp_path / "suite", 1, [*SHORT, "learning_rate=0.1"])
+    )
     assert lines[0] == f"{tmp_path}/some/flowers is no set, did you mean 'flowers102'?"
     assert "pets: learning rate 0.1: the only one, so there is nothing to choose" in lines
     rows = table(lines)

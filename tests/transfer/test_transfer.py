@@ -16,8 +16,8 @@ from vitrail.data.sources.source import ListSource
 from vitrail.errors import ConfigError, DataError
 from vitrail.recipes import find_recipe
 from vitrail.transfer import suite_table, transfer
-from vitrail.transfer.suite_data import PickedSamples, RelabelledSource, DataLocation, find_suite_data, open_suite_parts
-from vitrail.transfer.transfer import TransferTarget, make_config, make_plan, list_rates, find_deviations
+from vitrail.transfer.suite_data import DataLocation, PickedSamples, RelabelledSource, find_suite_data, open_suite_parts
+from vitrail.transfer.transfer import TransferTarget, find_deviations, list_rates, make_config, make_plan
 
 KNOWN = ("cifar10", "cifar100", "pets", "dtd")
 
@@ -269,7 +269,9 @@ def test_predictions_are_kept_with_what_they_are_of(tmp_path, monkeypatch):
     assert (folder / "predictions.npz").exists()
     marked = [(first + 1) % 5, first]
     np.savez(folder / "predictions.npz", of=np.load(folder / "predictions.npz")["of"], predictions=marked[0])
-    assert transfer.predict_test_images(config, model, data).tolist() == marked[0].tolist(), "those that are kept are taken"
+    assert transfer.predict_test_images(config, model, data).tolist() == marked[0].tolist(), (
+        "those that are kept are taken"
+    )
     fewer = open_data(str(make_folder(tmp_path / "fewer", {"a": 3, "b": 1})))
     assert len(transfer.predict_test_images(config, model, fewer)) == 4, "those of other images are not"
     (folder / "predictions.npz").write_bytes(b"PK\x03\x04 half a file")

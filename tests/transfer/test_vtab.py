@@ -21,7 +21,7 @@ from vitrail.data.sources.source import ListSource
 from vitrail.data.transforms.augment import draw_crop_box
 from vitrail.errors import ConfigError, DataError
 from vitrail.training import loop
-from vitrail.transfer import paper_suite, vtab, vtab_labels, vtab_suite
+from vitrail.transfer import paper_suite, vtab_labels, vtab_suite, vtab_tasks
 from vitrail.transfer.suite_data import SuiteParts
 
 DOCS = Path(__file__).parents[2] / "docs" / "transfer.md"
@@ -135,13 +135,13 @@ def test_bins_are_of_even_size():
 
 
 def test_there_are_19_tasks_in_three_groups():
-    groups = Counter(task.group for task in vtab.TASKS.values())
+    groups = Counter(task.group for task in vtab_tasks.TASKS.values())
     assert groups == {"natural": 7, "specialised": 4, "structured": 8}
-    assert tuple(dict.fromkeys(task.group for task in vtab.TASKS.values())) == vtab.GROUPS
-    assert len({task.title for task in vtab.TASKS.values()}) == 19
+    assert tuple(dict.fromkeys(task.group for task in vtab_tasks.TASKS.values())) == vtab_tasks.GROUPS
+    assert len({task.title for task in vtab_tasks.TASKS.values()}) == 19
 
 
-@pytest.mark.parametrize("task", vtab.TASKS.values(), ids=lambda task: task.name)
+@pytest.mark.parametrize("task", vtab_tasks.TASKS.values(), ids=lambda task: task.name)
 def test_a_task_agrees_with_itself(task):
     annotations = {
         "clevr_count": range(3, 11),
@@ -167,7 +167,7 @@ def test_a_task_agrees_with_itself(task):
 
 def test_splits_add_up_to_the_originals():
     """What is known of the originals themselves."""
-    totals = {name: sum(task.images) for name, task in vtab.TASKS.items()}
+    totals = {name: sum(task.images) for name, task in vtab_tasks.TASKS.items()}
     assert totals["cifar100"] == 60_000
     assert totals["eurosat"] == 27_000
     assert totals["resisc45"] == 45 * 700
@@ -189,7 +189,9 @@ def test_splits_add_up_to_the_originals():
 def test_the_documentation_is_the_page():
     text = DOCS.read_text()
     start = text.index("### Natural")
-    assert text[start:] == vtab.format_registry(), "docs/transfer.md: put what vitrail.transfer.vtab_tasks.format_registry() gives at its end"
+    assert text[start:] == vtab_tasks.format_registry(), (
+        "docs/transfer.md: put what vitrail.transfer.vtab_tasks.format_registry() gives at its end"
+    )
 
 
 def test_the_examples_of_the_documentation():
@@ -197,7 +199,7 @@ def test_the_examples_of_the_documentation():
     tree = tomllib.loads(example)
     tables = tree.pop("tasks")
     assert set(tree) - {"real"} <= set(paper_suite.SETS)
-    assert set(tables) <= set(vtab.TASKS)
+    assert set(tables) <= set(vtab_tasks.TASKS)
     code = re.findall(r"^```python\n(.*?)^```$", DOCS.read_text(), re.MULTILINE | re.DOTALL)[0]
     space: dict = {}
     exec(code, space)
@@ -291,7 +293,9 @@ def data(tmp_path_factory):
 def described(path: Path, data: Path, tasks) -> str:
     lines = []
     for number, name in enumerate(tasks):
-        raw = vtab.TASKS[name].label is not None and vtab.TASKS[name].whole and name != "diabetic_retinopathy"
+        raw = (
+            vtab_tasks.TASKS[name].label is not None and vtab_tasks.TASKS[name].whole and name != "diabetic_retinopathy"
+        )
         where = "raw" if raw else ("plain", "with-val")[number % 2]
         lines.append(f'[tasks.{name}]\ndata = "{data}/{where}"\nraw = {str(raw).lower()}')
     path.write_text("\n".join(lines))
@@ -302,28 +306,29 @@ def described(path: Path, data: Path, tasks) -> str:
 def whole(model, data, tmp_path_factory):
     """All 19 tasks, once."""
     root = tmp_path_factory.mktemp("suites")
-    tasks = [name for name in vtab.TASKS if name != "smallnorb_elevation"]
+    tasks = [name for name in vtab_tasks.TASKS if name != "smallnorb_elevation"]
     where = described(root / "tasks.toml", data, tasks)
     with Path(where).open("a") as file:
         file.write(f'\n[tasks.smallnorb_elevation]\ndata = "{data}/plain"')
     return list(vtab_suite.run_vtab_suite(model, where, root / "vtab", 2, SHORT)), root / "vtab"
 
 
+@pytest.mark.slow
 def test_all_tasks_and_their_mean(whole, data):
     lines, folder = whole
     found = json.loads((folder / "suite.json").read_text())
     rows = table(lines)
-    assert list(found["tasks"]) == list(vtab.TASKS)
+    assert list(found["tasks"]) == list(vtab_tasks.TASKS)
     accuracies = {}
     for name, told in found["tasks"].items():
-        task = vtab.TASKS[name]
+        task = vtab_tasks.TASKS[name]
         shares = [run["accuracy"] for run in told["runs"]]
         assert all(run["accuracy"] == run["hits"] / run["count"] for run in told["runs"])
         assert rows[task.title][:3] == [task.group, shown(shares), "2"]
         accuracies[name] = shares
-    for group in vtab.GROUPS:
-        ours = np.mean([accuracies[name] for name, task in vtab.TASKS.items() if task.group == group], axis=0)
-        size = sum(task.group == group for task in vtab.TASKS.values())
+    for group in vtab_tasks.GROUPS:
+        ours = np.mean([accuracies[name] for name, task in vtab_tasks.TASKS.items() if task.group == group], axis=0)
+        size = sum(task.group == group for task in vtab_tasks.TASKS.values())
         assert rows[f"{group} ({size} tasks)"][0] == shown(ours)
     assert rows["VTAB (19 tasks)"] == [
         shown(np.mean(list(accuracies.values()), axis=0)),
@@ -335,12 +340,13 @@ def test_all_tasks_and_their_mean(whole, data):
     assert len({tuple(shares) for shares in accuracies.values()}) > 3, "the stand-ins are too easy to tell anything"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dtd", "caltech101", "dsprites_location", "flowers102", "clevr_distance"])
 def test_a_task_is_what_its_saved_models_say(whole, data, name):
     found = json.loads((whole[1] / "suite.json").read_text())["tasks"][name]
-    task = vtab.TASKS[name]
+    task = vtab_tasks.TASKS[name]
     places = {"dsprites_location": "raw", "flowers102": "raw", "caltech101": "plain"}
-    where = places.get(name, "plain" if list(vtab.TASKS).index(name) % 2 == 0 else "with-val")
+    where = places.get(name, "plain" if list(vtab_tasks.TASKS).index(name) % 2 == 0 else "with-val")
     test = open_data(str(data / where), "test")
     labels = test.labels(0, len(test)).tolist()
     if where == "raw":
@@ -351,6 +357,7 @@ def test_a_task_is_what_its_saved_models_say(whole, data, name):
         assert run["count"] == len(labels)
 
 
+@pytest.mark.slow
 def test_what_the_runs_were_given(whole):
     _, folder = whole
     config = (folder / "clevr_count/seed-1/config.toml").read_text()
@@ -366,6 +373,7 @@ def test_what_the_runs_were_given(whole):
     assert not (folder / "dsprites_location/images/choosing").exists(), "there is nothing to choose"
 
 
+@pytest.mark.slow
 def test_what_is_not_vtab_is_told(whole):
     lines = whole[0]
     assert "caltech101: learning rate 0.01: the only one, so there is nothing to choose" in lines
@@ -419,8 +427,8 @@ def test_again_it_trains_nothing_and_finds_the_same(model, data, some, monkeypat
     where = described(some / "tasks.toml", data, ["dtd", "dmlab", "smallnorb_azimuth"])
     before = (some / "vtab/suite.md").read_text()
     shutil.rmtree(some / "vtab/dmlab/seed-0")  # as if it had been stopped before that one
-    steps, plain = [], loop.step
-    monkeypatch.setattr(loop, "step", lambda run: (steps.append(run.config.run.folder), plain(run)))
+    steps, plain = [], loop.train_step
+    monkeypatch.setattr(loop, "train_step", lambda run, state: (steps.append(run.config.run.folder), plain(run, state)))
     list(vtab_suite.run_vtab_suite(model, where, some / "vtab", 1, SHORT, rates=[0.001, 0.3]))
     assert steps == [some / "vtab/dmlab/seed-0"] * 2
     assert (some / "vtab/suite.md").read_text() == before
@@ -429,7 +437,9 @@ def test_again_it_trains_nothing_and_finds_the_same(model, data, some, monkeypat
 def test_what_is_wrong_is_told_before_anything_is_trained(model, data, tmp_path):
     def told(text: str, *overrides: str) -> None:
         (tmp_path / "tasks.toml").write_text(text.replace("DATA", str(data)))
-        list(vtab_suite.run_vtab_suite(model, str(tmp_path / "tasks.toml"), tmp_path / "suite", 1, [*SHORT, *overrides]))
+        list(
+            vtab_suite.run_vtab_suite(model, str(tmp_path / "tasks.toml"), tmp_path / "suite", 1, [*SHORT, *overrides])
+        )
 
     with pytest.raises(ConfigError, match=r"dtd: data.batch_size = 64 is more than the 24 images to train on"):
         told('dtd = "DATA/plain"', "batch_size=64")

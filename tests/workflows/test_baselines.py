@@ -14,7 +14,7 @@ from vitrail.inference.batches import InferenceOptions
 from vitrail.model.architecture import TimmArchitecture
 from vitrail.model.cost import compute_cost
 from vitrail.model.create import build_empty_model
-from vitrail.workflows.linear_head import quick
+from vitrail.workflows.linear_head import fit_linear_head
 
 CPU = InferenceOptions(batch_size=4, device="cpu")
 
@@ -49,5 +49,5 @@ def test_a_baseline_goes_through_the_same_commands(name, tmp_path, monkeypatch):
     assert row.images_per_second > 0
     found = fewshot(name, "photos", shots=[1], seeds=[0], methods=["least-squares", "knn"], options=CPU)
     assert {each.method for each in found.rows} == {"least-squares", "knn, k=20", "knn, k=1"}
-    assert any(line.startswith("model: ") for line in quick("photos", name, options=CPU))
+    assert any(line.startswith("model: ") for line in fit_linear_head("photos", name, options=CPU))
     assert compare_model(f"runs/quick-photos-from-{name}", "photos", None, CPU).top1.value > 0.9

@@ -20,7 +20,7 @@ from vitrail.evaluation.intervals import wilson_interval
 from vitrail.evaluation.linear_probe import OutOfFoldPredictions
 from vitrail.inference.batches import InferenceOptions
 from vitrail.workflows import linear_head as workflow
-from vitrail.workflows.linear_head import quick, suspects
+from vitrail.workflows.linear_head import fit_linear_head, find_suspects
 
 SMALL = {"image_size": 16, "width": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64}
 CPU = InferenceOptions(device="cpu")
@@ -55,7 +55,7 @@ def accuracy_of(model, source) -> float:
 
 def test_a_folder_becomes_a_classifier(here, model):
     stripes(here / "photos", classes=3, images=20)
-    lines = list(quick("photos", model, options=CPU))
+    lines = list(fit_linear_head("photos", model, options=CPU))
     assert lines[0] == f"60 images of 3 classes at 16 pixels: 32 features each, from {model}"
     found = re.fullmatch(
         r"accuracy on images that it was fitted without: ([\d.]+)% of 60 \(95% interval .*\)", lines[1]
@@ -71,7 +71,7 @@ def test_a_folder_becomes_a_classifier(here, model):
         torch.equal(value, saved.state_dict()[name])
         for name, value in before.encoder.state_dict(prefix="encoder.").items()
     )
-    again = list(quick("photos", model, options=CPU))
+    again = list(fit_linear_head("photos", model, options=CPU))
     assert again == lines, "the same command gives the same"
 
 
@@ -82,7 +82,7 @@ def test_planted_wrong_labels_are_found(here, model):
         name = f"wrong-{number}.png"
         (folder / f"colour-{source}" / f"{number + 5:02}.png").rename(folder / f"colour-{target}" / name)
         planted[f"photos/colour-{target}/{name}"] = (f"colour-{target}", f"colour-{source}")
-    lines = list(quick("photos", model, options=CPU))
+    lines = list(fit_linear_head("photos", model, options=CPU))
     with (here / "runs/quick-photos-from-small/mislabelled.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["name", "label", "thinks", "probability"]
@@ -100,8 +100,8 @@ def test_planted_wrong_labels_are_found(here, model):
 def test_no_more_than_twenty_are_printed(here, model, monkeypatch):
     stripes(here / "photos", classes=2, images=25)
     everything = [workflow.Suspect(row, 1 - row // 25, 0.9) for row in range(50)]
-    monkeypatch.setattr(workflow, "suspects", lambda *_: everything)
-    lines = list(quick("photos", model, options=CPU))
+    monkeypatch.setattr(workflow, "find_suspects", lambda *_: everything)
+    lines = list(fit_linear_head("photos", model, options=CPU))
     assert sum("is labelled" in line for line in lines) == 20
     assert "perhaps mislabelled, in all: 50 of 50 images, see runs/quick-photos-from-small/mislabelled.csv" in lines
     assert len((here / "runs/quick-photos-from-small/mislabelled.csv").read_text().splitlines()) == 51
@@ -115,11 +115,11 @@ def test_suspects_by_hand():
         known=torch.tensor([True, True, True, True, True, True, False]),
         guesses=torch.tensor([0, 1, 0, 1, 0, 1, 0]),
         confidence=torch.tensor([0.9, 0.8, 0.8, 1.0, 0.55, 0.65, 0.99], dtype=torch.float64),
-        given=torch.tensor([0.9, 0.2, 0.7, 1.0, 0.45, 0.65, 0.01], dtype=torch.float64),
+        label_probability=torch.tensor([0.9, 0.2, 0.7, 1.0, 0.45, 0.65, 0.01], dtype=torch.float64),
     )
     labels = torch.tensor([0, 0, 0, 1, 1, 1, 1])
     # The second looks like 1 with 0.8 ≥ 0.7; the fifth like 0 with 0.55 < 0.6; the last was judged by nobody.
-    assert suspects(judged, labels, 2) == [(1, 1, 0.8)]
+    assert find_suspects(judged, labels, 2) == [(1, 1, 0.8)]
 
 
 def test_a_class_that_is_hard_to_tell_is_not_suspected_as_a_whole():
@@ -127,12 +127,12 @@ def test_a_class_that_is_hard_to_tell_is_not_suspected_as_a_whole():
     given = torch.tensor([0.4, 0.3, 0.5, 0.5], dtype=torch.float64)
     confidence = torch.tensor([0.55, 0.7, 0.5, 0.5], dtype=torch.float64)
     judged = OutOfFoldPredictions(1.0, {}, torch.ones(4, dtype=torch.bool), torch.ones(4, dtype=torch.int64), confidence, given)
-    assert suspects(judged, torch.tensor([0, 0, 1, 1]), 2) == [(1, 1, 0.7)]
+    assert find_suspects(judged, torch.tensor([0, 0, 1, 1]), 2) == [(1, 1, 0.7)]
 
 
 def test_two_classes_of_five_images(here, model):
     stripes(here / "few", classes=2, images=5)
-    lines = list(quick("few", model, options=CPU))
+    lines = list(fit_linear_head("few", model, options=CPU))
     assert "of 10 (95% interval" in lines[1]
     assert accuracy_of(vitrail.load("runs/quick-few-from-small"), open_data("few")) == 1
 
@@ -141,7 +141,7 @@ def test_the_only_image_of_a_class_stays_in_training(here, model):
     folder = stripes(here / "photos", classes=3, images=6)
     for path in sorted((folder / "colour-2").iterdir())[1:]:
         path.unlink()
-    lines = list(quick("photos", model, options=CPU))
+    lines = list(fit_linear_head("photos", model, options=CPU))
     assert lines[0].startswith("13 images of 3 classes")
     assert "of 12 (95% interval" in lines[1]
     saved = vitrail.load("runs/quick-photos-from-small")
@@ -151,7 +151,7 @@ def test_the_only_image_of_a_class_stays_in_training(here, model):
 
 def test_one_image_of_each_class(here, model):
     stripes(here / "photos", classes=3, images=1)
-    lines = list(quick("photos", model, options=CPU))
+    lines = list(fit_linear_head("photos", model, options=CPU))
     assert "every class has one image: how good it is cannot be told" in lines
     assert accuracy_of(vitrail.load("runs/quick-photos-from-small"), open_data("photos")) == 1
 
@@ -160,7 +160,7 @@ def test_parts_that_were_set_aside_are_scored_and_not_learned_from(here, model):
     stripes(here / "photos/train", classes=3, images=10)
     stripes(here / "photos/val", classes=3, images=7)
     stripes(here / "photos/test", classes=3, images=4)
-    lines = list(quick("photos", model, options=CPU))
+    lines = list(fit_linear_head("photos", model, options=CPU))
     assert lines[0].startswith("30 images of 3 classes")
     saved = vitrail.load("runs/quick-photos-from-small")
     for part, count in (("val", 21), ("test", 12)):
@@ -172,7 +172,7 @@ def test_parts_that_were_set_aside_are_scored_and_not_learned_from(here, model):
 
 def test_folder_and_size_can_be_given_and_nothing_else(here, model):
     stripes(here / "photos", classes=2, images=5)
-    lines = list(quick("photos", model, ["folder=mine", "model.image_size=20"], options=CPU))
+    lines = list(fit_linear_head("photos", model, ["folder=mine", "model.image_size=20"], options=CPU))
     assert "at 20 pixels" in lines[0]
     assert vitrail.load("mine").image_size == (20, 20)
     for override, sentence in {
@@ -183,7 +183,7 @@ def test_folder_and_size_can_be_given_and_nothing_else(here, model):
         "image_size=big": "image_size",
     }.items():
         with pytest.raises(ConfigError, match=re.escape(sentence)):
-            list(quick("photos", model, [override], options=CPU))
+            list(fit_linear_head("photos", model, [override], options=CPU))
 
 
 def test_a_run_is_not_written_over(here, model):
@@ -191,23 +191,23 @@ def test_a_run_is_not_written_over(here, model):
     (here / "mine").mkdir()
     (here / "mine/config.toml").write_text("")
     with pytest.raises(ConfigError, match=r"mine holds config\.toml, which is not by --quick"):
-        list(quick("photos", model, ["folder=mine"], options=CPU))
+        list(fit_linear_head("photos", model, ["folder=mine"], options=CPU))
     assert [path.name for path in (here / "mine").iterdir()] == ["config.toml"]
     (here / "file").write_text("")
     with pytest.raises(ConfigError, match="file is a file"):
-        list(quick("photos", model, ["folder=file"], options=CPU))
+        list(fit_linear_head("photos", model, ["folder=file"], options=CPU))
 
 
 def test_broken_images_are_left_out_and_told(here, model):
     folder = stripes(here / "photos", classes=2, images=6)
     (folder / "colour-0/03.png").write_bytes(b"no image")
-    lines = list(quick("photos", model, options=CPU))
+    lines = list(fit_linear_head("photos", model, options=CPU))
     assert lines[0].startswith("11 images")
     assert lines[1].startswith("left out, for they cannot be read: 1 of 12 images")
     for path in (folder / "colour-1").iterdir():
         path.write_bytes(b"no image")
     with pytest.raises(DataError, match="has no image of 'colour-1' that can be read"):
-        list(quick("photos", model, options=CPU))
+        list(fit_linear_head("photos", model, options=CPU))
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_broken_images_are_left_out_and_told(here, model):
 def test_heads_of_every_kind(here, options):
     """Two that are averaged, one with a hidden layer, none."""
     stripes(here / "photos", classes=3, images=6)
-    list(quick("photos", save_model(here / "models", **options), options=CPU))
+    list(fit_linear_head("photos", save_model(here / "models", **options), options=CPU))
     assert vitrail.load("runs/quick-photos-from-models").num_classes == 3
 
 
@@ -230,7 +230,7 @@ def test_a_model_that_loads_as_something_else_is_no_success(here, model, monkeyp
 
     monkeypatch.setattr(workflow, "save", wrong)
     with pytest.raises(vitrail.WeightsError, match="when loaded again says something else"):
-        list(quick("photos", model, options=CPU))
+        list(fit_linear_head("photos", model, options=CPU))
 
 
 def test_a_head_that_does_more_than_it_seems_is_refused(here, model, monkeypatch):
@@ -239,7 +239,7 @@ def test_a_head_that_does_more_than_it_seems_is_refused(here, model, monkeypatch
         "vitrail.model.vit.VisionTransformer.forward", lambda self, images: self.head(2 * self.embed(images))
     )
     with pytest.raises(ConfigError, match="does not take its representation as it is"):
-        list(quick("photos", model, options=CPU))
+        list(fit_linear_head("photos", model, options=CPU))
     assert not (here / "runs").exists()
 
 
@@ -247,14 +247,14 @@ def test_a_part_that_cannot_be_scored_is_no_reason_to_lose_the_model(here, model
     """As on the hub, where the labels of a test are kept back."""
     make_parquet(here / "data" / "train-0.parquet", [0, 1] * 10, names=("a", "b"))
     make_parquet(here / "data" / "test-0.parquet", [-1] * 20, names=("a", "b"))
-    lines = list(quick("data", model, options=CPU))
+    lines = list(fit_linear_head("data", model, options=CPU))
     assert any(line.startswith("test is not scored: ") for line in lines)
     assert vitrail.load("runs/quick-data-from-small").labels == ("a", "b")
 
 
 def test_an_image_without_a_label_is_left_out(here, model):
     make_parquet(here / "data.parquet", [0, 1] * 10 + [-1], names=("a", "b"))
-    lines = list(quick("data.parquet", model, options=CPU))
+    lines = list(fit_linear_head("data.parquet", model, options=CPU))
     assert lines[0].startswith("20 images of 2 classes")
 
 
@@ -262,9 +262,9 @@ def test_another_model_is_not_written_over(here, model):
     vitrail.save(vitrail.load(model), here / "mine" / "model")
     stripes(here / "photos", classes=2, images=5)
     with pytest.raises(ConfigError, match="which is not by --quick"):
-        list(quick("photos", model, ["folder=mine"], options=CPU))
+        list(fit_linear_head("photos", model, ["folder=mine"], options=CPU))
     for _ in range(2):
-        list(quick("photos", model, ["folder=ours"], options=CPU))
+        list(fit_linear_head("photos", model, ["folder=ours"], options=CPU))
 
 
 def test_a_weak_model_says_that_its_doubts_are_weak(here, model):
@@ -276,4 +276,4 @@ def test_a_weak_model_says_that_its_doubts_are_weak(here, model):
             Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(
                 here / f"noise/{label}/{number}.png"
             )
-    assert any("most of these will be its own mistakes" in line for line in quick("noise", model, options=CPU))
+    assert any("most of these will be its own mistakes" in line for line in fit_linear_head("noise", model, options=CPU))

@@ -12,10 +12,10 @@ import typer
 from vitrail.cli.printing import interruptible, print_lines, print_table, progress_bar
 
 if TYPE_CHECKING:
-    from vitrail.evaluation.compare import Compared
-    from vitrail.evaluation.intervals import Measured
-    from vitrail.evaluation.report import Report
-    from vitrail.inference.batches import How
+    from vitrail.evaluation.compare import ModelComparison
+    from vitrail.evaluation.intervals import Estimate
+    from vitrail.evaluation.report import EvaluationReport
+    from vitrail.inference.batches import InferenceOptions
 
 RUNS = 3
 """Of the paper."""
@@ -71,30 +71,30 @@ def evaluate(
     fine-tuned on each of the paper's data sets, as the paper does.
     """
     from vitrail.errors import ConfigError
-    from vitrail.inference.batches import How
+    from vitrail.inference.batches import InferenceOptions
 
     if data is None:
         raise ConfigError("--data is missing: vitrail evaluate --model MODEL --data DATA")
-    how = How(batch_size, workers, device, precision)
+    options = InferenceOptions(batch_size, workers, device, precision)
     if suite is None and (rates is not None or runs != RUNS):
         raise ConfigError("--runs and --rates are for --suite")
     if compare:
         if suite or real or mapping or among or out:
             raise ConfigError("--compare takes --data, --split, --json, how to run, and models only")
-        _compare([*([model] if model else []), *(others or [])], data, split, how, as_json)
+        _compare([*([model] if model else []), *(others or [])], data, split, options, as_json)
         return
     if model is None:
         raise ConfigError("--model is missing: vitrail evaluate --model MODEL --data DATA")
     if suite is not None:
         if real or mapping or among or split or as_json:
             raise ConfigError("--suite takes --model, --data, --runs, --rates, --out and key=value only")
-        if how != How():
+        if options != InferenceOptions():
             raise ConfigError("a suite trains: give batch_size=… workers=… device=… precision=…, without dashes")
         _suite(suite, model, data, out, runs, others or [], rates)
         return
     if others:
         raise ConfigError(f"{others[0]!r}: models are for --compare, key=value for --suite")
-    _one(model, data, split, real, mapping, among, how, out, as_json)
+    _one(model, data, split, real, mapping, among, options, out, as_json)
 
 
 def _one(
@@ -104,31 +104,31 @@ def _one(
     real: Path | None,
     mapping: Path | None,
     among: bool,
-    how: How,
+    options: InferenceOptions,
     out: Path | None,
     as_json: bool,
 ) -> None:
     import json
 
-    from vitrail.evaluation.evaluate import run
+    from vitrail.evaluation.evaluate import evaluate as evaluate_model
 
     with interruptible(), progress_bar("evaluating") as progress:
-        written = run(
-            model, data, split, real=real, mapping=mapping, among=among, how=how, folder=out, progress=progress
+        written = evaluate_model(
+            model, data, split, real=real, mapping=mapping, among=among, options=options, folder=out, progress=progress
         )
-    if not written.first:
+    if not written.is_first:
         return
     if as_json:
         print(json.dumps(written.report.as_dict(), indent=1, ensure_ascii=False))
         return
     _print_report(written.report)
-    if written.seen:
+    if written.was_trained_on:
         print_lines(["warning: the model has learned from these very images, so this says nothing about new ones"])
     print_lines(f"written: {path}" for path in written.files)
 
 
-def _print_report(report: Report) -> None:
-    from vitrail.inference.class_names import in_words
+def _print_report(report: EvaluationReport) -> None:
+    from vitrail.inference.class_names import annotate_wnid
 
     rows = [["top-1 accuracy", *_percents(report.top1)]]
     if report.top5 is not None:
@@ -143,19 +143,19 @@ def _print_report(report: Report) -> None:
     print_lines(_remarks(report))
     scored = [score for score in report.classes if score.images]
     worst = sorted(scored, key=lambda score: (score.accuracy.value, -score.images))[:SHOWN]
-    rows = [[in_words(score.name), f"{score.images:,}", *_percents(score.accuracy)] for score in worst]
+    rows = [[annotate_wnid(score.name), f"{score.images:,}", *_percents(score.accuracy)] for score in worst]
     title = "Classes, the worst first" if len(scored) > SHOWN else "Classes"
     print_table(title, ["class", "images", "accuracy", "95% from", "to"], rows)
     if report.confusions:
-        wrong = [[in_words(label), in_words(guess), f"{n:,}"] for label, guess, n in report.confusions[:SHOWN]]
+        wrong = [[annotate_wnid(label), annotate_wnid(guess), f"{n:,}"] for label, guess, n in report.confusions[:SHOWN]]
         print_table("What is taken for what", ["label", "guess", "images"], wrong, left=2)
 
 
-def _remarks(report: Report) -> list[str]:
+def _remarks(report: EvaluationReport) -> list[str]:
     said = [f"classes: {report.labels}"]
-    if report.strangers:
+    if report.foreign_guesses:
         said.append(
-            f"{report.strangers:,} guesses are of classes that the data does not have: --among-data-classes takes them "
+            f"{report.foreign_guesses:,} guesses are of classes that the data does not have: --among-data-classes takes them "
             "among those that it has"
         )
     if report.left_out:
@@ -170,11 +170,11 @@ def _remarks(report: Report) -> list[str]:
     return said
 
 
-def _compare(models: list[str], data: str, split: str | None, how: How, as_json: bool) -> None:
+def _compare(models: list[str], data: str, split: str | None, options: InferenceOptions, as_json: bool) -> None:
     import json
 
     from vitrail.errors import ConfigError, VitrailError
-    from vitrail.evaluation.compare_models import run
+    from vitrail.evaluation.compare import compare_model
 
     if not models:
         raise ConfigError("--compare has no models: vitrail evaluate --data DATA --compare MODEL MODEL …")
@@ -182,7 +182,7 @@ def _compare(models: list[str], data: str, split: str | None, how: How, as_json:
     for name in models:
         try:
             with interruptible(), progress_bar(f"evaluating {name}") as progress:
-                rows.append(run(name, data, split, how, progress))
+                rows.append(compare_model(name, data, split, options, progress))
         except VitrailError as error:  # which is no reason to lose the others
             failures.append(f"error: {name}: {error}")
     if as_json:
@@ -195,7 +195,7 @@ def _compare(models: list[str], data: str, split: str | None, how: How, as_json:
         raise typer.Exit(1)
 
 
-def _print_compared(rows: list[Compared], data: str) -> None:
+def _print_compared(rows: list[ModelComparison], data: str) -> None:
     columns = ["model", "parameters", "GFLOPs", "images/s", "images", "top-1", "95% from", "to"]
     columns += ["training exaFLOPs", "device-hours"]
     cells = [_cells(row) for row in rows]
@@ -205,7 +205,7 @@ def _print_compared(rows: list[Compared], data: str) -> None:
     print_lines(note for row in rows for note in row.notes)
 
 
-def _cells(row: Compared) -> list[str]:
+def _cells(row: ModelComparison) -> list[str]:
     return [
         row.model,
         f"{row.parameters:,}",
@@ -229,20 +229,20 @@ def _suite(
         raise ConfigError(f"--rates {rates}: give numbers with commas between, such as 0.003,0.01") from None
 
     if suite == "paper":
-        from vitrail.transfer.paper_suite import run as paper
+        from vitrail.transfer.paper_suite import run_paper_suite
 
-        print_lines(paper(model, data, out, runs, overrides, tried))
+        print_lines(run_paper_suite(model, data, out, runs, overrides, tried))
     elif suite == "vtab":
-        from vitrail.transfer.vtab_suite import run as vtab
+        from vitrail.transfer.vtab_suite import run_vtab_suite
 
-        print_lines(vtab(model, data, out, runs, overrides, tried))
+        print_lines(run_vtab_suite(model, data, out, runs, overrides, tried))
     else:
         raise ConfigError(f"--suite {suite}{did_you_mean(suite, ['paper', 'vtab']) or ':'} there are paper and vtab")
 
 
-def _percents(measured: Measured) -> list[str]:
+def _percents(measured: Estimate) -> list[str]:
     return [f"{value:.2%}" if math.isfinite(value) else "–" for value in measured]
 
 
-def _numbers(measured: Measured) -> list[str]:
+def _numbers(measured: Estimate) -> list[str]:
     return [f"{value:.4f}" if math.isfinite(value) else "–" for value in measured]

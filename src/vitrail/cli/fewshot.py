@@ -44,7 +44,8 @@ def fewshot(
     """
     from vitrail.errors import ConfigError
     from vitrail.evaluation import fewshot as workflow
-    from vitrail.inference.batches import How
+    from vitrail.evaluation.neighbours import find_similar_images
+    from vitrail.inference.batches import InferenceOptions
     from vitrail.system.precision import PRECISIONS
     from vitrail.weights.source import PANE
 
@@ -56,11 +57,11 @@ def fewshot(
     if model is None:
         model = PANE
         tell_of_pane("--model MODEL takes another")
-    how = How(batch_size, workers, device, precision)
+    options = InferenceOptions(batch_size, workers, device, precision)
     cache: Any = None if no_cache else "auto"
     if neighbours is not None:
         with interruptible(KEPT), progress_bar("features") as progress:
-            found = workflow.neighbours(model, data, neighbours, top, how=how, cache=cache, progress=progress)
+            found = find_similar_images(model, data, neighbours, top, options=options, cache=cache, progress=progress)
         told = {"image": neighbours, "neighbours": [vars(near) for near in found]}
         if _told_as_json(told, out, as_json):
             return
@@ -77,7 +78,7 @@ def fewshot(
             seeds=range(seeds),
             methods=chosen,
             l2=l2,
-            how=how,
+            options=options,
             cache=cache,
             progress=progress,
         )

@@ -1,4 +1,4 @@
-"""How well groups that nobody named agree with the classes: k-means on frozen representations.
+"""How well clusters of features agree with the classes: k-means on frozen features, without labels.
 
 Shapes: N images, D features.
 """
@@ -15,50 +15,50 @@ from torch import Tensor
 from vitrail.errors import ConfigError
 
 STARTS = 10
-"""Of k-means, of which the best counts."""
+"""Random starts of k-means; the best counts."""
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """Of clusters with classes. All are 1 where they are the same but for their names."""
+class ClusterAgreement:
+    """How well clusters agree with classes. All measures are 1 if the groups are the same."""
 
     accuracy: float
-    """With each cluster named after one class and each class given to one cluster, as well as it can be."""
+    """Accuracy under the best one-to-one naming of clusters by classes."""
     nmi: float
-    """Normalised mutual information, from 0; over the mean of the two entropies."""
+    """Normalised mutual information, from 0 to 1: divided by the mean of the two entropies."""
     ari: float
-    """Adjusted Rand index: 0 for chance, and below it negative."""
+    """Adjusted Rand index: 0 for chance, negative if worse than chance."""
 
 
-def clusters(values: Tensor, number: int, seed: int = 0) -> Tensor:
-    """(N, D) features → (N,) int64: the cluster of each, by k-means on features of length 1."""
+def cluster_features(values: Tensor, number: int, seed: int = 0) -> Tensor:
+    """(N, D) features → (N,) int64: the cluster of each image, by k-means on features of length 1."""
     if not 1 <= number <= len(values):
         raise ConfigError(f"{len(values)} images cannot be put into {number} clusters: give a number from 1 to that")
     from sklearn.cluster import KMeans
 
     points = torch.nn.functional.normalize(values.double(), dim=1).cpu().numpy()
     with warnings.catch_warnings():
-        # Fewer different images than clusters leave some empty, which is no fault.
+        # With fewer different images than clusters some clusters are empty, which is no error.
         warnings.filterwarnings("ignore", message="Number of distinct clusters")
         assigned = KMeans(number, n_init=STARTS, random_state=seed).fit_predict(points)
     return torch.from_numpy(assigned.astype(np.int64))
 
 
-def agreement(assigned: Tensor, labels: Tensor) -> Agreement:
-    """(N,) clusters and (N,) labels; there may be more of the ones than of the others."""
+def measure_agreement(assigned: Tensor, labels: Tensor) -> ClusterAgreement:
+    """Compare (N,) clusters with (N,) labels; their numbers may differ."""
     if not len(labels):
         raise ConfigError("there are no images whose clusters could be compared with their classes")
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
-    ours, theirs = assigned.cpu().numpy(), labels.cpu().numpy()
-    nmi = float(normalized_mutual_info_score(theirs, ours))
-    return Agreement(assignment_accuracy(assigned, labels), nmi, float(adjusted_rand_score(theirs, ours)))
+    clusters, classes = assigned.cpu().numpy(), labels.cpu().numpy()
+    nmi = float(normalized_mutual_info_score(classes, clusters))
+    return ClusterAgreement(assignment_accuracy(assigned, labels), nmi, float(adjusted_rand_score(classes, clusters)))
 
 
 def assignment_accuracy(assigned: Tensor, labels: Tensor) -> float:
-    """The share of images whose cluster is named after their class, under the best naming of one by one.
+    """Return the share of images whose cluster has the name of their class, under the best one-to-one naming.
 
-    Where there are more clusters than classes, some have no name, and their images count as wrong.
+    If there are more clusters than classes, some clusters have no name, and their images count as wrong.
     """
     from scipy.optimize import linear_sum_assignment
 

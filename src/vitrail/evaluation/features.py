@@ -1,7 +1,7 @@
-"""The representation of every image of a data set, computed once: what few-shot, probes, neighbours and clusters use.
+"""Compute the features (the representation y) of every image of a data set once, and cache them on disk.
 
-In the cache a data set's features are one file of batches, each with a digest. While it grows it has another name, and
-belongs to one process; whoever comes after a process that was killed keeps the batches that are whole and goes on.
+A data set's features are one file of batches, each with a digest. While the file grows it has another name, and one
+process owns it. If that process is killed, the next one keeps the whole batches and continues after them.
 """
 
 from __future__ import annotations
@@ -23,48 +23,51 @@ import torch
 from torch import Tensor
 
 from vitrail import __version__
-from vitrail.data.sources.table_cache import MAX_AGE_SECONDS, find_cache_folder
 from vitrail.data.sources.source import Source, Subset, compute_fingerprint
+from vitrail.data.sources.table_cache import MAX_AGE_SECONDS, find_cache_folder
 from vitrail.errors import DataError, WeightsError
-from vitrail.inference.batches import InferenceOptions, Progress, single_rank, cast_half_to_float32, run_batches
+from vitrail.inference.batches import InferenceOptions, Progress, cast_half_to_float32, run_batches, single_rank
 from vitrail.model.base import ImageModel
 from vitrail.system.files import move_into_place
 from vitrail.system.precision import choose_precision
-from vitrail.weights.digest import tensor_bytes, weights_digest
+from vitrail.weights.digest import compute_weights_digest, view_bytes
 
 log = logging.getLogger("vitrail")
 
 VERSION = 1
-LOOKED_INTO = 64
-"""Images whose bytes help to tell one data set from another."""
+HASHED_IMAGES = 64
+"""Images whose bytes are part of a data set's key."""
 CHUNK = 1 << 16
-"""Labels read at a time."""
+"""Labels that are read at a time."""
 SUFFIX, UNFINISHED = ".features", ".unfinished"
-_NUMBERS = struct.Struct("<QQQ")
-_DIGEST = 16
+_HEADER = struct.Struct("<QQQ")
+_DIGEST_BYTES = 16
+
+Cache = Path | Literal["auto"] | None
+"""Where features are cached: a folder, the default folder (auto), or nowhere (None)."""
 
 
 @dataclass(frozen=True)
 class Features:
-    """Representations y with their labels, for the images that could be read."""
+    """The features y and the labels of the images that could be read."""
 
     values: Tensor
     """(N, D) float32, on the CPU, in the order of the source."""
     labels: Tensor
     """(N,) int64."""
     indices: Tensor
-    """(N,) int64: the images' numbers in the source."""
+    """(N,) int64: the image's number in the source."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, rows: Tensor) -> Features:
-        """Some of them, by their places here or by a mask."""
+        """Return the selected rows; `rows` are row numbers or a mask."""
         return Features(self.values[rows], self.labels[rows], self.indices[rows])
 
 
 def features_folder() -> Path:
-    """Where they are kept: beside the tables of the data, which VITRAIL_CACHE moves."""
+    """Return the default cache folder, beside the cached tables of the data; VITRAIL_CACHE changes it."""
     return find_cache_folder().parent / "features"
 
 
@@ -72,133 +75,144 @@ def extract_features(
     model: ImageModel,
     source: Source,
     options: InferenceOptions,
-    cache: Path | Literal["auto"] | None = "auto",
+    cache: Cache = "auto",
     progress: Progress | None = None,
 ) -> Features:
-    """`model.embed` of every image. Images that cannot be read are left out, and named in the log.
+    """Return `model.embed` of every image. Images that cannot be read are left out and named in the log.
 
-    What was computed before is read from the cache (a folder; None keeps nothing), and what was begun is gone on with.
-    An entry is found by the model's weights, the precision, and the data: its number of images, classes, all labels, up
-    to 1,000 names and the bytes of 64 images spread evenly. So it is not noticed when other images than those are
-    exchanged under their old names; nor that other batches or another device would round differently. Entries that
-    nobody has used for 30 days are deleted.
+    Finished features are read from the cache, and unfinished ones are continued. The key of an entry holds the model's
+    weights, the precision and the data: its number of images, classes, all labels, up to 1,000 names and the bytes of
+    64 evenly spread images. The key does not change if other images are replaced under the same names, nor with the
+    batch size or the device, which change the rounding. Entries that were not used for 30 days are deleted.
+
+    Args:
+        model: any model; its head is not used.
+        source: images with labels.
+        options: device, precision, batch size, worker processes.
+        cache: where features are cached.
+        progress: called after each batch with the number of images done and of all images.
+
+    Raises:
+        DataError: no image can be read, or too many are broken.
+        WeightsError: the features are not finite.
     """
     cast_half_to_float32(model)
-    rows = _Rows(len(source))
+    rows = _FeatureRows(len(source))
     if cache is None:
         _compute(model, source, options, rows, None, progress)
         return rows.features()
     folder = features_folder() if cache == "auto" else cache
-    path = folder / f"{_key(model, source, options)}{SUFFIX}"
-    if (found := _finished(path, len(source))) is not None:
-        return found
-    with contextlib.closing(_Draft(path)) as draft:
+    path = folder / f"{_make_key(model, source, options)}{SUFFIX}"
+    if (features := _read_entry(path, len(source))) is not None:
+        return features
+    with contextlib.closing(_CacheDraft(path)) as draft:
         # Another process may have finished while this one waited.
-        if (found := _finished(path, len(source))) is not None:
+        if (features := _read_entry(path, len(source))) is not None:
             draft.discard()
-            return found
-        for part in draft.parts():
-            rows.add(part)
+            return features
+        for batch in draft.read_batches():
+            rows.add(batch)
         if rows.done:
-            log.info("%d of %d images were done before", rows.done, len(source))
+            log.info("%d of %d images were computed before", rows.done, len(source))
         _compute(model, source, options, rows, draft, progress)
         features = rows.features()
         draft.finish()
     return features
 
 
-class _Part(NamedTuple):
-    """What came of one batch."""
+class _FeatureBatch(NamedTuple):
+    """The features of one batch."""
 
     done: int
-    """Images of the source that are behind us with it, readable or not."""
+    """Images of the source that are done after this batch, readable or not."""
     values: Tensor
     labels: Tensor
     indices: Tensor
 
 
-class _Rows:
-    """Parts put together in memory that is taken once."""
+class _FeatureRows:
+    """Collects batches in memory that is allocated once."""
 
     def __init__(self, most: int) -> None:
         self.most, self.done, self.count = most, 0, 0
         self.values = torch.empty(0, 0)
         self.labels, self.indices = torch.empty(2, most, dtype=torch.int64).unbind()
 
-    def add(self, part: _Part) -> None:
-        """Behind those that are there."""
+    def add(self, batch: _FeatureBatch) -> None:
         if not self.done:
-            self.values = torch.empty(self.most, part.values.shape[1])
-        place = slice(self.count, self.count + len(part.labels))
-        self.values[place], self.labels[place], self.indices[place] = part.values, part.labels, part.indices
-        self.done, self.count = part.done, place.stop
+            self.values = torch.empty(self.most, batch.values.shape[1])
+        place = slice(self.count, self.count + len(batch.labels))
+        self.values[place], self.labels[place], self.indices[place] = batch.values, batch.labels, batch.indices
+        self.done, self.count = batch.done, place.stop
 
     def features(self) -> Features:
-        """All of them."""
         if not self.count:
             raise DataError("none of the images can be read: `vitrail data check` names what is wrong")
         return Features(self.values[: self.count], self.labels[: self.count], self.indices[: self.count])
 
 
 def _compute(
-    model: ImageModel, source: Source, options: InferenceOptions, rows: _Rows, draft: _Draft | None, progress: Progress | None
+    model: ImageModel,
+    source: Source,
+    options: InferenceOptions,
+    rows: _FeatureRows,
+    draft: _CacheDraft | None,
+    progress: Progress | None,
 ) -> None:
-    """From where the rows end, to the end of the source."""
+    """Compute the features that `rows` does not have yet, and add them to `rows` and to `draft`."""
     start = rows.done
     if start and start == len(source):
         return
     rest = Subset(source, np.arange(start, len(source))) if start else source
-    told: Progress | None = None
-    if progress is not None:
-        report = progress
 
-        def told(done: int, total: int) -> None:
-            report(start + done, start + total)
+    def report_progress(done: int, total: int) -> None:
+        if progress is not None:
+            progress(start + done, start + total)
 
-    for batch, computed in run_batches(model, rest, model.embed, options, progress=told):
+    for batch, computed in run_batches(model, rest, model.embed, options, progress=report_progress):
         mask = batch.mask
         done = rows.done + int((batch.indices >= 0).sum())
         values = computed.cpu()[mask].float()
         if not torch.isfinite(values).all():
             raise WeightsError(
-                "the model's features are not numbers: its weights are damaged, or the precision too low"
+                "the model's features are not finite: its weights are damaged, or the precision is too low"
             )
-        part = _Part(done, values, batch.labels[mask], batch.indices[mask] + start)
+        part = _FeatureBatch(done, values, batch.labels[mask], batch.indices[mask] + start)
         rows.add(part)
         if draft is not None:
             draft.add(part)
 
 
-def _key(model: ImageModel, source: Source, options: InferenceOptions) -> str:
+def _make_key(model: ImageModel, source: Source, options: InferenceOptions) -> str:
     precision = choose_precision(options.precision, single_rank(options).device)
-    told = f"{VERSION} {__version__} {weights_digest(model)} {precision} {_data_digest(source)}"
-    return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
+    key = f"{VERSION} {__version__} {compute_weights_digest(model)} {precision} {_digest_data(source)}"
+    return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
 
 
-def _data_digest(source: Source) -> str:
-    """Beyond the fingerprint all labels, which cost little, and some of the images themselves."""
+def _digest_data(source: Source) -> str:
+    """Return a digest of the fingerprint, all labels, which are cheap to read, and the bytes of some images."""
     count = len(source)
-    told = hashlib.blake2b(compute_fingerprint(source).encode(), digest_size=16)
+    digest = hashlib.blake2b(compute_fingerprint(source).encode(), digest_size=16)
     for start in range(0, count, CHUNK):
-        told.update(np.ascontiguousarray(source.labels(start, min(start + CHUNK, count)), dtype=np.int64).data)
-    for index in np.unique(np.linspace(0, max(count - 1, 0), LOOKED_INTO).astype(np.int64))[:count].tolist():
+        digest.update(np.ascontiguousarray(source.labels(start, min(start + CHUNK, count)), dtype=np.int64).data)
+    for index in np.unique(np.linspace(0, max(count - 1, 0), HASHED_IMAGES).astype(np.int64))[:count].tolist():
         try:
             content = source.read(index).content
-        except Exception as error:  # whatever is wrong with it, computing will tell
+        except Exception as error:  # reported later, when the features are computed
             content = type(error).__name__.encode()
-        told.update(tensor_bytes(content) if isinstance(content, Tensor) else content)
-    return told.hexdigest()
+        digest.update(view_bytes(content) if isinstance(content, Tensor) else content)
+    return digest.hexdigest()
 
 
-def _finished(path: Path, count: int) -> Features | None:
-    """An entry of the cache, if it is there and as it was written."""
-    rows = _Rows(count)
+def _read_entry(path: Path, count: int) -> Features | None:
+    """Return the features of a finished entry; None if it is missing or damaged. A damaged entry is deleted."""
+    rows = _FeatureRows(count)
     try:
         with path.open("rb") as file:
-            for part in _whole_parts(file):
-                rows.add(part)
+            for batch in _read_batches(file):
+                rows.add(batch)
         if rows.done == count:
-            with contextlib.suppress(OSError):  # a cache may be there to be read only
+            with contextlib.suppress(OSError):  # the cache may be read-only
                 os.utime(path)
             return rows.features()
         log.warning("%s is damaged: the features are computed anew", path)
@@ -210,48 +224,49 @@ def _finished(path: Path, count: int) -> Features | None:
     return None
 
 
-class _Draft:
-    """An entry of the cache that is not finished, and that nobody else writes. Without a place to write, it is none:
-    a full disk is no reason to lose what was computed."""
+class _CacheDraft:
+    """An unfinished entry of the cache, locked for this process.
+
+    If it cannot be written, a warning is logged and writing stops: a full disk is no reason to lose the features.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self.place = path, path
         self.file: BinaryIO | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self.place, self.file = _taken(path)
+            self.place, self.file = _lock_draft(path)
         except OSError as error:
             self._give_up(error)
 
-    def parts(self) -> Iterator[_Part]:
-        """Those that are whole; what comes after them is cut off."""
+    def read_batches(self) -> Iterator[_FeatureBatch]:
+        """Yield the batches that are whole, and cut off what follows them."""
         if self.file is not None:
             self.file.seek(0)
-            yield from _whole_parts(self.file)
+            yield from _read_batches(self.file)
             self._try(lambda file: file.truncate())
 
-    def add(self, part: _Part) -> None:
-        """Behind the others. Handed to the system at once: only the machine's end can lose it, not the process's."""
-        self._try(lambda file: (file.write(_written(part)), file.flush()))
+    def add(self, batch: _FeatureBatch) -> None:
+        """Append a batch and flush it, so that it survives the process, though not a power failure."""
+        self._try(lambda file: (file.write(_pack_batch(batch)), file.flush()))
 
     def finish(self) -> None:
-        """Its lasting name, once all of it is on the disk."""
-        self._try(self._name)
+        """Give the file its final name, after everything is on the disk."""
+        self._try(self._rename)
 
     def discard(self) -> None:
-        """It is not needed."""
         self._try(lambda file: self.place.unlink())
 
     def close(self) -> None:
-        """Leave it to whoever comes next."""
+        """Close the file and leave it for the next process."""
         if self.file is not None:
             self.file.close()
 
-    def _name(self, file: BinaryIO) -> None:
+    def _rename(self, file: BinaryIO) -> None:
         if os.name == "nt":
             file.close()  # Windows renames no open file
         move_into_place(self.place, self.path)
-        _forget_unused(self.path.parent)
+        _delete_unused(self.path.parent)
 
     def _try(self, action: Callable[[BinaryIO], object]) -> None:
         try:
@@ -270,8 +285,8 @@ class _Draft:
             self.file = None
 
 
-def _taken(path: Path) -> tuple[Path, BinaryIO]:
-    """The unfinished entry, once no other process has it; one of our own where the system knows no locks."""
+def _lock_draft(path: Path) -> tuple[Path, BinaryIO]:
+    """Open the unfinished entry once no other process owns it; a private one on systems without locks."""
     place = path.with_suffix(UNFINISHED)
     while True:
         file = place.open("a+b")
@@ -281,14 +296,14 @@ def _taken(path: Path) -> tuple[Path, BinaryIO]:
             file.close()
             place = path.with_suffix(f".{secrets.token_hex(4)}{UNFINISHED}")
             return place, place.open("a+b")
-        # Whoever had it may have finished: then the file is called otherwise by now, or is gone.
+        # The former owner may have finished: then the file was renamed or deleted, and the lock is on another file.
         if place.exists() and os.path.samestat(place.stat(), os.fstat(file.fileno())):
             return place, file
         file.close()
 
 
 def _lock(file: BinaryIO, path: Path) -> None:
-    """Let go by the system when the process ends, however that is. A flock: threads exclude each other too."""
+    """Lock a file until the process ends, in whatever way. A flock also excludes other threads."""
     import fcntl
 
     try:
@@ -298,33 +313,33 @@ def _lock(file: BinaryIO, path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
-def _written(part: _Part) -> bytes:
-    """Three numbers, a digest of all the rest, then indices, labels and values."""
-    numbers = _NUMBERS.pack(part.done, *part.values.shape)
-    body = b"".join(tensor_bytes(tensor) for tensor in (part.indices, part.labels, part.values))
-    return numbers + hashlib.blake2b(numbers + body, digest_size=_DIGEST).digest() + body
+def _pack_batch(batch: _FeatureBatch) -> bytes:
+    """Return the bytes of a batch: a header of three numbers, a digest of all the rest, indices, labels and values."""
+    numbers = _HEADER.pack(batch.done, *batch.values.shape)
+    body = b"".join(view_bytes(tensor) for tensor in (batch.indices, batch.labels, batch.values))
+    return numbers + hashlib.blake2b(numbers + body, digest_size=_DIGEST_BYTES).digest() + body
 
 
-def _whole_parts(file: BinaryIO) -> Iterator[_Part]:
-    """From the start of a file to the first part that is torn or damaged, where the file is left."""
+def _read_batches(file: BinaryIO) -> Iterator[_FeatureBatch]:
+    """Yield batches up to the first that is torn or damaged, and leave the file at its start."""
     size = os.fstat(file.fileno()).st_size
     while True:
         start = file.tell()
-        head = file.read(_NUMBERS.size + _DIGEST)
-        numbers, digest = head[: _NUMBERS.size], head[_NUMBERS.size :]
-        done, rows, width = _NUMBERS.unpack(numbers) if len(digest) == _DIGEST else (0, 0, 0)
+        head = file.read(_HEADER.size + _DIGEST_BYTES)
+        numbers, digest = head[: _HEADER.size], head[_HEADER.size :]
+        done, rows, width = _HEADER.unpack(numbers) if len(digest) == _DIGEST_BYTES else (0, 0, 0)
         length = rows * (16 + 4 * width)
         body = bytearray(file.read(length) if length <= size - file.tell() else b"")
-        if not done or hashlib.blake2b(numbers + body, digest_size=_DIGEST).digest() != digest:
+        if not done or hashlib.blake2b(numbers + body, digest_size=_DIGEST_BYTES).digest() != digest:
             file.seek(start)
             return
         indices, labels = torch.from_numpy(np.frombuffer(body, np.int64, 2 * rows).reshape(2, rows))
         values = torch.from_numpy(np.frombuffer(body, np.float32, rows * width, 16 * rows).reshape(rows, width))
-        yield _Part(done, values, labels, indices)
+        yield _FeatureBatch(done, values, labels, indices)
 
 
-def _forget_unused(folder: Path) -> None:
-    """Entries that nobody has read or gone on with for long."""
+def _delete_unused(folder: Path) -> None:
+    """Delete entries that no process has used for a long time."""
     for path in [*folder.glob(f"*{SUFFIX}"), *folder.glob(f"*{UNFINISHED}")]:
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > MAX_AGE_SECONDS:

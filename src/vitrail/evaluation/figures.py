@@ -1,4 +1,4 @@
-"""A report in pictures: what is taken for what, whether its probabilities can be believed, its surest mistakes."""
+"""Draw a report: the confusion matrix, the calibration of the probabilities, and the most confident mistakes."""
 
 from __future__ import annotations
 
@@ -11,63 +11,64 @@ from torch.nn import functional as F
 from vitrail.data.sources.source import Source
 from vitrail.data.transforms.decode import decode_image, to_channels
 from vitrail.errors import DataError
-from vitrail.evaluation.report import Mistake, EvaluationReport
+from vitrail.evaluation.report import EvaluationReport, Mistake
 from vitrail.inference.class_names import translate_wnid
-from vitrail.system.figures import BLUE, FAINT, INK, VERMILION, drawn, set_title
+from vitrail.system.figures import BLUE, FAINT, INK, VERMILION, new_figure, set_title
 
-NAMED = 100
-"""Classes up to which a confusion matrix bears their names."""
-NUMBERED = 12
-"""Classes up to which it bears its numbers."""
+MOST_NAMED = 100
+"""A confusion matrix of more classes shows no class names."""
+MOST_NUMBERED = 12
+"""A confusion matrix of more classes shows no counts."""
 COLUMNS, ROWS = 6, 4
-"""Of a contact sheet."""
+"""Images on the contact sheet of mistakes."""
 SIDE = 256
-"""Pixels of the longer side of an image on it, at most."""
-LETTERS_OF_FILES = 36
-LETTERS = 24
-"""Of a name in a figure."""
+"""Largest side of an image on the contact sheet, in pixels."""
+PATH_LETTERS, NAME_LETTERS = 36, 24
+"""Longer file paths and class names are cut."""
 MOST_PIXELS = 100_000_000
 
 
 def draw_report(report: EvaluationReport, source: Source, folder: Path) -> list[Path]:
-    """All figures that there is something to show for, in a folder: their paths."""
+    """Draw all figures of a report into a folder and return their paths. Without mistakes there is no mistakes.png."""
     paths = [draw_confusion(report, folder / "confusion.png"), draw_calibration(report, folder / "calibration.png")]
     sheet = draw_mistakes(report.mistakes[: COLUMNS * ROWS], source, folder / "mistakes.png")
     return [*paths, *([sheet] if sheet else [])]
 
 
 def draw_confusion(report: EvaluationReport, path: Path) -> Path:
-    """The data's classes down, guesses across, each row as shares of its images."""
-    shown = [number for number, score in enumerate(report.classes) if score.images or report.confusion[:, number].any()]
-    names = [_short(translate_wnid(report.classes[number].name)) for number in shown]
-    counts = report.confusion[np.ix_(shown, [*shown, *([-1] if report.strangers else [])])]
+    """Draw the confusion matrix: a row for each label, a column for each guess, colours by share of the row."""
+    present = [
+        number for number, score in enumerate(report.classes) if score.images or report.confusion[:, number].any()
+    ]
+    names = [_shorten(translate_wnid(report.classes[number].name)) for number in present]
+    counts = report.confusion[np.ix_(present, [*present, *([-1] if report.foreign_guesses else [])])]
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     side = float(np.clip(3.5 + 0.32 * len(names), 6, 18))
-    with drawn(path, side + 1, side) as figure:
+    with new_figure(path, side + 1, side) as figure:
         axes = figure.add_subplot()
-        drawn_shares = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
+        image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
         axes.grid(False)
         axes.set_xlabel("guess")
         axes.set_ylabel("label")
-        if len(names) <= NAMED:
+        if len(names) <= MOST_NAMED:
             across = [*names, "(another)"][: counts.shape[1]]
             size = float(np.clip(11 - len(names) / 12, 4.5, 10))
             axes.set_xticks(range(len(across)), across, rotation=60, ha="right", rotation_mode="anchor", fontsize=size)
             axes.set_yticks(range(len(names)), names, fontsize=size)
             for text in [*axes.get_xticklabels(), *axes.get_yticklabels()]:
                 text.set_parse_math(False)
-        if len(names) <= NUMBERED:
+        if len(names) <= MOST_NUMBERED:
             for (row, column), count in np.ndenumerate(counts):
                 colour = "white" if shares[row, column] > 0.5 else INK if count else "#BBBBBB"
                 axes.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=9)
-        figure.colorbar(drawn_shares, ax=axes, label="share of the class", shrink=0.8)
-        set_title(figure, f"{_percent(report.top1.value)} right on {report.images:,} images of {report.data}")
+        figure.colorbar(image, ax=axes, label="share of the class", shrink=0.8)
+        set_title(figure, f"{_format_percent(report.top1.value)} right on {report.images:,} images of {report.data}")
     return path
 
 
 def draw_calibration(report: EvaluationReport, path: Path) -> Path:
-    """How often a guess of some probability is right, and below how many guesses have it."""
-    with drawn(path, 6.5, 7) as figure:
+    """Draw how often guesses of a given probability are right, and below it how many guesses have that probability."""
+    with new_figure(path, 6.5, 7) as figure:
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
         middles = [(each.low + each.high) / 2 for each in report.bins]
         widths = [(each.high - each.low) * 0.92 for each in report.bins]
@@ -85,31 +86,31 @@ def draw_calibration(report: EvaluationReport, path: Path) -> Path:
 
 
 def draw_mistakes(mistakes: tuple[Mistake, ...], source: Source, path: Path) -> Path | None:
-    """A contact sheet of images, each with its label and the wrong guess; None where nothing can be shown."""
-    shown = [(mistake, image) for mistake in mistakes if (image := _image(source, mistake.index)) is not None]
-    if not shown:
+    """Draw a contact sheet of images with label and wrong guess; return None if there is no image to draw."""
+    pairs = [(mistake, image) for mistake in mistakes if (image := _read_image(source, mistake.index)) is not None]
+    if not pairs:
         return None
-    rows = -(-len(shown) // COLUMNS)
-    with drawn(path, 12, 2.55 * rows + 0.5) as figure:
+    rows = -(-len(pairs) // COLUMNS)
+    with new_figure(path, 12, 2.55 * rows + 0.5) as figure:
         for place, axes in enumerate(np.atleast_1d(figure.subplots(rows, COLUMNS)).flat):
             axes.set_axis_off()
-            if place >= len(shown):
+            if place >= len(pairs):
                 continue
-            mistake, image = shown[place]
+            mistake, image = pairs[place]
             pixels = image.permute(1, 2, 0).numpy()
             sharp = "nearest" if max(pixels.shape) < SIDE / 2 else None
             axes.imshow(pixels, cmap="grey", vmin=0, vmax=255, interpolation=sharp)
-            guess, label = (_short(translate_wnid(name)) for name in (mistake.guess, mistake.label))
-            caption = f"{guess} {_percent(mistake.confidence)}\nlabel: {label}"
+            guess, label = (_shorten(translate_wnid(name)) for name in (mistake.guess, mistake.label))
+            caption = f"{guess} {_format_percent(mistake.confidence)}\nlabel: {label}"
             axes.set_title(caption, fontsize=8.5, loc="center", color=INK, parse_math=False)
-            axes.text(0.5, -0.02, mistake.image[-LETTERS_OF_FILES:], transform=axes.transAxes, ha="center", va="top",
+            axes.text(0.5, -0.02, mistake.image[-PATH_LETTERS:], transform=axes.transAxes, ha="center", va="top",
                       fontsize=6, color=FAINT, parse_math=False)  # fmt: skip
         set_title(figure, "The surest mistakes: the guess, and the label below it")
     return path
 
 
-def _image(source: Source, index: int) -> Tensor | None:
-    """(C, height, width) uint8 with one channel or three; None where it cannot be read."""
+def _read_image(source: Source, index: int) -> Tensor | None:
+    """Return (C, height, width) uint8 with one or three channels, or None if the image cannot be read."""
     try:
         content = source.read(index).content
         pixels = content if isinstance(content, Tensor) else decode_image(content, MOST_PIXELS)
@@ -123,9 +124,9 @@ def _image(source: Source, index: int) -> Tensor | None:
     return pixels
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= LETTERS else f"{name[: LETTERS - 1]}…"
+def _shorten(name: str) -> str:
+    return name if len(name) <= NAME_LETTERS else f"{name[: NAME_LETTERS - 1]}…"
 
 
-def _percent(share: float) -> str:
+def _format_percent(share: float) -> str:
     return f"{share:.1%}" if share == share else "nothing"

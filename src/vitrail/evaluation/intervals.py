@@ -1,4 +1,4 @@
-"""How sure a number is: 95% confidence intervals that hold for few images and for accuracies near 0 and 1."""
+"""95% confidence intervals that also hold for few images and for accuracies near 0 and 1."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from vitrail.errors import ConfigError
 
 LEVEL = 0.95
 DRAWS = 20_000
-"""Of the simulation that an interval of a calibration error is read from."""
+"""Simulated samples from which the interval of a calibration error is read."""
 
 
-class Measured(NamedTuple):
-    """A value, and the interval that holds the true one in 95 of 100 such measurements."""
+class Estimate(NamedTuple):
+    """A measured value with its 95% confidence interval."""
 
     value: float
     low: float
     high: float
 
     def as_dict(self) -> dict[str, float | None]:
-        """For JSON, which has no word for what is not a number."""
+        """Return the numbers for JSON, with None for NaN and infinity, which JSON lacks."""
         return {name: value if math.isfinite(value) else None for name, value in self._asdict().items()}
 
 
-NOTHING = Measured(math.nan, math.nan, math.nan)
-"""Measured on no image."""
+NO_ESTIMATE = Estimate(math.nan, math.nan, math.nan)
+"""The result of measuring on no image."""
 
 
-def wilson(hits: int, count: int, level: float = LEVEL) -> tuple[float, float]:
-    """Of a share of hits, by Wilson's score: never below 0 or above 1, and sound where there are few images."""
+def wilson_interval(hits: int, count: int, level: float = LEVEL) -> tuple[float, float]:
+    """Return Wilson's score interval of the share hits / count. It stays in [0, 1] and is sound for few images."""
     if not 0 <= hits <= count:
         raise ConfigError(f"{hits} hits of {count}: give a number of hits from 0 to the count")
     if not count:
@@ -48,51 +48,53 @@ def wilson(hits: int, count: int, level: float = LEVEL) -> tuple[float, float]:
     return low, high
 
 
-def share(hits: int, count: int, level: float = LEVEL) -> Measured:
-    """An accuracy."""
-    return Measured(hits / count, *wilson(hits, count, level)) if count else NOTHING
+def estimate_share(hits: int, count: int, level: float = LEVEL) -> Estimate:
+    """Return the share hits / count, such as an accuracy, with its interval."""
+    return Estimate(hits / count, *wilson_interval(hits, count, level)) if count else NO_ESTIMATE
 
 
-def mean(values: np.ndarray, level: float = LEVEL) -> Measured:
-    """A mean of values from 0 on, such as losses: most of them small, a few large.
+def estimate_mean(values: np.ndarray, level: float = LEVEL) -> Estimate:
+    """Return the mean of non-negative values, such as losses: most of them are small and a few large.
 
-    By the normal approximation with Hall's correction for skewness ("On the removal of skewness by transformation",
-    1992): without it the interval ends too low where rare large losses happen to be missing.
+    The interval is the normal approximation with Hall's correction for skewness ("On the removal of skewness by
+    transformation", 1992). Without it the interval ends too low when the sample happens to miss the rare large losses.
     """
     count = len(values)
     if not count:
-        return NOTHING
+        return NO_ESTIMATE
     centre, deviation = float(values.mean()), float(values.std(ddof=1)) if count > 1 else math.inf
     if not 0 < deviation < math.inf:
-        return Measured(centre, centre if deviation == 0 else 0.0, centre if deviation == 0 else math.inf)
+        return Estimate(centre, centre if deviation == 0 else 0.0, centre if deviation == 0 else math.inf)
     root = math.sqrt(count)
     skewness = float(((values - centre) ** 3).mean()) / deviation**3
 
-    def corrected(z: float) -> float:
+    def correct_for_skewness(z: float) -> float:
         bend = skewness / (3 * root)
         return z if abs(bend) < 1e-9 else (math.cbrt(1 + 3 * bend * (z - skewness / (6 * root))) - 1) / bend
 
-    low, high = (centre - deviation / root * corrected(z) for z in (_z(level), -_z(level)))
-    return Measured(centre, max(low, 0.0), high)
+    low, high = (centre - deviation / root * correct_for_skewness(z) for z in (_z(level), -_z(level)))
+    return Estimate(centre, max(low, 0.0), high)
 
 
-def sum_of_gaps(weights: np.ndarray, gaps: np.ndarray, deviations: np.ndarray, level: float = LEVEL) -> Measured:
-    """Σ weight · |gap| of gaps up to 1, each measured with a deviation, as in a binned calibration error.
+def estimate_sum_of_gaps(
+    weights: np.ndarray, gaps: np.ndarray, deviations: np.ndarray, level: float = LEVEL
+) -> Estimate:
+    """Return Σ weight · |gap|, such as a binned calibration error, for gaps in [−1, 1] with known deviations.
 
-    Such a sum is biased upwards: noise alone makes gaps, so no interval around it that goes by its own spread holds
-    the true one. But it differs from the true sum by no more than Σ weight · |error of the gap|, whatever the true gaps
-    are, and how large that gets is known. The interval is therefore safe, and wider than it must be.
+    This sum is biased upwards, since noise alone makes gaps: an interval from its own spread would miss the true value.
+    But the sum differs from the true one by at most Σ weight · |error of the gap|, whatever the true gaps are, and the
+    distribution of that bound is known. The interval is therefore safe, and wider than necessary.
     """
     if not len(weights):
-        return NOTHING
+        return NO_ESTIMATE
     value = float((weights * np.abs(gaps)).sum())
-    reach = float(np.quantile(_noise(len(weights)) @ (weights * deviations), level))
-    return Measured(value, max(value - reach, 0.0), min(value + reach, 1.0))
+    reach = float(np.quantile(_draw_noise(len(weights)) @ (weights * deviations), level))
+    return Estimate(value, max(value - reach, 0.0), min(value + reach, 1.0))
 
 
 @cache
-def _noise(count: int) -> np.ndarray:
-    """(DRAWS, count): how far normal values are from 0."""
+def _draw_noise(count: int) -> np.ndarray:
+    """Return (DRAWS, count) absolute values of standard normal samples."""
     noise: np.ndarray = np.abs(np.random.default_rng(0).standard_normal((DRAWS, count)))
     return noise
 

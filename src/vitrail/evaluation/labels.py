@@ -1,7 +1,7 @@
-"""Which of a model's classes are right for each class of a data set.
+"""Match the classes of a data set with those of a model.
 
-Names decide, and where there are none, numbers. What is not certain is not matched: a word that stands for several
-classes leaves its class out, and `LabelMap.how` says so.
+Names decide; without names, numbers do. Only certain matches are made: a class whose name can mean several classes of
+the model is left out, and `LabelMap.explanation` says so.
 """
 
 from __future__ import annotations
@@ -15,40 +15,41 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.sources.source import read_file, make_printable
+from vitrail.data.sources.source import make_printable, read_file
 from vitrail.errors import DataError, did_you_mean
-from vitrail.inference import class_names as imagenet
+from vitrail.inference import class_names
 from vitrail.inference.class_names import NO_NAMES, OtherNames, Vocabulary, fold_name, split_words
 
-SHOWN = 5
-"""Names in a sentence."""
+LISTED = 5
+"""Names in a sentence, at most."""
 NEARLY_ALL = 0.9
-"""Of a model's classes must be seen in data without names."""
+"""Data without names must show at least this share of the model's classes."""
 OBJECTNET_KNOWN, OBJECTNET_LEAST = 100, 10
-"""Data is ObjectNet if it has so many of its 113 folders that are ImageNet's; or only these, and at least so many."""
+"""Data is ObjectNet if it has this many of the 113 folders that ImageNet shares; or only such folders, and at least
+this many."""
 MOST_BYTES = 10_000_000
-"""Of a mapping file."""
+"""Largest mapping file that is read."""
 MOST_CLASSES = 1_000_000
 _WNID = re.compile(r"n[0-9]{8}")
 
 
 @dataclass(frozen=True)
 class LabelMap:
-    """For each class of a data set, the model's classes that are right."""
+    """For each class of a data set, the classes of the model that are right."""
 
     accepted: tuple[tuple[int, ...], ...]
-    """Numbers of the model's classes for each class of the data; () where the model has none."""
-    how: str
-    """What was matched with what, and what is left out, for the person to read."""
+    """Numbers of the model's classes for each class of the data; () if the model has none."""
+    explanation: str
+    """For people: what was matched with what, and what is left out."""
 
     @property
     def unmatched(self) -> tuple[int, ...]:
-        """The data's classes that the model has no class for."""
+        """The data's classes that have no class of the model."""
         return tuple(number for number, classes in enumerate(self.accepted) if not classes)
 
     @cached_property
     def standing_for(self) -> dict[int, int]:
-        """For each of the model's classes that is right for some, the first class of the data that it is right for."""
+        """For each class of the model that is accepted anywhere, the first class of the data that accepts it."""
         return {guess: number for number, classes in reversed([*enumerate(self.accepted)]) for guess in classes}
 
     @property
@@ -60,31 +61,34 @@ class LabelMap:
 def match_classes(
     model_labels: Sequence[str] | None, num_classes: int, data_classes: Sequence[str], data_count: int
 ) -> LabelMap:
-    """Match a data set's classes with a model's; a DataError where that would be a guess.
+    """Match a data set's classes with a model's.
 
     Args:
-        model_labels: the names of the model's classes, where known.
-        num_classes: of the model.
-        data_classes: the names of the data's classes; empty where unknown.
-        data_count: how many classes the data has, where it does not name them: its largest label and one.
+        model_labels: the names of the model's classes, if known.
+        num_classes: the number of the model's classes.
+        data_classes: the names of the data's classes; empty if unknown.
+        data_count: the number of the data's classes if they have no names: the largest label plus one.
+
+    Raises:
+        DataError: a match would be a guess.
     """
     if not data_classes:
-        return _by_number(model_labels, num_classes, data_count)
+        return _match_numbers(model_labels, num_classes, data_count)
     if model_labels is not None and tuple(model_labels) == tuple(data_classes):
-        return LabelMap(_same(num_classes), "the same names in the same order")
-    model = _Model(model_labels, num_classes)
-    found = (
-        _as_objectnet(model, data_classes)
-        or _by_name(model, data_classes)
-        or _by_names_that_are_numbers(model, data_classes)
+        return LabelMap(_identity(num_classes), "the same names in the same order")
+    model = _ModelClasses(model_labels, num_classes)
+    label_map = (
+        _match_objectnet(model, data_classes)
+        or _match_names(model, data_classes)
+        or _match_numeric_names(model, data_classes)
     )
-    if found is not None:
-        return found
+    if label_map is not None:
+        return label_map
     if model_labels is None:
-        return _in_order(num_classes, data_classes)
+        return _match_in_order(num_classes, data_classes)
     raise DataError(
-        f"none of the data's {len(data_classes)} classes ({_some(data_classes)}) is certainly one of the model's "
-        f"{num_classes} ({_some(model_labels)}): {_WHAT_TO_DO}"
+        f"none of the data's {len(data_classes)} classes ({_list_first(data_classes)}) is certainly one of the model's "
+        f"{num_classes} ({_list_first(model_labels)}): {_WHAT_TO_DO}"
     )
 
 
@@ -94,106 +98,108 @@ _WHAT_TO_DO = (
 )
 
 
-# By number
+# Matching by number
 
 
-def _same(count: int) -> tuple[tuple[int, ...], ...]:
+def _identity(count: int) -> tuple[tuple[int, ...], ...]:
     return tuple((number,) for number in range(count))
 
 
-def _by_number(model_labels: Sequence[str] | None, num_classes: int, data_count: int) -> LabelMap:
-    """Data without names. What it has is told by its largest label, so the last classes may merely have no image."""
+def _match_numbers(model_labels: Sequence[str] | None, num_classes: int, data_count: int) -> LabelMap:
+    """Match data without names. The last classes may have no image, since the largest label gives their number."""
     who = "the data does not name its classes" if model_labels else "neither the model nor the data names its classes"
     if data_count and data_count == num_classes:
-        return LabelMap(_same(data_count), f"by number: {who}")
+        return LabelMap(_identity(data_count), f"by number: {who}")
     if 0 < data_count < num_classes and data_count >= min(num_classes - 1, NEARLY_ALL * num_classes):
         short = f"and its largest label is {data_count - 1} where the model has {num_classes} classes"
-        return LabelMap(_same(data_count), f"by number: {who}, {short}")
+        return LabelMap(_identity(data_count), f"by number: {who}, {short}")
     raise DataError(
         f"the data has {data_count} classes without names and the model {num_classes}, so their numbers do not "
         f"mean the same: name the data's classes (classes.txt beside shards), or {_WHAT_TO_DO}"
     )
 
 
-def _in_order(num_classes: int, data_classes: Sequence[str]) -> LabelMap:
-    """A model without names that is not ImageNet's."""
+def _match_in_order(num_classes: int, data_classes: Sequence[str]) -> LabelMap:
+    """Match data with names to a model that has neither names nor ImageNet's number of classes."""
     if len(data_classes) != num_classes:
         raise DataError(
-            f"the data has {len(data_classes)} classes ({_some(data_classes)}) and the model {num_classes} without "
-            f"names: give the model its labels, or {_WHAT_TO_DO}"
+            f"the data has {len(data_classes)} classes ({_list_first(data_classes)}) and the model {num_classes} "
+            f"without names: give the model its labels, or {_WHAT_TO_DO}"
         )
-    return LabelMap(_same(num_classes), "by number: the model does not name its classes")
+    return LabelMap(_identity(num_classes), "by number: the model does not name its classes")
 
 
-def _by_names_that_are_numbers(model: _Model, data_classes: Sequence[str]) -> LabelMap | None:
-    """Folders called 0, 1, 10, 11, …: sorted as words, they are not in the order of the classes that they mean."""
+def _match_numeric_names(model: _ModelClasses, data_classes: Sequence[str]) -> LabelMap | None:
+    """Match folders named 0, 1, 10, 11, …: sorted as words, they are not in the order of the classes they mean."""
     numbers = [int(name) for name in data_classes if _is_number(name)]
     if not len(numbers) == len(data_classes) == model.num_classes or set(numbers) != set(range(len(numbers))):
         return None
-    found = LabelMap(tuple((number,) for number in numbers), "the data's names are the numbers of the model's classes")
-    if model.labels is None and not model.is_imagenet and not found.is_identity:
+    accepted = tuple((number,) for number in numbers)
+    label_map = LabelMap(accepted, "the data's names are the numbers of the model's classes")
+    if model.labels is None and not model.is_imagenet and not label_map.is_identity:
         raise DataError(
-            f"the data's classes are called {_some(data_classes)}, in this order, and the model has no names: whether "
-            "its classes follow the numbers or this order cannot be told, so give it labels, or a mapping file"
+            f"the data's classes are called {_list_first(data_classes)}, in this order, and the model has no names: it "
+            "is unclear whether its classes follow the numbers or this order, so give it labels, or a mapping file"
         )
-    return found
+    return label_map
 
 
 def _is_number(name: str) -> bool:
     return name.isascii() and name.isdecimal() and len(name) < 10
 
 
-# By name
+# Matching by name
 
 
-class _Model:
-    """A model's classes by their labels, and by ImageNet's names and ids where they are ImageNet's."""
+class _ModelClasses:
+    """Finds a model's classes by their labels, and by ImageNet's names and WordNet ids if they are ImageNet's."""
 
     def __init__(self, labels: Sequence[str] | None, num_classes: int) -> None:
         self.labels, self.num_classes = labels, num_classes
-        numbers = imagenet.find_class_numbers(labels, num_classes)
+        numbers = class_names.find_class_numbers(labels, num_classes)
         self.is_imagenet = numbers is not None
-        self.by_number = {number: ours for ours, number in enumerate(numbers or ()) if number is not None}
+        self.by_imagenet_number = {number: ours for ours, number in enumerate(numbers or ()) if number is not None}
         names: list[tuple[str, ...]] = [(label,) for label in labels or ()]
         if numbers is not None:
-            theirs = imagenet.list_full_names()
+            imagenet_names = class_names.list_full_names()
             names = names or [()] * num_classes
-            names = [(*ours, *(() if n is None else theirs[n])) for ours, n in zip(names, numbers, strict=True)]
+            names = [(*ours, *(() if n is None else imagenet_names[n])) for ours, n in zip(names, numbers, strict=True)]
         self.vocabulary = Vocabulary(names)
 
     def find(self, name: str, others: OtherNames = NO_NAMES) -> tuple[set[int], bool]:
-        """The classes that a name can stand for, and whether it is certain; none at all is certain, too."""
-        found = self.vocabulary.find(name, others)
-        if len(found) == 1 and self.is_imagenet and not self._says(found, name):
-            # "crane" is not certain though a model has only one of the two, unless that is what it calls it.
-            return found, len(imagenet.build_vocabulary().find(name, others)) == 1
-        return found, len(found) < 2
+        """Return the classes that a name can mean, and whether this is certain. Finding none is certain, too."""
+        matches = self.vocabulary.find(name, others)
+        if len(matches) == 1 and self.is_imagenet and not self._is_own_word(matches, name):
+            # ImageNet has two classes "crane". A model with only one of them does not make the word certain, unless
+            # the model's own label says "crane".
+            return matches, len(class_names.build_vocabulary().find(name, others)) == 1
+        return matches, len(matches) < 2
 
     def known_names(self) -> Sequence[str]:
-        """Its labels, or ImageNet's in their place."""
-        return self.labels or ([label for label, _ in imagenet.list_full_names()] if self.is_imagenet else ())
+        """Return the model's labels, or ImageNet's if it has none."""
+        return self.labels or ([label for label, _ in class_names.list_full_names()] if self.is_imagenet else ())
 
-    def _says(self, found: set[int], name: str) -> bool:
-        """Whether the model's own label has the name, not only ImageNet's."""
-        return self.labels is not None and bool(split_words(self.labels[min(found)]) & split_words(name))
+    def _is_own_word(self, matches: set[int], name: str) -> bool:
+        """Return whether the model's own label has the word, not only ImageNet's."""
+        return self.labels is not None and bool(split_words(self.labels[min(matches)]) & split_words(name))
 
 
-def _by_name(model: _Model, data_classes: Sequence[str]) -> LabelMap | None:
-    beside = OtherNames.from_names(data_classes)
-    found = [model.find(name, beside) for name in data_classes]
-    accepted = tuple(tuple(classes) if certain else () for classes, certain in found)
+def _match_names(model: _ModelClasses, data_classes: Sequence[str]) -> LabelMap | None:
+    others = OtherNames.from_names(data_classes)
+    candidates = [model.find(name, others) for name in data_classes]
+    accepted = tuple(tuple(classes) if certain else () for classes, certain in candidates)
     matched = [name for name, classes in zip(data_classes, accepted, strict=True) if classes]
-    # That a model without names is ImageNet's is an assumption, which the data has to bear out.
+    # That a model without names is ImageNet's is an assumption; at least half of the data's names must confirm it.
     if len(matched) <= (0 if model.labels is not None else len(data_classes) / 2):
         return None
-    how = _told_by_name(model, matched, len(data_classes))
-    if uncertain := [name for name, (_, certain) in zip(data_classes, found, strict=True) if not certain]:
-        how += f"; left out, since these names can stand for several classes: {_some(uncertain)}"
-    absent = [name for name, (classes, _) in zip(data_classes, found, strict=True) if not classes]
-    return LabelMap(accepted, how + _left_out(absent))
+    explanation = _explain_name_match(model, matched, len(data_classes))
+    if uncertain := [name for name, (_, certain) in zip(data_classes, candidates, strict=True) if not certain]:
+        explanation += f"; left out, since these names can stand for several classes: {_list_first(uncertain)}"
+    absent = [name for name, (classes, _) in zip(data_classes, candidates, strict=True) if not classes]
+    return LabelMap(accepted, explanation + _explain_left_out(absent))
 
 
-def _told_by_name(model: _Model, matched: Sequence[str], count: int) -> str:
+def _explain_name_match(model: _ModelClasses, matched: Sequence[str], count: int) -> str:
     if model.labels is None:
         return "by ImageNet's names and WordNet ids: the model has 1000 classes without names, taken to be ImageNet's"
     if set(matched) <= set(model.labels):
@@ -204,33 +210,34 @@ def _told_by_name(model: _Model, matched: Sequence[str], count: int) -> str:
     return "by names that are the same but for case, blanks, hyphens and synonyms"
 
 
-def _as_objectnet(model: _Model, data_classes: Sequence[str]) -> LabelMap | None:
-    """By ObjectNet's own table. Names alone would be wrong: its notebooks are of paper, its napkins no diapers."""
-    table = {fold_name(folder): numbers for folder, numbers in imagenet.read_objectnet().items()}
+def _match_objectnet(model: _ModelClasses, data_classes: Sequence[str]) -> LabelMap | None:
+    """Match by ObjectNet's own table. Names alone would be wrong: its notebooks are made of paper."""
+    table = {fold_name(folder): numbers for folder, numbers in class_names.read_objectnet().items()}
     known = sum(fold_name(name) in table for name in data_classes)
     is_part = known == len(data_classes) >= OBJECTNET_LEAST
     if not model.is_imagenet or not (known >= OBJECTNET_KNOWN or is_part):
         return None
-    numbers = [table.get(fold_name(name), ()) for name in data_classes]
-    accepted = tuple(tuple(model.by_number[n] for n in some if n in model.by_number) for some in numbers)
+    rows = [table.get(fold_name(name), ()) for name in data_classes]
+    ours = model.by_imagenet_number
+    accepted = tuple(tuple(ours[number] for number in numbers if number in ours) for numbers in rows)
     if not any(accepted):
         return None
-    out = [name for name, classes in zip(data_classes, accepted, strict=True) if not classes]
+    absent = [name for name, classes in zip(data_classes, accepted, strict=True) if not classes]
     how = f"by ObjectNet's table of the {len(table)} of its classes that are ImageNet's, of which the data has {known}"
-    return LabelMap(accepted, how + _left_out(out))
+    return LabelMap(accepted, how + _explain_left_out(absent))
 
 
-def _left_out(names: Sequence[str]) -> str:
-    return f"; left out, since the model has no such class: {_some(names)}" if names else ""
+def _explain_left_out(names: Sequence[str]) -> str:
+    return f"; left out, since the model has no such class: {_list_first(names)}" if names else ""
 
 
-def _some(names: Sequence[str]) -> str:
-    """The first names, and how many there are."""
-    first = ", ".join(make_printable(name[:50]) for name in names[:SHOWN])
-    return first if len(names) <= SHOWN else f"{first}, … ({len(names)} in all)"
+def _list_first(names: Sequence[str]) -> str:
+    """Return the first names, and how many there are in all."""
+    first = ", ".join(make_printable(name[:50]) for name in names[:LISTED])
+    return first if len(names) <= LISTED else f"{first}, … ({len(names)} in all)"
 
 
-# By a file
+# Matching by a person's file
 
 
 def read_label_map(
@@ -240,107 +247,127 @@ def read_label_map(
     data_classes: Sequence[str],
     data_count: int | None = None,
 ) -> LabelMap:
-    """From a person's file: for a class of the data, by name or number, the model's by names, WordNet ids or numbers.
+    """Read a file that lists the right classes of the model for each class of the data.
 
-    CSV: `crow,American crow,raven` on a line, below a line `data,model` or not; more lines for a class add to it. JSON:
-    `{"crow": ["American crow", 17]}`. Where names are themselves numbers, a number is a name. A class of the data that
-    is not in the file, or has nothing beside it, is left out.
+    Classes are given by name or number; the model's also by WordNet id. If names are numbers themselves, a number is a
+    name. Classes of the data that the file does not mention are left out.
 
-    `data_count`: how many classes the data has, where it does not name them; as many as the file names if None.
+    CSV: a line such as `crow,American crow,raven`, with or without a first line `data,model`; several lines for one
+    class add up. JSON: `{"crow": ["American crow", 17]}`.
+
+    Args:
+        path: the file.
+        model_labels: the names of the model's classes, if known.
+        num_classes: the number of the model's classes.
+        data_classes: the names of the data's classes; empty if unknown.
+        data_count: the number of the data's classes if they have no names; by default as many as the file names.
+
+    Raises:
+        DataError: the file cannot be read, or names an unknown or ambiguous class.
     """
-    file, model, vocabulary = Path(path), _Model(model_labels, num_classes), Vocabulary([(n,) for n in data_classes])
-    beside = OtherNames.from_names(data_classes)
-    theirs = _Side("data", data_classes, len(data_classes) or data_count, lambda name: vocabulary.find(name, beside))
-    ours = _Side("model", model.known_names(), num_classes, lambda name: model.find(name)[0])
-    found: dict[int, set[int]] = {}
-    for where, key, values in _entries(file):
+    file, model, vocabulary = (
+        Path(path),
+        _ModelClasses(model_labels, num_classes),
+        Vocabulary([(n,) for n in data_classes]),
+    )
+    others = OtherNames.from_names(data_classes)
+    count = len(data_classes) or data_count
+    of_data = _ClassColumn("data", data_classes, count, lambda name: vocabulary.find(name, others))
+    of_model = _ClassColumn("model", model.known_names(), num_classes, lambda name: model.find(name)[0])
+    matches: dict[int, set[int]] = {}
+    for where, key, values in _read_entries(file):
         if (key, values) != ("data", ["model"]) or "data" in data_classes:
-            found.setdefault(theirs.number(where, key), set()).update(ours.number(where, value) for value in values)
-    if not any(found.values()):
+            numbers = {of_model.find_number(where, value) for value in values}
+            matches.setdefault(of_data.find_number(where, key), set()).update(numbers)
+    if not any(matches.values()):
         raise DataError(f"{make_printable(file)} names no class of the model: write lines such as `crow,raven`")
-    accepted = tuple(tuple(sorted(found.get(number, ()))) for number in range(theirs.count or max(found) + 1))
-    called = data_classes or [str(number) for number in range(len(accepted))]
-    out = [name for name, classes in zip(called, accepted, strict=True) if not classes]
-    told = f"; left out, since it gives no class for them: {_some(out)}" if out else ""
-    return LabelMap(accepted, f"by {make_printable(file.name)}{told}")
+    accepted = tuple(tuple(sorted(matches.get(number, ()))) for number in range(count or max(matches) + 1))
+    names = data_classes or [str(number) for number in range(len(accepted))]
+    absent = [name for name, classes in zip(names, accepted, strict=True) if not classes]
+    left_out = f"; left out, since it gives no class for them: {_list_first(absent)}" if absent else ""
+    return LabelMap(accepted, f"by {make_printable(file.name)}{left_out}")
 
 
-class _Side:
-    """The classes that a column of a mapping file speaks of."""
+class _ClassColumn:
+    """One side of a mapping file: the classes of the data, or those of the model."""
 
     def __init__(self, whose: str, names: Sequence[str], count: int | None, find: Callable[[str], set[int]]) -> None:
         self.whose, self.names, self.count, self.find = whose, names, count, find
         self.names_are_numbers = any(map(_is_number, names))
 
-    def number(self, where: str, name: str) -> int:
-        """Of the class that a name, an id or a number means."""
-        most, found = self.count or MOST_CLASSES, self.find(name)
-        if len(found) == 1:
-            return min(found)
-        if found:
-            told = f"can stand for several classes of the {self.whose} ({', '.join(map(str, sorted(found)))})"
-            raise DataError(f"{where}: {make_printable(name[:50])!r} {told}: give the number of the one that is meant")
+    def find_number(self, where: str, name: str) -> int:
+        """Return the number of the class that a name, an id or a number means."""
+        most, matches = self.count or MOST_CLASSES, self.find(name)
+        if len(matches) == 1:
+            return min(matches)
+        if matches:
+            several = f"can stand for several classes of the {self.whose} ({', '.join(map(str, sorted(matches)))})"
+            raise DataError(
+                f"{where}: {make_printable(name[:50])!r} {several}: give the number of the one that is meant"
+            )
         if _is_number(name) and not self.names_are_numbers and int(name) < most:
             return int(name)
         known = [*self.names, *(word for label in self.names for word in label.split(", "))]
         near = did_you_mean(name[:100], known) or ";"
         numbers = "" if self.names_are_numbers else f"numbers from 0 to {most - 1}"
-        allowed = " and ".join(filter(None, [f"the names {_some(self.names)}" if self.names else "", numbers]))
-        raise DataError(f"{where}: {make_printable(name[:50])!r} is no class of the {self.whose}{near} there are {allowed}")
+        allowed = " and ".join(filter(None, [f"the names {_list_first(self.names)}" if self.names else "", numbers]))
+        raise DataError(
+            f"{where}: {make_printable(name[:50])!r} is no class of the {self.whose}{near} there are {allowed}"
+        )
 
 
-def _entries(file: Path) -> Iterator[tuple[str, str, list[str]]]:
-    """Where it stands, a class of the data, and the model's classes for it."""
+def _read_entries(file: Path) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield (place in the file, class of the data, classes of the model)."""
     text = read_small_text(file, MOST_BYTES)
     if file.suffix.lower() == ".json" or text.lstrip().startswith("{"):
-        yield from _from_json(file, text)
+        yield from _read_json(file, text)
     else:
-        yield from _from_csv(file, text)
+        yield from _read_csv(file, text)
 
 
-def _from_json(file: Path, text: str) -> Iterator[tuple[str, str, list[str]]]:
+def _read_json(file: Path, text: str) -> Iterator[tuple[str, str, list[str]]]:
     try:
-        read = json.loads(text, object_pairs_hook=JsonPairs)
+        content = json.loads(text, object_pairs_hook=JsonPairs)
     except (ValueError, RecursionError):
         raise DataError(f"{make_printable(file)} is no JSON") from None
-    if not isinstance(read, JsonPairs):
-        raise DataError(f'{make_printable(file)} holds no JSON object: write {{"class of the data": ["class of the model"]}}')
-    for name, value in read:
+    if not isinstance(content, JsonPairs):
+        raise DataError(
+            f'{make_printable(file)} holds no JSON object: write {{"class of the data": ["class of the model"]}}'
+        )
+    for name, value in content:
         values = [] if value is None else value if type(value) is list else [value]
         if not all(isinstance(one, str) or type(one) is int for one in values):
             raise DataError(
-                f"{make_printable(file)}: what it holds for {make_printable(name[:50])!r} is no name, no number and no list of them"
+                f"{make_printable(file)}: the entry {make_printable(name[:50])!r} is no name, number or list of them"
             )
         yield make_printable(file), name, [str(one) for one in values]
 
 
-def _from_csv(file: Path, text: str) -> Iterator[tuple[str, str, list[str]]]:
+def _read_csv(file: Path, text: str) -> Iterator[tuple[str, str, list[str]]]:
     first = text.partition("\n")[0]
     delimiter = next((mark for mark in "\t,;" if mark in first), ",")
     reader = csv.reader(text.splitlines(keepends=True), delimiter=delimiter)
     try:
         for row in reader:
-            cells = [cell.strip() for cell in row]
+            cells, where = [cell.strip() for cell in row], f"{make_printable(file)}, line {reader.line_num}"
             if any(cells) and not cells[0]:
-                raise DataError(
-                    f"{make_printable(file)}, line {reader.line_num}: there is no class of the data in the first column"
-                )
+                raise DataError(f"{where}: there is no class of the data in the first column")
             if any(cells):
-                yield f"{make_printable(file)}, line {reader.line_num}", cells[0], [cell for cell in cells[1:] if cell]
+                yield where, cells[0], [cell for cell in cells[1:] if cell]
     except csv.Error as error:
         raise DataError(f"{make_printable(file)}, line {reader.line_num}, cannot be read: {error}") from None
 
 
 class JsonPairs(list[tuple[str, Any]]):
-    """A JSON object as it was written, with what it holds twice: an `object_pairs_hook`."""
+    """A JSON object as a list of pairs, with repeated keys: an `object_pairs_hook`."""
 
 
 def read_small_text(file: Path, most_bytes: int) -> str:
-    """A whole text file; a DataError where it is none, or larger than makes sense."""
+    """Return the text of a file; raise a DataError if it is no UTF-8 text or larger than `most_bytes`."""
     try:
         if (size := file.stat().st_size) > most_bytes:
             raise DataError(f"{size:,} bytes, more than the {most_bytes:,} allowed")
         return read_file(file).decode("utf-8-sig")
     except (OSError, ValueError, DataError) as error:
-        told = "no UTF-8 text" if isinstance(error, UnicodeError) else getattr(error, "strerror", None) or error
-        raise DataError(f"{make_printable(file)} cannot be read: {told}") from None
+        reason = "no UTF-8 text" if isinstance(error, UnicodeError) else getattr(error, "strerror", None) or error
+        raise DataError(f"{make_printable(file)} cannot be read: {reason}") from None

@@ -1,7 +1,7 @@
-"""A linear probe: multinomial logistic regression on frozen representations, by L-BFGS.
+"""A linear probe: multinomial logistic regression on frozen features, by L-BFGS.
 
-What is minimised is the mean cross-entropy + strength/2 · ‖W‖², where W acts on standardised features and the bias is
-free. In scikit-learn's terms C = 1 / (N · strength).
+The objective is the mean cross-entropy + strength/2 · ‖W‖², where W acts on standardised features and the bias is not
+regularised. In scikit-learn's terms C = 1 / (N · strength).
 
 Shapes: N images, D features, K classes.
 """
@@ -17,38 +17,37 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation.least_squares import rank_in_class
-from vitrail.evaluation.linear import Linear, Standardisation
+from vitrail.evaluation.least_squares import number_within_class
+from vitrail.evaluation.linear_classifier import LinearClassifier, Standardisation
 
 STRENGTHS = tuple(10 ** (-6 * step / 9) for step in range(10))
-"""From 1 down to a millionth, the strongest first: each fit starts from the one before, which is near."""
+"""From 1 down to a millionth, the strongest first: each fit starts from the solution before it, which is near."""
 STAGES, STEPS, HISTORY = 6, 50, 50
-"""How often the units are taken anew; the steps until the first time, which double after that; steps remembered."""
-LARGER = 1e6
-"""What torch is given is so many times the loss: it learns nothing from a step on which the slope changed little, and
-what little is, is a fixed number."""
-LEAST = 1e-8
-"""How much the loss is thought to be bent along a bias at least: a class that is never in doubt bends it by nothing."""
+"""How often the scaling is computed anew; L-BFGS steps before the first time, which double after that; its memory."""
+LOSS_SCALE = 1e6
+"""The loss is multiplied by this: torch's L-BFGS skips updates below a fixed threshold on the change of the slope."""
+LEAST_CURVATURE = 1e-8
+"""Least curvature of the loss along a bias: a class that is never in doubt has none."""
 EXACT, CLOSE = 1e-7, 1e-4
-"""Largest slope of a solution, and of one that is only compared with others, in units in which the loss is bent by 1:
-half its square is about what is left to win. Beyond the first, that is lost in the rounding of the loss itself."""
+"""Largest slope of a final solution, and of one that is only compared with others, in units of curvature 1. Half its
+square is about the remaining loss; for `EXACT` that is below the rounding of the loss itself."""
 FOLDS, PATIENCE = 5, 2
 
 
-def fit(values: Tensor, labels: Tensor, num_classes: int, strength: float) -> Linear:
-    """The classifier of (N, D) features and (N,) labels, on their device; in float64 on a CPU."""
-    ((_, found),) = path(values, labels, num_classes, (strength,), EXACT)
-    return found
+def fit_probe(values: Tensor, labels: Tensor, num_classes: int, strength: float) -> LinearClassifier:
+    """Fit a classifier to (N, D) features and (N,) labels, on their device; in float64 on a CPU."""
+    ((_, classifier),) = fit_path(values, labels, num_classes, (strength,), EXACT)
+    return classifier
 
 
-def path(
+def fit_path(
     values: Tensor,
     labels: Tensor,
     num_classes: int,
     strengths: Sequence[float] = STRENGTHS,
     slope: float = CLOSE,
-) -> Iterator[tuple[float, Linear]]:
-    """The classifier for each strength. `slope`: at which a solution is good enough."""
+) -> Iterator[tuple[float, LinearClassifier]]:
+    """Yield (strength, classifier) for each strength. A fit ends when its largest slope is at most `slope`."""
     if not len(values):
         raise DataError("a linear probe needs images to learn from")
     if not strengths:
@@ -56,20 +55,19 @@ def path(
     if wrong := [strength for strength in strengths if strength <= 0]:
         raise ConfigError(f"strength = {wrong[0]:g}: give a number above 0, such as 0.01")
     values = values.double() if values.device.type == "cpu" else values.float()
-    standardise = Standardisation.of(values)
-    features, back = _turned(standardise(values))
+    standardise = Standardisation.from_features(values)
+    features, back = _rotate(standardise(values))
     weight, bias = values.new_zeros(num_classes, features.shape[1]), values.new_zeros(num_classes)
     for strength in strengths:
-        weight, bias = _minimised(weight, bias, features, labels, strength, slope)
-        yield strength, standardise.folded(weight @ back, bias)
+        weight, bias = _minimise(weight, bias, features, labels, strength, slope)
+        yield strength, standardise.fold_into(weight @ back, bias)
 
 
-def _turned(features: Tensor) -> tuple[Tensor, Tensor]:
-    """(N, D) → (N, R) in coordinates that are not correlated, their principal axes; and (R, D) orthonormal rows, by
-    which weights of these are weights of the features as they were.
+def _rotate(features: Tensor) -> tuple[Tensor, Tensor]:
+    """(N, D) → (N, R) features in the coordinates of their principal axes, and the (R, D) orthonormal rotation.
 
-    Turning changes no norm, so the problem is the same. Where there are fewer images than features it is smaller too:
-    weights have no part outside the span of the images, where they would only cost.
+    Weights @ rotation are weights for the original features. A rotation changes no norm, so the problem is the same.
+    With fewer images than features it is also smaller: the best weights lie in the span of the images.
     """
     count, width = features.shape
     span, within = None, features
@@ -80,28 +78,28 @@ def _turned(features: Tensor) -> tuple[Tensor, Tensor]:
     return within @ axes, axes.T if span is None else axes.T @ span
 
 
-def _minimised(
+def _minimise(
     weight: Tensor, bias: Tensor, features: Tensor, labels: Tensor, strength: float, slope: float
 ) -> tuple[Tensor, Tensor]:
-    """The best (K, R) weights and (K,) biases, sought from some on.
+    """Return the best (K, R) weights and (K,) biases, starting from the given ones.
 
-    How much the loss is bent differs by orders of magnitude from one weight to another, and changes as classes become
-    sure. In units in which all are bent by about 1, taken anew from time to time, L-BFGS needs few steps.
+    The curvature of the loss differs by orders of magnitude between weights, and changes as classes become sure.
+    L-BFGS needs few steps in units in which every curvature is about 1; they are computed anew at each stage.
     """
     slope = slope if weight.dtype == torch.float64 else max(slope, 1e-5)
     before = float("inf")
     for stage in range(STAGES):
-        at = _look(weight, bias, features, labels, strength)
-        units = _units(at.probabilities, features, strength)
+        at = _evaluate(weight, bias, features, labels, strength)
+        units = _find_units(at.probabilities, features, strength)
         slopes = (at.weight_slope * units[0], at.bias_slope * units[1])
         if max(one.abs().max().item() for one in slopes) <= slope or at.loss.item() >= before:
             break
         before = at.loss.item()
-        weight, bias = _descended(weight, bias, units, features, labels, strength, slope, STEPS << stage)
+        weight, bias = _descend(weight, bias, units, features, labels, strength, slope, STEPS << stage)
     return weight, bias
 
 
-def _descended(
+def _descend(
     weight: Tensor,
     bias: Tensor,
     units: tuple[Tensor, Tensor],
@@ -111,29 +109,29 @@ def _descended(
     slope: float,
     steps: int,
 ) -> tuple[Tensor, Tensor]:
-    """After so many steps, or fewer where it is flat before."""
+    """Run L-BFGS for at most `steps` steps and return weights and biases."""
     unit, bias_unit = units
     scaled, offset = weight / unit, bias / bias_unit
     optimizer = torch.optim.LBFGS(
         [scaled, offset],
         max_iter=steps,
         history_size=HISTORY,
-        tolerance_grad=LARGER * slope,
+        tolerance_grad=LOSS_SCALE * slope,
         tolerance_change=1e-10,
         line_search_fn="strong_wolfe",
     )
 
     def closure() -> Tensor:
-        at = _look(scaled * unit, offset * bias_unit, features, labels, strength)
-        scaled.grad, offset.grad = LARGER * at.weight_slope * unit, LARGER * at.bias_slope * bias_unit
-        return LARGER * at.loss
+        at = _evaluate(scaled * unit, offset * bias_unit, features, labels, strength)
+        scaled.grad, offset.grad = LOSS_SCALE * at.weight_slope * unit, LOSS_SCALE * at.bias_slope * bias_unit
+        return LOSS_SCALE * at.loss
 
     optimizer.step(closure)
     return scaled * unit, offset * bias_unit
 
 
-class _Look(NamedTuple):
-    """The objective at a place, and which way it is steepest."""
+class _Objective(NamedTuple):
+    """The objective and its gradient at one point."""
 
     loss: Tensor
     weight_slope: Tensor
@@ -142,68 +140,63 @@ class _Look(NamedTuple):
     """(N, K)."""
 
 
-def _look(weight: Tensor, bias: Tensor, features: Tensor, labels: Tensor, strength: float) -> _Look:
-    """By hand, not by autograd, which takes twice as long for so small a thing."""
+def _evaluate(weight: Tensor, bias: Tensor, features: Tensor, labels: Tensor, strength: float) -> _Objective:
+    """Compute the objective and its gradient by hand: autograd takes twice as long here."""
     logs = (features @ weight.T + bias).log_softmax(dim=1)
     loss = F.nll_loss(logs, labels) + strength / 2 * weight.square().sum()
     probabilities = logs.exp()
     wrong = probabilities.scatter_add(1, labels[:, None], -torch.ones_like(logs[:, :1])) / len(labels)
-    return _Look(loss, wrong.T @ features + strength * weight, wrong.sum(dim=0), probabilities)
+    return _Objective(loss, wrong.T @ features + strength * weight, wrong.sum(dim=0), probabilities)
 
 
-def _units(probabilities: Tensor, features: Tensor, strength: float) -> tuple[Tensor, Tensor]:
-    """(R,) and (): steps after which the loss has changed its slope by about 1.
+def _find_units(probabilities: Tensor, features: Tensor, strength: float) -> tuple[Tensor, Tensor]:
+    """Return (R,) and () units: a step of one unit changes the slope of the loss by about 1.
 
-    The same for all classes: what is added to the weights of all alike changes no probability, and would be brought
-    back by nothing but the strength, which takes long. Unlike units would add such a thing, like ones never do.
+    They are the same for all classes. Adding the same vector to the weights of all classes changes no probability, and
+    only the regularisation slowly removes it again; different units would add such a vector, equal ones never do.
     """
-    bent = (probabilities * (1 - probabilities)).mean(dim=1) / len(features)
-    return (bent @ features.square() + strength).rsqrt(), (bent.sum() + LEAST).rsqrt()
-
-
-def objective(weight: Tensor, bias: Tensor, features: Tensor, labels: Tensor, strength: float) -> Tensor:
-    """What is minimised: (K, D) weights and (K,) biases on (N, D) standardised features."""
-    return F.cross_entropy(features @ weight.T + bias, labels) + strength / 2 * weight.square().sum()
+    curvature = (probabilities * (1 - probabilities)).mean(dim=1) / len(features)
+    return (curvature @ features.square() + strength).rsqrt(), (curvature.sum() + LEAST_CURVATURE).rsqrt()
 
 
 @dataclass(frozen=True)
-class OutOfFold:
-    """What is thought of every image by a classifier that was fitted without it."""
+class OutOfFoldPredictions:
+    """The prediction for every image by a classifier that was fitted without it."""
 
     strength: float
-    """With which those classifiers were the least surprised."""
+    """The strength with the lowest loss on the images left out."""
     losses: dict[float, float]
-    """Mean cross-entropy for each strength that was tried."""
+    """Mean cross-entropy on the images left out, for each strength that was tried."""
     known: Tensor
-    """(N,) bool: False for the only image of its class, which none was fitted without."""
+    """(N,) bool: False for the only image of a class, which no classifier was fitted without."""
     guesses: Tensor
     """(N,) int64: the class with the highest probability."""
     confidence: Tensor
-    """(N,) its probability."""
-    given: Tensor
-    """(N,) the probability of the class that the label says."""
+    """(N,) the probability of the guess."""
+    label_probability: Tensor
+    """(N,) the probability of the image's label."""
 
 
 def cross_validate(
     values: Tensor, labels: Tensor, num_classes: int, strengths: Sequence[float] = STRENGTHS, seed: int = 0
-) -> OutOfFold:
-    """Fit with every strength without each of five parts in turn, and look at that part."""
-    parts = folds(labels, seed)
-    return _judged(values, labels, num_classes, strengths, [parts == part for part in range(FOLDS)])
+) -> OutOfFoldPredictions:
+    """Fit without each of five folds in turn, with every strength, and predict that fold."""
+    parts = assign_folds(labels, seed)
+    return _score_folds(values, labels, num_classes, strengths, [parts == part for part in range(FOLDS)])
 
 
-def _judged(
+def _score_folds(
     values: Tensor, labels: Tensor, num_classes: int, strengths: Sequence[float], held_out: Sequence[Tensor]
-) -> OutOfFold:
-    """Each of the parts (N,) bool by classifiers without it; all parts together choose the strength.
+) -> OutOfFoldPredictions:
+    """Predict each fold, an (N,) bool mask, by classifiers fitted without it; all folds together choose the strength.
 
-    As classifiers become free, the loss falls and then rises: two strengths in a row that are worse end the search.
+    With weaker regularisation the loss first falls and then rises: the search ends after two worse strengths in a row.
     """
     held_out = [part for part in held_out if part.any()]
     if not held_out:
         raise DataError("there is nothing to choose a strength by: a class needs two images at least")
     known = torch.stack(list(held_out)).any(dim=0)
-    paths = [path(values[~part], labels[~part], num_classes, strengths) for part in held_out]
+    paths = [fit_path(values[~part], labels[~part], num_classes, strengths) for part in held_out]
     best, losses = None, {}
     for fits in zip(*paths, strict=True):
         guesses = torch.zeros_like(labels)
@@ -216,47 +209,53 @@ def _judged(
         strength = fits[0][0]
         losses[strength] = surprise[known].mean().item()
         if best is None or losses[strength] < losses[best.strength]:
-            best = OutOfFold(strength, losses, known, guesses, confidence, (-surprise).exp())
+            best = OutOfFoldPredictions(strength, losses, known, guesses, confidence, (-surprise).exp())
         elif len(losses) - list(losses).index(best.strength) > PATIENCE:
             break
-    assert best is not None  # there is a strength at least
+    assert best is not None  # there is at least one strength
     return best
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A strength chosen on held-out images, and the classifier that it gives on all of them."""
+class ChosenProbe:
+    """A strength chosen on held-out images, and the classifier fitted with it to all images."""
 
     strength: float
     losses: dict[float, float]
     """Mean cross-entropy on the held-out images, for each strength that was tried."""
-    linear: Linear
+    linear: LinearClassifier
 
 
-def choose(
+def choose_strength(
     values: Tensor,
     labels: Tensor,
     num_classes: int,
     strengths: Sequence[float] = STRENGTHS,
     held_out: Tensor | None = None,
     seed: int = 0,
-) -> Choice:
-    """Fit with every strength without the held-out images, keep the strength with which they are the least surprising,
-    and fit again with all.
+) -> ChosenProbe:
+    """Choose the strength with the lowest loss on held-out images, then fit to all images with it.
 
-    `held_out`: (N,) bool; if None, a fifth of every class that has two images, by the seed. The loss decides, not the
-    accuracy: with few images most strengths have the same one.
+    The loss decides, not the accuracy: with few images most strengths have the same accuracy.
+
+    Args:
+        values: (N, D) features.
+        labels: (N,) int64.
+        num_classes: K.
+        strengths: candidates, the strongest first.
+        held_out: (N,) bool; by default a random fifth of every class that has at least two images.
+        seed: of the random fifth.
     """
-    parts = folds(labels, seed) if held_out is None else held_out.long() - 1
-    found = _judged(values, labels, num_classes, strengths, [parts == 0])
-    return Choice(found.strength, found.losses, fit(values, labels, num_classes, found.strength))
+    parts = assign_folds(labels, seed) if held_out is None else held_out.long() - 1
+    scored = _score_folds(values, labels, num_classes, strengths, [parts == 0])
+    return ChosenProbe(scored.strength, scored.losses, fit_probe(values, labels, num_classes, scored.strength))
 
 
-def folds(labels: Tensor, seed: int = 0, number: int = FOLDS) -> Tensor:
-    """(N,) labels → (N,) int64: in which of so many parts each image is, every class spread over them evenly.
+def assign_folds(labels: Tensor, seed: int = 0, number: int = FOLDS) -> Tensor:
+    """(N,) labels → (N,) int64: the fold of each image, from 0 to number − 1, with every class spread evenly.
 
-    A class with fewer images than that is in as many parts as it has images, the first ones. The only image of a class
-    is in none, which is −1: without it nothing could be learned about its class.
+    A class with fewer images than folds fills the first folds. The only image of a class is in no fold, −1: without it
+    nothing could be learned about its class.
     """
-    parts = rank_in_class(labels, seed).to(labels.device) % number
+    parts = number_within_class(labels, seed).to(labels.device) % number
     return parts.masked_fill(torch.bincount(labels)[labels] == 1, -1)

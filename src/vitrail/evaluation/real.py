@@ -46,7 +46,9 @@ def read_real_labels(path: str | Path) -> RealLabels:
     try:
         content = json.loads(read_small_text(file, MOST_BYTES), object_pairs_hook=JsonPairs)
     except (ValueError, RecursionError):
-        raise DataError(f"{make_printable(file)} is no JSON: ReaL labels are the file real.json of their authors") from None
+        raise DataError(
+            f"{make_printable(file)} is no JSON: ReaL labels are the file real.json of their authors"
+        ) from None
     if isinstance(content, JsonPairs):
         return RealLabels(_read_named_labels(file, content))
     if not isinstance(content, list) or len(content) != IMAGES:
@@ -97,7 +99,7 @@ def _read_named_labels(file: Path, pairs: JsonPairs) -> dict[int, tuple[int, ...
         number = parse_image_number(name)
         if number is None or not 1 <= number <= IMAGES:
             raise DataError(
-                f"{make_printable(file)}: {make_printable(name[:100])!r} is no name such as ILSVRC2012_val_00000293.JPEG"
+                f"{make_printable(file)}: {make_printable(name[:100])!r} is no name like ILSVRC2012_val_00000293.JPEG"
             )
         if number in labels_by_number:
             raise DataError(f"{make_printable(file)}: image {number} is there twice")
@@ -108,6 +110,6 @@ def _read_named_labels(file: Path, pairs: JsonPairs) -> dict[int, tuple[int, ...
 def _check_labels(file: Path, number: int, labels: Any) -> tuple[int, ...]:
     if type(labels) is not list or not all(type(label) is int and 0 <= label < CLASSES for label in labels):
         raise DataError(
-            f"{make_printable(file)}: the entry of image {number} is not a list of class numbers from 0 to {CLASSES - 1}"
+            f"{make_printable(file)}: the entry of image {number} is no list of class numbers from 0 to {CLASSES - 1}"
         )
     return tuple(labels)

@@ -1,4 +1,4 @@
-"""From a model's answers to what a person wants to know: how often it is right, how sure it is, where it goes wrong."""
+"""Turn predictions into a report: how often the model is right, how sure it is, and where it goes wrong."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.sources.source import Source
-from vitrail.evaluation.answers import Answers
-from vitrail.evaluation.intervals import Measured, mean, share, sum_of_gaps
+from vitrail.evaluation.intervals import Estimate, estimate_mean, estimate_share, estimate_sum_of_gaps
 from vitrail.evaluation.labels import LabelMap
+from vitrail.evaluation.predictions import PredictionTable
 
 TOP = 5
 BINS = 15
-"""Of a calibration error: the number that everyone takes."""
+"""Bins of the calibration error: the usual number in the literature."""
 MISTAKES = 100
-"""Kept in a report; the most confident ones."""
+"""Mistakes in a report: the most confident ones."""
 
 
 @dataclass(frozen=True)
 class ClassScore:
-    """Of one class of the data."""
+    """The accuracy on one class of the data."""
 
     name: str
     images: int
     hits: int
-    accuracy: Measured
+    accuracy: Estimate
 
 
 @dataclass(frozen=True)
-class Bin:
-    """The images whose first guess has a probability in a range."""
+class CalibrationBin:
+    """The images whose guess has a probability in (low, high]."""
 
     low: float
     high: float
     images: int
     confidence: float
-    """Their mean probability."""
+    """Mean probability of their guesses."""
     accuracy: float
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """An image with a wrong first guess."""
+    """An image with a wrong guess."""
 
     index: int
     image: str
@@ -54,18 +54,18 @@ class Mistake:
 
 
 @dataclass(frozen=True)
-class Real:
-    """Against the reassessed labels of ImageNet: a hit where the first guess is one of an image's."""
+class RealAccuracy:
+    """The accuracy against ReaL labels: a guess is right if it is one of the image's labels."""
 
-    accuracy: Measured
+    accuracy: Estimate
     images: int
     without_labels: int
-    """Images whose set of labels is empty, which are not counted."""
+    """Images without any ReaL label, which are not counted."""
 
 
 @dataclass(frozen=True)
-class Report:
-    """Everything about a model on a data set."""
+class EvaluationReport:
+    """Everything measured of one model on one data set."""
 
     model: str
     data: str
@@ -77,32 +77,32 @@ class Report:
     """Images that could not be read."""
     labels: str
     """How the data's classes were matched with the model's."""
-    top1: Measured
-    top5: Measured | None
-    """None where there are not more classes than that."""
-    likelihood: Measured
+    top1: Estimate
+    top5: Estimate | None
+    """None if there are five classes or fewer."""
+    likelihood: Estimate
     """The mean negative log-likelihood."""
-    calibration: Measured
+    calibration: Estimate
     """The expected calibration error."""
     classes: tuple[ClassScore, ...]
     confusion: np.ndarray
-    """(classes, classes + 1) counts: the data's classes down, guesses across, the last those of other classes."""
+    """(classes, classes + 1) counts: a row for each label, a column for each guess. The last column counts guesses of
+    classes that the data does not have."""
     confusions: tuple[tuple[str, str, int], ...]
-    """(class, wrong guess, how often), the most frequent first; a guess may be a class that the data does not have."""
-    bins: tuple[Bin, ...]
+    """(label, wrong guess, count), the most frequent first."""
+    bins: tuple[CalibrationBin, ...]
     mistakes: tuple[Mistake, ...]
-    real: Real | None = None
+    real: RealAccuracy | None = None
     about: dict[str, Any] = field(default_factory=dict)
     """Device, precision, time."""
 
     @property
-    def strangers(self) -> int:
-        """Guesses of classes that the data does not have."""
+    def foreign_guesses(self) -> int:
+        """The number of guesses of classes that the data does not have."""
         return int(self.confusion[:, -1].sum())
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON. Of the confusion matrix only what is not zero, as [class, guess, number]; the last guess number is
-        one that the data does not have."""
+        """Return the report for JSON. The confusion matrix is a list of its non-zero entries [label, guess, count]."""
         rows, columns = np.nonzero(self.confusion)
         entries = zip(rows.tolist(), columns.tolist(), self.confusion[rows, columns].tolist(), strict=True)
         return {
@@ -128,112 +128,126 @@ class Report:
 
 
 def make_report(
-    answers: Answers,
+    predictions: PredictionTable,
     source: Source,
     labels: LabelMap,
     model_labels: Sequence[str] | None,
-    guesses: int,
-    **told: Any,
-) -> Report:
-    """Everything that follows from the answers.
+    num_guessable: int,
+    **other_fields: Any,
+) -> EvaluationReport:
+    """Compute everything in a report that follows from the predictions.
 
-    `source`: what was asked about; `guesses`: classes that a guess is one of; `told`: the other fields of Report.
+    Args:
+        predictions: a row for each image that could be read.
+        source: the images that were scored.
+        labels: which classes of the model are right for which class of the data.
+        model_labels: the names of the model's classes, if known.
+        num_guessable: how many classes a guess is chosen from; top-5 accuracy needs more than five.
+        other_fields: the remaining fields of `EvaluationReport`.
     """
     count = max(source.num_classes, len(labels.accepted))
     names = [*(source.classes or [str(number) for number in range(count)])]
-    bins, calibration = calibrate(answers.confidences, answers.hits)
-    return Report(
-        images=len(answers),
-        broken=len(source) - len(answers),
-        labels=labels.how,
-        top1=share(int(answers.hits.sum()), len(answers)),
-        top5=share(int((answers.places <= TOP).sum()), len(answers)) if guesses > TOP else None,
-        likelihood=mean(answers.likelihoods),
+    bins, calibration = measure_calibration(predictions.confidences, predictions.hits)
+    translator = _GuessTranslator(labels, names, model_labels)
+    top5_hits = int((predictions.right_ranks <= TOP).sum())
+    return EvaluationReport(
+        images=len(predictions),
+        broken=len(source) - len(predictions),
+        labels=labels.explanation,
+        top1=estimate_share(int(predictions.hits.sum()), len(predictions)),
+        top5=estimate_share(top5_hits, len(predictions)) if num_guessable > TOP else None,
+        likelihood=estimate_mean(predictions.losses),
         calibration=calibration,
-        classes=_classes(answers, names),
-        confusion=_confusion(answers, labels, count),
-        confusions=_confusions(answers, labels, names, model_labels),
+        classes=_score_classes(predictions, names),
+        confusion=_count_confusion(predictions, translator, count),
+        confusions=_list_confusions(predictions, translator),
         bins=bins,
-        mistakes=_mistakes(answers, source, labels, names, model_labels),
-        **told,
+        mistakes=_list_mistakes(predictions, source, translator),
+        **other_fields,
     )
 
 
-def calibrate(confidences: np.ndarray, hits: np.ndarray) -> tuple[tuple[Bin, ...], Measured]:
-    """Bins of equal width, those that hold images, and the expected calibration error over them."""
+def measure_calibration(confidences: np.ndarray, hits: np.ndarray) -> tuple[tuple[CalibrationBin, ...], Estimate]:
+    """Return the non-empty bins of equal width, and the expected calibration error over them.
+
+    Args:
+        confidences: (N,) float: the probability of each guess.
+        hits: (N,) bool: whether the guess is right.
+    """
     place = np.clip(np.ceil(confidences * BINS).astype(int) - 1, 0, BINS - 1)
     images = np.bincount(place, minlength=BINS)
     sure = np.bincount(place, confidences, BINS)
     right = np.bincount(place, hits.astype(float), BINS)
-    held = np.flatnonzero(images)
+    filled = np.flatnonzero(images)
     bins = tuple(
-        Bin(b / BINS, (b + 1) / BINS, int(images[b]), float(sure[b] / images[b]), float(right[b] / images[b]))
-        for b in held
+        CalibrationBin(
+            b / BINS, (b + 1) / BINS, int(images[b]), float(sure[b] / images[b]), float(right[b] / images[b])
+        )
+        for b in filled
     )
-    n = images[held]
+    n = images[filled]
     # The deviation of a share of hits, with two hits and two misses added: a bin without a miss is not certain.
-    likely = (right[held] + 2) / (n + 4)
+    likely = (right[filled] + 2) / (n + 4)
     deviations = np.sqrt(likely * (1 - likely) / n)
-    gaps = (sure[held] - right[held]) / n
-    return bins, sum_of_gaps(n / max(images.sum(), 1), gaps, deviations)
+    gaps = (sure[filled] - right[filled]) / n
+    return bins, estimate_sum_of_gaps(n / max(images.sum(), 1), gaps, deviations)
 
 
-def _classes(answers: Answers, names: Sequence[str]) -> tuple[ClassScore, ...]:
-    images = np.bincount(answers.labels, minlength=len(names))
-    hits = np.bincount(answers.labels, answers.hits, minlength=len(names)).astype(int)
+@dataclass(frozen=True)
+class _GuessTranslator:
+    """Translates a guess, a class of the model, into classes of the data."""
+
+    labels: LabelMap
+    names: Sequence[str]
+    """Of the data's classes."""
+    model_labels: Sequence[str] | None
+
+    def find_class(self, label: int, guess: int) -> int:
+        """Return the data's class that a guess stands for: the image's own label if possible; −1 if there is none."""
+        if guess in self.labels.accepted[label]:
+            return label
+        return self.labels.standing_for.get(guess, -1)
+
+    def find_name(self, label: int, guess: int) -> str:
+        """Return the name of a guess among the data's classes, else among the model's, else its number."""
+        number = self.find_class(label, guess)
+        return self.names[number] if number >= 0 else self.model_labels[guess] if self.model_labels else str(guess)
+
+
+def _score_classes(predictions: PredictionTable, names: Sequence[str]) -> tuple[ClassScore, ...]:
+    images = np.bincount(predictions.labels, minlength=len(names))
+    hits = np.bincount(predictions.labels, predictions.hits, minlength=len(names)).astype(int)
     return tuple(
-        ClassScore(name, n, h, share(h, n)) for name, n, h in zip(names, images.tolist(), hits.tolist(), strict=True)
+        ClassScore(name, n, h, estimate_share(h, n))
+        for name, n, h in zip(names, images.tolist(), hits.tolist(), strict=True)
     )
 
 
-def _confusion(answers: Answers, labels: LabelMap, count: int) -> np.ndarray:
-    guesses = np.array([_guessed(labels, label, guess) for label, guess in zip(*_pairs(answers), strict=True)], int)
+def _count_confusion(predictions: PredictionTable, translator: _GuessTranslator, count: int) -> np.ndarray:
+    pairs = zip(predictions.labels.tolist(), predictions.guesses.tolist(), strict=True)
+    guesses = np.array([translator.find_class(label, guess) for label, guess in pairs], int)
     matrix = np.zeros((count, count + 1), np.int64)
-    np.add.at(matrix, (answers.labels, np.where(guesses < 0, count, guesses)), 1)
+    np.add.at(matrix, (predictions.labels, np.where(guesses < 0, count, guesses)), 1)
     return matrix
 
 
-def _confusions(
-    answers: Answers, labels: LabelMap, names: Sequence[str], model_labels: Sequence[str] | None
-) -> tuple[tuple[str, str, int], ...]:
-    wrong = np.stack([answers.labels, answers.predictions])[:, ~answers.hits]
+def _list_confusions(predictions: PredictionTable, translator: _GuessTranslator) -> tuple[tuple[str, str, int], ...]:
+    wrong = np.stack([predictions.labels, predictions.guesses])[:, ~predictions.hits]
     pairs, counts = np.unique(wrong, axis=1, return_counts=True)
-    found = [
-        (names[label], _said(labels, label, guess, names, model_labels), count)
+    confusions = [
+        (translator.names[label], translator.find_name(label, guess), count)
         for label, guess, count in zip(*pairs.tolist(), counts.tolist(), strict=True)
     ]
-    return tuple(sorted(found, key=lambda each: (-each[2], each[0], each[1])))
+    return tuple(sorted(confusions, key=lambda each: (-each[2], each[0], each[1])))
 
 
-def _said(labels: LabelMap, label: int, guess: int, names: Sequence[str], model_labels: Sequence[str] | None) -> str:
-    """A guess in the data's words, else in the model's."""
-    place = _guessed(labels, label, guess)
-    return names[place] if place >= 0 else model_labels[guess] if model_labels else str(guess)
-
-
-def _mistakes(
-    answers: Answers,
-    source: Source,
-    labels: LabelMap,
-    names: Sequence[str],
-    model_labels: Sequence[str] | None,
-) -> tuple[Mistake, ...]:
-    wrong = np.flatnonzero(~answers.hits)
-    surest = wrong[np.argsort(-answers.confidences[wrong], kind="stable")][:MISTAKES]
-    found = []
+def _list_mistakes(predictions: PredictionTable, source: Source, translator: _GuessTranslator) -> tuple[Mistake, ...]:
+    wrong = np.flatnonzero(~predictions.hits)
+    surest = wrong[np.argsort(-predictions.confidences[wrong], kind="stable")][:MISTAKES]
+    mistakes = []
     for row in surest:
-        label, guess, index = (int(column[row]) for column in (answers.labels, answers.predictions, answers.indices))
-        said = _said(labels, label, guess, names, model_labels)
-        found.append(Mistake(index, source.called(index), names[label], said, float(answers.confidences[row])))
-    return tuple(found)
-
-
-def _pairs(answers: Answers) -> tuple[list[int], list[int]]:
-    return answers.labels.tolist(), answers.predictions.tolist()
-
-
-def _guessed(labels: LabelMap, label: int, guess: int) -> int:
-    """The data's class that a class of the model stands for: the image's own where it does, −1 where none."""
-    if guess in labels.accepted[label]:
-        return label
-    return labels.standing_for.get(guess, -1)
+        columns = (predictions.labels, predictions.guesses, predictions.indices)
+        label, guess, index = (int(column[row]) for column in columns)
+        names = (translator.names[label], translator.find_name(label, guess))
+        mistakes.append(Mistake(index, source.display_name(index), *names, float(predictions.confidences[row])))
+    return tuple(mistakes)

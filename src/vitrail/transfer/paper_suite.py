@@ -14,13 +14,30 @@ from typing import Any
 from vitrail.data.order import Indices
 from vitrail.data.sources.source import Source, hold_out
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation.real import read_real_labels, count_real_hits
-from vitrail.inference import class_names as imagenet
+from vitrail.evaluation.real import count_real_hits, read_real_labels
+from vitrail.inference import class_names
 from vitrail.recipes import find_recipe
-from vitrail.transfer import vtab
-from vitrail.transfer.suite_data import DataLocation, SuiteData, describe_count_differences, find_suite_data, open_suite_parts
-from vitrail.transfer.suite_table import NOTHING, PAPER_MODELS, TABLE_2, Rows, format_table, format_mean, write_results
-from vitrail.transfer.transfer import NONE, RUNS, Extra, TransferResult, SuitePlan, TransferTarget, make_config, make_plan, list_remarks, transfer_to
+from vitrail.transfer import vtab_tasks
+from vitrail.transfer.suite_data import (
+    DataLocation,
+    SuiteData,
+    describe_count_differences,
+    find_suite_data,
+    open_suite_parts,
+)
+from vitrail.transfer.suite_table import NOTHING, PAPER_MODELS, TABLE_2, Rows, format_mean, format_table, write_results
+from vitrail.transfer.transfer import (
+    NONE,
+    RUNS,
+    Extra,
+    SuitePlan,
+    TransferResult,
+    TransferTarget,
+    list_remarks,
+    make_config,
+    make_plan,
+    transfer_to,
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +57,9 @@ _SETS = (
     PaperSet("cifar10", "CIFAR-10", "finetune-cifar10", 10_000, "https://www.cs.toronto.edu/~kriz/cifar.html"),
     PaperSet("cifar100", "CIFAR-100", "finetune-cifar100", 10_000, "https://www.cs.toronto.edu/~kriz/cifar.html"),
     PaperSet("pets", "Oxford-IIIT Pets", "finetune-pets", 3_669, "https://www.robots.ox.ac.uk/~vgg/data/pets/"),
-    PaperSet("flowers102", "Flowers-102", "finetune-flowers", 6_149, "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/"),
+    PaperSet(
+        "flowers102", "Flowers-102", "finetune-flowers", 6_149, "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/"
+    ),
 )
 SETS = {each.name: each for each in _SETS}
 IMAGENET = "imagenet"
@@ -48,7 +67,7 @@ REAL_TITLE, REAL_HITS, REAL_COUNT = "ImageNet ReaL", "real_hits", "real_count"
 REAL_URL = "https://github.com/google-research/reassessed-imagenet"
 
 
-def run(
+def run_paper_suite(
     model: str,
     data: str,
     folder: Path | None = None,
@@ -67,7 +86,7 @@ def run(
         rates: learning rates to try, in the place of the paper's.
     """
     settled = make_plan("paper", model, folder, runs, overrides, rates)
-    places = find_suite_data(data, SETS, {**SETS, **vtab.TASKS})
+    places = find_suite_data(data, SETS, {**SETS, **vtab_tasks.TASKS})
     yield from places.remarks
     subjects = [_subject(SETS[name], place, places.real) for name, place in places.sets.items()]
     for subject in subjects:
@@ -112,7 +131,10 @@ def _subject(each: PaperSet, place: DataLocation, real: Path | None) -> Transfer
 
 def _real(test: Source, path: Path) -> Extra:
     """Counts first guesses that are among an image's ReaL labels."""
-    labels, numbers = read_real_labels(path), imagenet.find_class_numbers(test.classes or None, test.num_classes) or ()
+    labels, numbers = (
+        read_real_labels(path),
+        class_names.find_class_numbers(test.classes or None, test.num_classes) or (),
+    )
     certain = [number for number in numbers if number is not None]
     if len(certain) < test.num_classes:
         raise DataError(
@@ -155,9 +177,9 @@ def real_accuracies(outcome: TransferResult) -> list[float]:
     return [run.extra[REAL_HITS] / run.extra[REAL_COUNT] for run in outcome.runs if run.extra.get(REAL_COUNT)]
 
 
-def format_results(make_plan: SuitePlan, outcomes: dict[str, TransferResult], places: SuiteData) -> list[str]:
+def format_results(plan: SuitePlan, outcomes: dict[str, TransferResult], places: SuiteData) -> list[str]:
     """The table, and what there is to be said of it."""
-    return [*format_table(table_columns(make_plan.model), table_rows(outcomes)), "", *_remarks(outcomes, places)]
+    return [*format_table(table_columns(plan.model), table_rows(outcomes)), "", *_remarks(outcomes, places)]
 
 
 def _remarks(outcomes: dict[str, TransferResult], places: SuiteData) -> Iterator[str]:
@@ -168,17 +190,19 @@ def _remarks(outcomes: dict[str, TransferResult], places: SuiteData) -> Iterator
     yield "- VTAB is a suite of its own: --suite vtab"
 
 
-def _write(make_plan: SuitePlan, outcomes: dict[str, TransferResult], places: SuiteData) -> None:
+def _write(plan: SuitePlan, outcomes: dict[str, TransferResult], places: SuiteData) -> None:
     missing = {name: each.url for name, each in SETS.items() if name not in places.sets}
     found: dict[str, Any] = {
         "suite": "paper",
-        "model": make_plan.model,
+        "model": plan.model,
         "papers_protocol": not any(outcome.deviations for outcome in outcomes.values()),
         "sets": {name: _as_json(outcome) for name, outcome in outcomes.items()},
         "missing": missing,
         "paper": {title: dict(zip(PAPER_MODELS, numbers, strict=True)) for title, numbers in TABLE_2.items()},
     }
-    write_results(make_plan.folder, f"The paper's transfer suite: {make_plan.model}", format_results(make_plan, outcomes, places), found)
+    write_results(
+        plan.folder, f"The paper's transfer suite: {plan.model}", format_results(plan, outcomes, places), found
+    )
 
 
 def _as_json(outcome: TransferResult) -> dict[str, Any]:

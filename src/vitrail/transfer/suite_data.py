@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.open import open_data, list_splits, choose_test_split
+from vitrail.data.open import choose_test_split, list_splits, open_data
 from vitrail.data.order import Indices
 from vitrail.data.sources.source import Sample, Source, make_printable
 from vitrail.errors import ConfigError, DataError, did_you_mean

@@ -39,13 +39,13 @@ def mean_and_deviation(shares: Sequence[float]) -> tuple[float, float | None]:
     return statistics.fmean(shares), statistics.stdev(shares) if len(shares) > 1 else None
 
 
-def shown_mean(shares: Sequence[float]) -> str:
+def format_mean(shares: Sequence[float]) -> str:
     """In per cent: 91.20 ± 0.15."""
     mean, deviation = mean_and_deviation(shares)
     return f"{mean:.2%}".rstrip("%") + ("" if deviation is None else f" ± {100 * deviation:.2f}")
 
 
-def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
     """A table that is Markdown and can be read as it is; `left` columns are words, the others numbers."""
     widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
     rule = ["-" * (width + 1) + ("-" if number < left else ":") for number, width in enumerate(widths)]
@@ -60,7 +60,7 @@ def _line(cells: Sequence[str], widths: Sequence[int], left: int) -> str:
     return f"| {' | '.join(padded)} |"
 
 
-def write(folder: Path, title: str, lines: Sequence[str], found: dict[str, Any]) -> None:
+def write_results(folder: Path, title: str, lines: Sequence[str], found: dict[str, Any]) -> None:
     """suite.json and suite.md, whole, by the first rank; as often as there is something new."""
     if os.environ.get("RANK", "0") != "0":
         return

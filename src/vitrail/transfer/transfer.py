@@ -28,8 +28,9 @@ from vitrail.system.ranks import Ranks, join_ranks
 from vitrail.training.build import count_steps
 from vitrail.training.config import RunConfig
 from vitrail.training.resolve import resolve
-from vitrail.training.run_training import find_differences, run_training
-from vitrail.training.sweep import Trial, choose_best, change_config, run_trials
+from vitrail.training.run_folder import find_differences
+from vitrail.training.run_training import run_training
+from vitrail.training.sweep import Trial, change_config, choose_best, run_trials
 from vitrail.transfer.suite_table import mean_and_deviation
 from vitrail.weights.load import load
 
@@ -60,7 +61,7 @@ class SuitePlan:
     model: str
     folder: Path
     runs: int
-    list_rates: tuple[float, ...] | None
+    rates: tuple[float, ...] | None
     """To try on every set; None for the recipe's."""
     overrides: tuple[str, ...]
 
@@ -71,25 +72,25 @@ class SuitePlan:
 
 
 def make_plan(
-    suite: str, model: str, folder: Path | None, runs: int, overrides: Sequence[str], list_rates: Sequence[float] | None
+    suite: str, model: str, folder: Path | None, runs: int, overrides: Sequence[str], rates: Sequence[float] | None
 ) -> SuitePlan:
     """Checked; the folder is that of the suite and the model unless given, as an argument or as run.folder=…"""
     if runs < 1:
         raise ConfigError(f"--runs {runs}: give 1 or more; the paper has {RUNS}")
-    if list_rates is not None and (not list_rates or not all(0 < rate < math.inf for rate in list_rates)):
-        raise ConfigError(f"rates = {', '.join(map(str, list_rates)) or 'none'}: give learning rates above 0")
+    if rates is not None and (not rates or not all(0 < rate < math.inf for rate in rates)):
+        raise ConfigError(f"rates = {', '.join(map(str, rates)) or 'none'}: give learning rates above 0")
     kept = []
     for override in overrides:
         key, value = _key(override), override.partition("=")[2].strip()
         if key in DECIDED:
             raise ConfigError(f"{override.strip()}: a suite decides {key} itself, by {DECIDED[key]}: leave it out")
-        if key == RATE and list_rates is not None:
+        if key == RATE and rates is not None:
             raise ConfigError(f"{override.strip()} and rates are one too many: give one of them")
         if key == FOLDER and value:
             folder = folder or Path(value)
         else:
             kept.append(override)
-    tried = None if list_rates is None else tuple(dict.fromkeys(list_rates))
+    tried = None if rates is None else tuple(dict.fromkeys(rates))
     return SuitePlan(model, folder or Path("runs") / f"suite-{suite}-{short_name(model)}", runs, tried, tuple(kept))
 
 
@@ -197,16 +198,16 @@ def list_remarks(outcomes: dict[str, TransferResult], found: Collection[str], so
 # ---- Configurations --------------------------------------------------------------------------------------------------
 
 
-def make_config(make_plan: SuitePlan, subject: TransferTarget) -> RunConfig:
+def make_config(plan: SuitePlan, subject: TransferTarget) -> RunConfig:
     """Of a run that chooses. A warm-up goes with the length: what it is of the recipe's, it is of the one given."""
-    tree = _tree(make_plan, subject)
-    overrides = list(make_plan.overrides)
-    if make_plan.given & {"steps", "epochs"} and "warmup_steps" not in make_plan.given:
+    tree = _tree(plan, subject)
+    overrides = list(plan.overrides)
+    if plan.given & {"steps", "epochs"} and "warmup_steps" not in plan.given:
         warmup = int(tree["schedule"]["warmup_steps"])
         steps = count_steps(resolve(tree, [*overrides, "schedule.warmup_steps=0"]), subject.images[1])
         overrides.append(f"schedule.warmup_steps={warmup * steps // subject.recipe.steps}")
     config = resolve(tree, overrides)
-    least = min(subject.images) if len(list_rates(make_plan, subject, config)) > 1 else subject.images[1]
+    least = min(subject.images) if len(list_rates(plan, subject, config)) > 1 else subject.images[1]
     if config.data.batch_size > least:
         raise ConfigError(
             f"{subject.name}: data.batch_size = {config.data.batch_size} is more than the {least} images to train on: "
@@ -215,33 +216,33 @@ def make_config(make_plan: SuitePlan, subject: TransferTarget) -> RunConfig:
     return config
 
 
-def _tree(make_plan: SuitePlan, subject: TransferTarget) -> dict[str, Any]:
+def _tree(plan: SuitePlan, subject: TransferTarget) -> dict[str, Any]:
     tree = subject.recipe.config
     for section, values in subject.changes.items():
         tree[section] |= values
-    tree["model"]["weights"] = make_plan.model
+    tree["model"]["weights"] = plan.model
     tree["data"] |= subject.choosing
     # The newest checkpoint is enough to go on from, and there are many runs.
-    tree["run"] |= {"folder": str(make_plan.folder / subject.name), "keep": 1}
+    tree["run"] |= {"folder": str(plan.folder / subject.name), "keep": 1}
     return tree
 
 
-def list_rates(make_plan: SuitePlan, subject: TransferTarget, config: RunConfig) -> tuple[float, ...]:
+def list_rates(plan: SuitePlan, subject: TransferTarget, config: RunConfig) -> tuple[float, ...]:
     """To try: those that were given, else the paper's."""
-    if RATE in make_plan.given:
+    if RATE in plan.given:
         return (config.optimizer.learning_rate,)
-    return make_plan.rates or subject.recipe.learning_rates
+    return plan.rates or subject.recipe.learning_rates
 
 
-def find_deviations(make_plan: SuitePlan, subject: TransferTarget, config: RunConfig) -> dict[str, tuple[Any, Any]]:
+def find_deviations(plan: SuitePlan, subject: TransferTarget, config: RunConfig) -> dict[str, tuple[Any, Any]]:
     """What makes it another training than the recipe's, apart from the learning rate that was chosen."""
-    found = {key: (then, now) for key, then, now in find_differences(resolve(_tree(make_plan, subject)), config)}
+    found = {key: (then, now) for key, then, now in find_differences(resolve(_tree(plan, subject)), config)}
     found.pop(f"optimizer.{RATE}", None)
-    tried = list_rates(make_plan, subject, config)
+    tried = list_rates(plan, subject, config)
     if tried != subject.recipe.learning_rates:
         found["learning rates"] = (list(subject.recipe.learning_rates), list(tried))
-    if make_plan.runs != RUNS:
-        found["runs"] = (RUNS, make_plan.runs)
+    if plan.runs != RUNS:
+        found["runs"] = (RUNS, plan.runs)
     return found
 
 
@@ -249,19 +250,19 @@ def find_deviations(make_plan: SuitePlan, subject: TransferTarget, config: RunCo
 
 
 def transfer_to(
-    make_plan: SuitePlan, subject: TransferTarget, prepare: Callable[[RunConfig, bool], None] | None = None
+    plan: SuitePlan, subject: TransferTarget, prepare: Callable[[RunConfig, bool], None] | None = None
 ) -> Generator[str, None, TransferResult]:
     """Lines on what was found; then everything. What was finished before is not trained again.
 
     `prepare`: called before the first run, with the configuration and whether there is anything to choose.
     """
-    config = make_config(make_plan, subject)
-    candidates = list_rates(make_plan, subject, config)
+    config = make_config(plan, subject)
+    candidates = list_rates(plan, subject, config)
     if prepare is not None:
         prepare(config, len(candidates) > 1)
     tried, rate = [], candidates[0]
     choosing = f"{len(candidates)} to choose the learning rate and " if len(candidates) > 1 else ""
-    yield f"{subject.name}: {choosing}{make_plan.runs} on all images: trainings of {_steps(config, subject):,} steps"
+    yield f"{subject.name}: {choosing}{plan.runs} on all images: trainings of {_steps(config, subject):,} steps"
     if len(candidates) > 1:
         for trial in run_trials(config, candidates):
             tried.append(trial)
@@ -272,12 +273,12 @@ def transfer_to(
     else:
         yield f"{subject.name}: learning rate {rate:.3g}: the only one, so there is nothing to choose"
     scored = []
-    for seed in range(make_plan.runs):
+    for seed in range(plan.runs):
         update = {"optimizer": {RATE: rate}, "data": subject.training, "run": {"seed": seed}}
         scored.append(_run(change_config(config, update, f"seed-{seed}"), subject))
         yield f"{subject.name}: seed {seed}: {scored[-1].accuracy:.2%} of {scored[-1].count:,} test images"
     return TransferResult(
-        subject.name, rate, tuple(tried), tuple(scored), find_deviations(make_plan, subject, config), _notes(subject, scored)
+        subject.name, rate, tuple(tried), tuple(scored), find_deviations(plan, subject, config), _notes(subject, scored)
     )
 
 

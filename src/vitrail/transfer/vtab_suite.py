@@ -24,9 +24,28 @@ from vitrail.recipes import find_recipe
 from vitrail.system.files import write_whole
 from vitrail.training.config import RunConfig
 from vitrail.transfer import paper_suite
-from vitrail.transfer.suite_data import PickedSamples, RelabelledSource, SuiteParts, DataLocation, SuiteData, describe_count_differences, find_suite_data, open_suite_parts
-from vitrail.transfer.suite_table import NOTHING, PAPER_MODELS, TABLE_2, Rows, format_table, format_mean, write_results
-from vitrail.transfer.transfer import RUNS, TransferResult, SuitePlan, TransferTarget, make_config, run_on_first_rank, make_plan, list_remarks, transfer_to
+from vitrail.transfer.suite_data import (
+    DataLocation,
+    PickedSamples,
+    RelabelledSource,
+    SuiteData,
+    SuiteParts,
+    describe_count_differences,
+    find_suite_data,
+    open_suite_parts,
+)
+from vitrail.transfer.suite_table import NOTHING, PAPER_MODELS, TABLE_2, Rows, format_mean, format_table, write_results
+from vitrail.transfer.transfer import (
+    RUNS,
+    SuitePlan,
+    TransferResult,
+    TransferTarget,
+    list_remarks,
+    make_config,
+    make_plan,
+    run_on_first_rank,
+    transfer_to,
+)
 from vitrail.transfer.vtab_tasks import GROUPS, TASKS, VtabTask
 
 TRAIN, VAL = 800, 200
@@ -37,7 +56,7 @@ TITLE = "VTAB (19 tasks)"
 CHOOSING, ALL = "choosing", "all"
 
 
-def run(
+def run_vtab_suite(
     model: str,
     data: str,
     folder: Path | None = None,
@@ -45,7 +64,7 @@ def run(
     overrides: Sequence[str] = (),
     rates: Sequence[float] | None = None,
 ) -> Iterator[str]:
-    """Lines to print, as they come; the last are the table. The arguments are `vitrail.transfer.paper_suite.run`'s.
+    """Lines to print, as they come; the last are the table. The arguments are those of `run_paper_suite`.
 
     Without `rates` there is one, the paper's, and nothing to choose.
     """
@@ -65,11 +84,13 @@ def run(
 # ---- A task's images -------------------------------------------------------------------------------------------------
 
 
-def _subject(make_plan: SuitePlan, task: VtabTask, place: DataLocation) -> tuple[TransferTarget, Callable[[RunConfig, bool], None]]:
+def _subject(
+    plan: SuitePlan, task: VtabTask, place: DataLocation
+) -> tuple[TransferTarget, Callable[[RunConfig, bool], None]]:
     """The task with its images drawn, and what writes them down."""
     parts = relabel_parts(task, place, open_suite_parts(task.name, place.data))
     train, val = split_train_val(parts)
-    folder = make_plan.folder / task.name / "images"
+    folder = plan.folder / task.name / "images"
     notes = [] if parts.tested_on == "test" else [f"there is no part test: scored on {parts.tested_on}"]
     unlike = describe_count_differences(
         [
@@ -114,7 +135,9 @@ def relabel_parts(task: VtabTask, place: DataLocation, parts: SuiteParts) -> Sui
             f"classes: give labels from 0 on{raw}"
         )
     make = partial(RelabelledSource, classes=task.classes, label=task.label if place.raw else None)
-    made = SuiteParts(make(parts.train), None if parts.val is None else make(parts.val), make(parts.test), parts.tested_on)
+    made = SuiteParts(
+        make(parts.train), None if parts.val is None else make(parts.val), make(parts.test), parts.tested_on
+    )
     try:
         for source in (made.train, made.val, made.test):
             if source is not None:
@@ -204,26 +227,28 @@ def _over(outcomes: dict[str, TransferResult], names: Sequence[str]) -> list[flo
     return [sum(shares) / len(shares) for shares in by_seed]
 
 
-def format_results(make_plan: SuitePlan, outcomes: dict[str, TransferResult], places: SuiteData) -> list[str]:
+def format_results(plan: SuitePlan, outcomes: dict[str, TransferResult], places: SuiteData) -> list[str]:
     """The tasks, their means beside the paper's, and what there is to be said of it."""
-    tasks = format_table(("task", "group", make_plan.model, "runs", "learning rate", "test images"), table_rows(outcomes), left=2)
+    tasks = format_table(
+        ("task", "group", plan.model, "runs", "learning rate", "test images"), table_rows(outcomes), left=2
+    )
     summary = [
         (title, format_mean(shares), *TABLE_2.get(title, (NOTHING,) * len(PAPER_MODELS)))
         for title, shares in mean_accuracies(outcomes).items()
     ]
-    together = format_table(("top-1, %", make_plan.model, *PAPER_MODELS), summary)
+    together = format_table(("top-1, %", plan.model, *PAPER_MODELS), summary)
     sources = {name: f"{task.origin}, {task.url}, in TensorFlow Datasets {task.tfds}" for name, task in TASKS.items()}
     return [*tasks, "", *together, "", *list_remarks(outcomes, places.sets, sources)]
 
 
-def _write(make_plan: SuitePlan, outcomes: dict[str, TransferResult], places: SuiteData) -> None:
+def _write(plan: SuitePlan, outcomes: dict[str, TransferResult], places: SuiteData) -> None:
     found: dict[str, Any] = {
         "suite": "vtab",
-        "model": make_plan.model,
+        "model": plan.model,
         "papers_protocol": not any(outcome.deviations for outcome in outcomes.values()),
         "tasks": {name: {"group": TASKS[name].group, **outcome.as_json()} for name, outcome in outcomes.items()},
         "means": {title: sum(shares) / len(shares) for title, shares in mean_accuracies(outcomes).items()},
         "missing": {name: task.url for name, task in TASKS.items() if name not in places.sets},
         "paper": dict(zip(PAPER_MODELS, TABLE_2[TITLE], strict=True)),
     }
-    write_results(make_plan.folder, f"VTAB: {make_plan.model}", format_results(make_plan, outcomes, places), found)
+    write_results(plan.folder, f"VTAB: {plan.model}", format_results(plan, outcomes, places), found)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.config import show_size
-from vitrail.data.open import open_data, list_splits
+from vitrail.data.open import list_splits, open_data
 from vitrail.data.sources.source import Source, Subset, compute_fingerprint
 from vitrail.errors import ConfigError, DataError, WeightsError, did_you_mean
 from vitrail.evaluation.features import Features, extract_features
@@ -34,7 +34,7 @@ from vitrail.training.config import RunConfig
 from vitrail.training.resolve import resolve
 from vitrail.weights.load import load
 from vitrail.weights.save import save
-from vitrail.workflows.finetune import look_at
+from vitrail.workflows.finetune import summarise_data
 
 ALLOWED = ("folder", "run.folder", "image_size", "model.image_size")
 """What can be given: nothing is trained, so nothing else of a training run means anything."""
@@ -54,7 +54,7 @@ FEW = 1000
 """Images below which starting processes to read them takes longer than reading."""
 
 
-def quick(
+def fit_linear_head(
     data: str,
     model: str,
     overrides: Sequence[str] = (),
@@ -63,10 +63,10 @@ def quick(
 ) -> Iterator[str]:
     """Lines to print, as they come. The model goes to runs/quick-DATA-from-MODEL/model."""
     require_one_process("--quick")
-    config = settings(data, model, overrides)
+    config = resolve_options(data, model, overrides)
     folder = config.run.folder
     check_folder(folder)
-    look = look_at(data)
+    look = summarise_data(data)
     network: ImageModel = load(model, image_size=config.model.image_size, dtype=torch.float32)
     splits = list_splits(data)
     source = open_data(data, "train") if splits else open_data(data)
@@ -85,10 +85,10 @@ def quick(
     suspected: list[Suspect] = []
     if bool((torch.bincount(train.labels) > 1).any()):
         judged = cross_validate(train.values, train.labels, look.classes)
-        strength, suspected = judged.strength, suspects(judged, train.labels, look.classes)
+        strength, suspected = judged.strength, find_suspects(judged, train.labels, look.classes)
         right = judged.guesses[judged.known] == train.labels[judged.known]
         accuracy = float(right.double().mean())
-        yield f"accuracy on images that it was fitted without: {told_accuracy(right)}"
+        yield f"accuracy on images that it was fitted without: {format_accuracy(right)}"
     else:
         yield "every class has one image: how good it is cannot be told"
     linear = fit_probe(train.values, train.labels, look.classes, strength)
@@ -97,11 +97,11 @@ def quick(
             yield scored(part, open_data(data, part), source, network, linear, options, progress)
         except DataError as error:
             yield f"{part} is not scored: {error}"
-    put_head(network, linear, source.classes)
+    set_head(network, linear, source.classes)
     check_head(network, linear, train, source, options)
-    keep(network, folder, train, source, options, model)
+    save_and_verify(network, folder, train, source, options, model)
     write_suspects(folder / MISLABELLED, suspected, source, train)
-    yield from told_suspects(suspected, source, train, folder / MISLABELLED, accuracy)
+    yield from describe_suspects(suspected, source, train, folder / MISLABELLED, accuracy)
     yield f"model: {folder / MODEL}"
     yield (
         f'next: in Python, model = vitrail.load("{folder}"); or train all of it, which takes longer and may be better: '
@@ -109,7 +109,7 @@ def quick(
     )
 
 
-def settings(data: str, model: str, overrides: Sequence[str]) -> RunConfig:
+def resolve_options(data: str, model: str, overrides: Sequence[str]) -> RunConfig:
     """The folder and the image size, in the words of a training run."""
     for override in overrides:
         key = override.partition("=")[0].strip()
@@ -138,11 +138,11 @@ def check_classes(data: str, source: Source, train: Features) -> None:
     counts = torch.bincount(train.labels, minlength=source.num_classes)
     if int(counts.min()) == 0:
         missing = int(counts.argmin())
-        called = repr(source.classes[missing]) if source.classes else f"class {missing}"
-        raise DataError(f"{data} has no image of {called} that can be read: `vitrail data check` tells what is wrong")
+        name_class = repr(source.classes[missing]) if source.classes else f"class {missing}"
+        raise DataError(f"{data} has no image of {name_class} that can be read: `vitrail data check` tells what is wrong")
 
 
-def told_accuracy(right: Tensor) -> str:
+def format_accuracy(right: Tensor) -> str:
     """Of (N,) hits, with what it could be by chance."""
     hits, count = int(right.sum()), len(right)
     low, high = wilson_interval(hits, count)
@@ -156,7 +156,7 @@ def scored(
     if other.classes != source.classes or other.num_classes > source.num_classes:
         return f"{part}: not scored, for its classes are not those of train; `vitrail data check` tells how they differ"
     features = extract_features(network, other, options, progress=progress)
-    return f"{part} accuracy: {told_accuracy(linear.predicted(features.values) == features.labels)}"
+    return f"{part} accuracy: {format_accuracy(linear.predict(features.values) == features.labels)}"
 
 
 class Suspect(NamedTuple):
@@ -170,16 +170,16 @@ class Suspect(NamedTuple):
     """Of that class."""
 
 
-def suspects(judged: OutOfFoldPredictions, labels: Tensor, num_classes: int) -> list[Suspect]:
+def find_suspects(judged: OutOfFoldPredictions, labels: Tensor, num_classes: int) -> list[Suspect]:
     """Images that look like another class than their label says, the surest first.
 
     As in confident learning (arXiv 1911.00068): a class's threshold is the mean probability that its own images have of
     it. An image is suspected whose own class falls below its threshold while another is most probable and reaches its.
     So a class that is hard to tell is not suspected as a whole.
     """
-    sums = judged.given.new_zeros(num_classes).scatter_add_(0, labels[judged.known], judged.given[judged.known])
+    sums = judged.label_probability.new_zeros(num_classes).scatter_add_(0, labels[judged.known], judged.label_probability[judged.known])
     threshold = sums / torch.bincount(labels[judged.known], minlength=num_classes).clamp(min=1)
-    unlike = judged.known & (judged.guesses != labels) & (judged.given < threshold[labels])
+    unlike = judged.known & (judged.guesses != labels) & (judged.label_probability < threshold[labels])
     sure = unlike & (judged.confidence >= threshold[judged.guesses])
     found = [
         Suspect(row, int(judged.guesses[row]), float(judged.confidence[row]))
@@ -188,7 +188,7 @@ def suspects(judged: OutOfFoldPredictions, labels: Tensor, num_classes: int) -> 
     return sorted(found, key=lambda suspect: -suspect.probability)
 
 
-def put_head(network: ImageModel, linear: LinearClassifier, classes: Sequence[str]) -> None:
+def set_head(network: ImageModel, linear: LinearClassifier, classes: Sequence[str]) -> None:
     """What was fitted becomes the model's head."""
     network.replace_head(len(linear.bias), classes or None)
     head = network.head
@@ -208,30 +208,30 @@ def put_head(network: ImageModel, linear: LinearClassifier, classes: Sequence[st
 
 def check_head(network: ImageModel, linear: LinearClassifier, train: Features, source: Source, options: InferenceOptions) -> None:
     """The model must say what was fitted: a head of another library may do more than it seems to."""
-    found = logits(network, train, source, options)
+    found = compute_logits(network, train, source, options)
     fitted = linear.scores(train.values[: len(found)]).to(found)
-    if not _near(found, fitted, FITTED):
+    if not _is_near(found, fitted, FITTED):
         raise ConfigError("this model's head does not take its representation as it is: leave --quick out")
 
 
-def keep(network: ImageModel, folder: Path, train: Features, source: Source, options: InferenceOptions, model: str) -> None:
+def save_and_verify(network: ImageModel, folder: Path, train: Features, source: Source, options: InferenceOptions, model: str) -> None:
     """Save the model, load it again, and see that it says the same."""
     notes = f"A head fitted by logistic regression to {len(train):,} images; the rest is as it was in {model}."
     network.learned_from = compute_fingerprint(source)
-    before = logits(network, train, source, options)
+    before = compute_logits(network, train, source, options)
     saved = save(network, folder / MODEL, notes=notes)
-    if not _near(logits(load(saved), train, source, options), before, SAME):
+    if not _is_near(compute_logits(load(saved), train, source, options), before, SAME):
         raise WeightsError(f"{saved} was saved, and when loaded again says something else: please report this")
 
 
-def logits(network: ImageModel, train: Features, source: Source, options: InferenceOptions) -> Tensor:
+def compute_logits(network: ImageModel, train: Features, source: Source, options: InferenceOptions) -> Tensor:
     """What a model says about the first of the images that can be read."""
     some = Subset(source, train.indices[:CHECKED].numpy())
     options = InferenceOptions(len(some), 0, options.device, "fp32")
     return torch.cat([computed.cpu() for _, computed in run_batches(network, some, network, options)])
 
 
-def _near(one: Tensor, other: Tensor, share: float) -> bool:
+def _is_near(one: Tensor, other: Tensor, share: float) -> bool:
     return one.shape == other.shape and bool((one - other).abs().max() <= share * (1 + other.abs().max()))
 
 
@@ -241,18 +241,18 @@ def write_suspects(path: Path, found: Sequence[Suspect], source: Source, train: 
     table = csv.writer(text, lineterminator="\n")
     table.writerow(("name", "label", "thinks", "probability"))
     for suspect in found:
-        name, label = named(suspect, source, train)
-        table.writerow((name, label, called(source, suspect.thinks), f"{suspect.probability:.4f}"))
+        name, label = name_image_and_label(suspect, source, train)
+        table.writerow((name, label, name_class(source, suspect.thinks), f"{suspect.probability:.4f}"))
     write_whole(path, text.getvalue().encode("utf-8"))
 
 
-def told_suspects(
+def describe_suspects(
     found: Sequence[Suspect], source: Source, train: Features, path: Path, accuracy: float
 ) -> Iterator[str]:
     """The surest of them, a line each."""
     for suspect in found[:SHOWN]:
-        name, label = named(suspect, source, train)
-        likeness = f"looks like {called(source, suspect.thinks)} ({suspect.probability:.0%})"
+        name, label = name_image_and_label(suspect, source, train)
+        likeness = f"looks like {name_class(source, suspect.thinks)} ({suspect.probability:.0%})"
         yield f"perhaps mislabelled: {name} is labelled {label}, {likeness}"
     if found:
         yield f"perhaps mislabelled, in all: {len(found):,} of {len(train):,} images, see {path}"
@@ -262,11 +262,11 @@ def told_suspects(
         yield "no image seems to be mislabelled"
 
 
-def named(suspect: Suspect, source: Source, train: Features) -> tuple[str, str]:
+def name_image_and_label(suspect: Suspect, source: Source, train: Features) -> tuple[str, str]:
     """An image's name and the name of its label."""
-    return source.display_name(int(train.indices[suspect.row])), called(source, int(train.labels[suspect.row]))
+    return source.display_name(int(train.indices[suspect.row])), name_class(source, int(train.labels[suspect.row]))
 
 
-def called(source: Source, label: int) -> str:
+def name_class(source: Source, label: int) -> str:
     """A class's name, or its number."""
     return source.classes[label] if source.classes else str(label)

@@ -28,7 +28,7 @@ GROUPS = ("natural", "specialised", "structured")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class VtabTask:
     """One of the 19."""
 
     name: str
@@ -64,7 +64,7 @@ OFFICIAL = "the original's own"
 SIXTY = "60%, 20% and 20% of all"
 
 _TASKS = (
-    Task(
+    VtabTask(
         name="caltech101",
         title="Caltech101",
         group="natural",
@@ -76,7 +76,7 @@ _TASKS = (
         parts="90% and 10% of 30 images of each class; all others are test",
         annotation="the class, the background being one",
     ),
-    Task(
+    VtabTask(
         name="cifar100",
         title="CIFAR-100",
         group="natural",
@@ -88,7 +88,7 @@ _TASKS = (
         parts=NINETY,
         annotation="the fine class",
     ),
-    Task(
+    VtabTask(
         name="dtd",
         title="DTD",
         group="natural",
@@ -99,7 +99,7 @@ _TASKS = (
         images=(1_880, 1_880, 1_880),
         parts=f"{OFFICIAL}, the first of its ten",
     ),
-    Task(
+    VtabTask(
         name="flowers102",
         title="Flowers-102",
         group="natural",
@@ -112,7 +112,7 @@ _TASKS = (
         annotation="the class, from 1 on: less 1",
         label=flowers_class,
     ),
-    Task(
+    VtabTask(
         name="pets",
         title="Oxford-IIIT Pets",
         group="natural",
@@ -125,7 +125,7 @@ _TASKS = (
         annotation="the breed, from 1 on: less 1",
         label=pets_class,
     ),
-    Task(
+    VtabTask(
         name="sun397",
         title="SUN397",
         group="natural",
@@ -136,7 +136,7 @@ _TASKS = (
         images=(76_128, 10_875, 21_750),
         parts="those of TFDS, drawn from all images",
     ),
-    Task(
+    VtabTask(
         name="svhn",
         title="SVHN",
         group="natural",
@@ -150,7 +150,7 @@ _TASKS = (
         label=svhn_digit,
         mirror=False,
     ),
-    Task(
+    VtabTask(
         name="patch_camelyon",
         title="Patch Camelyon",
         group="specialised",
@@ -162,7 +162,7 @@ _TASKS = (
         parts=OFFICIAL,
         annotation="whether there is tumour",
     ),
-    Task(
+    VtabTask(
         name="eurosat",
         title="EuroSAT",
         group="specialised",
@@ -173,7 +173,7 @@ _TASKS = (
         images=(16_200, 5_400, 5_400),
         parts=SIXTY,
     ),
-    Task(
+    VtabTask(
         name="resisc45",
         title="Resisc45",
         group="specialised",
@@ -184,7 +184,7 @@ _TASKS = (
         images=(18_900, 6_300, 6_300),
         parts=SIXTY,
     ),
-    Task(
+    VtabTask(
         name="diabetic_retinopathy",
         title="Diabetic Retinopathy",
         group="specialised",
@@ -197,7 +197,7 @@ _TASKS = (
         annotation="the grade, 0 to 4",
         label=retinopathy_grade,
     ),
-    Task(
+    VtabTask(
         name="clevr_count",
         title="CLEVR count",
         group="structured",
@@ -211,7 +211,7 @@ _TASKS = (
         label=clevr_count,
         crop=False,
     ),
-    Task(
+    VtabTask(
         name="clevr_distance",
         title="CLEVR distance",
         group="structured",
@@ -226,7 +226,7 @@ _TASKS = (
         whole=False,
         crop=False,
     ),
-    Task(
+    VtabTask(
         name="dmlab",
         title="DMLab",
         group="structured",
@@ -239,7 +239,7 @@ _TASKS = (
         annotation="near, far or very far × positive or negative reward",
         crop=False,
     ),
-    Task(
+    VtabTask(
         name="kitti_distance",
         title="KITTI distance",
         group="structured",
@@ -254,7 +254,7 @@ _TASKS = (
         whole=False,
         crop=False,
     ),
-    Task(
+    VtabTask(
         name="dsprites_location",
         title="dSprites location",
         group="structured",
@@ -269,7 +269,7 @@ _TASKS = (
         crop=False,
         mirror=False,
     ),
-    Task(
+    VtabTask(
         name="dsprites_orientation",
         title="dSprites orientation",
         group="structured",
@@ -284,7 +284,7 @@ _TASKS = (
         crop=False,
         mirror=False,
     ),
-    Task(
+    VtabTask(
         name="smallnorb_azimuth",
         title="smallNORB azimuth",
         group="structured",
@@ -299,7 +299,7 @@ _TASKS = (
         crop=False,
         mirror=False,
     ),
-    Task(
+    VtabTask(
         name="smallnorb_elevation",
         title="smallNORB elevation",
         group="structured",
@@ -315,11 +315,11 @@ _TASKS = (
     ),
 )
 
-TASKS: dict[str, Task] = {task.name: task for task in _TASKS}
+TASKS: dict[str, VtabTask] = {task.name: task for task in _TASKS}
 """By name, in the order of the groups."""
 
 
-def page() -> str:
+def format_registry() -> str:
     """The registry as tables in Markdown, one for each group: docs/transfer.md ends with it."""
     return "\n".join(f"### {group.capitalize()}\n\n{_table(group)}" for group in GROUPS)
 
@@ -332,7 +332,7 @@ def _table(group: str) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def _row(task: Task) -> tuple[str, ...]:
+def _row(task: VtabTask) -> tuple[str, ...]:
     changes = [name for name, allowed in (("crops", task.crop), ("mirror images", task.mirror)) if allowed]
     return (
         f"`{task.name}`",
