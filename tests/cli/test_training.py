@@ -53,7 +53,7 @@ def here(tmp_path, monkeypatch):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_wrong_configuration_is_one_sentence_and_exit_code_2(here, run, monkeypatch, arguments, sentence):
-    monkeypatch.setattr(starting, "train", lambda run: pytest.fail("training started"))
+    monkeypatch.setattr(starting, "train", lambda *_: pytest.fail("training started"))
     code, out, err = run("train", *arguments)
     assert (code, out) == (2, "")
     assert sentence in err

@@ -22,7 +22,7 @@ from vitrail.data.open import open_data
 from vitrail.errors import Stopped, VitrailError
 from vitrail.training import loop
 from vitrail.training.resolve import resolve
-from vitrail.training.run import Run
+from vitrail.training.run import Run, RunState
 from vitrail.training.run_training import run_training
 
 
@@ -69,16 +69,16 @@ def forked(job: dict, rank: int, port: int) -> int:
 
 def interrupt(job: dict) -> None:
     """Signals to ourselves, after a step."""
-    whole_step = loop.step
+    whole_step = loop.train_step
 
-    def step(run: Run) -> None:
-        if run.progress.step + 1 == job.get("stop_at"):
+    def step(run: Run, state: RunState) -> None:
+        if state.progress.step + 1 == job.get("stop_at"):
             signal.raise_signal(signal.SIGTERM)  # in the middle of it
-        whole_step(run)
-        if run.progress.step == job.get("kill_at"):
+        whole_step(run, state)
+        if state.progress.step == job.get("kill_at"):
             signal.raise_signal(signal.SIGKILL)
 
-    loop.step = step
+    loop.train_step = step
 
 
 main()

@@ -94,7 +94,7 @@ def test_in_place_swaps_and_swaps_back_bit_for_bit():
     module, average = moved()
     own, averaged = bits(module), {name: tensor.numpy().tobytes() for name, tensor in average.tensors.items()}
     place, parameter = module.weight.data_ptr(), module.weight
-    with average.in_place():
+    with average.use_in_module():
         assert bits(module) == averaged
         assert module.count == 9
         assert average.tensors["weight"].numpy().tobytes() == own["weight"]
@@ -108,7 +108,7 @@ def test_in_place_swaps_and_swaps_back_bit_for_bit():
 def test_an_exception_swaps_back_too():
     module, average = moved()
     own, averaged = bits(module), average.tensors["weight"].clone()
-    with pytest.raises(KeyboardInterrupt), average.in_place():
+    with pytest.raises(KeyboardInterrupt), average.use_in_module():
         raise KeyboardInterrupt
     assert bits(module) == own
     assert torch.equal(average.tensors["weight"], averaged)
@@ -143,7 +143,7 @@ def test_a_convolutional_stem_with_batch_norm():
     other = create_model("Ti/4", seed=1, conv_stem=STEM, **options)
     other.load_state_dict(average.tensors)
     model.eval()
-    with average.in_place():
+    with average.use_in_module():
         inside = model(images)
     assert torch.equal(inside, other.eval()(images))
     assert not torch.equal(inside, model(images))

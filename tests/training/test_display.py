@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from vitrail.training.display import Display, duration, human, in_words
+from vitrail.training.display import Display, describe_values, format_duration, format_flops
 
 VALUES = {"loss": 1.23456, "accuracy": 0.561, "images_per_second": 1234.4, "flops_per_second": 1.2e11, "epoch": 3.0}
 
@@ -52,7 +52,7 @@ def clock():
     ],
 )
 def test_durations(seconds, text):
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -73,14 +73,14 @@ def test_durations(seconds, text):
     ],
 )
 def test_operations(flops, text):
-    assert human(flops) == text
+    assert format_flops(flops) == text
 
 
 def test_values_in_words():
-    assert in_words(VALUES) == ["loss 1.2346", "accuracy 56.1%", "1,234 images/s", "120 GFLOP/s"]
-    assert in_words({"accuracy": None, "loss": 2.0}) == ["loss 2.0000"]
+    assert describe_values(VALUES) == ["loss 1.2346", "accuracy 56.1%", "1,234 images/s", "120 GFLOP/s"]
+    assert describe_values({"accuracy": None, "loss": 2.0}) == ["loss 2.0000"]
     losses = [float("nan"), float("inf"), 0.0, 0.00012, 15141.25, 1e9]
-    assert [in_words({"loss": loss})[0].split()[1] for loss in losses] == [
+    assert [describe_values({"loss": loss})[0].split()[1] for loss in losses] == [
         "nan",
         "inf",
         "0.0000",
@@ -88,7 +88,7 @@ def test_values_in_words():
         "15141.2500",
         "1.000e+09",
     ]
-    assert in_words({"images_per_second": 1.26}) == ["1.3 images/s"]
+    assert describe_values({"images_per_second": 1.26}) == ["1.3 images/s"]
 
 
 # Plain lines.
@@ -130,7 +130,7 @@ def test_many_records_do_not_flood_a_log(capsys, clock):
             clock.now += 0.01
             display.update(step, {"loss": 1.0})
             if step == 5055:
-                display.show({"kind": "evaluation", "step": step, "part": "val", "loss": 2.0})
+                display.show_record({"kind": "evaluation", "step": step, "part": "val", "loss": 2.0})
     lines = capsys.readouterr().err.splitlines()
     steps = [int(line.split("/")[0].removeprefix("step ")) for line in lines[1:] if "val" not in line]
     assert (steps[0], steps[-1]) == (1, 10_000)
@@ -158,16 +158,20 @@ def test_what_a_stopped_run_reached_is_shown(capsys, clock):
 def test_long_lines_are_never_wrapped(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
     with Display(10, 0, "x") as display:
-        display.line("checkpoint [saved] " + "y" * 500)
+        display.print_line("checkpoint [saved] " + "y" * 500)
         display.update(10, VALUES)
     assert [len(line) > 50 for line in capsys.readouterr().err.splitlines()] == [False, True, True]
 
 
 def test_records_are_shown(capsys, clock):
     with Display(10, 0, "x", clock=clock) as display:
-        display.show({"kind": "train", "step": 5, "loss": 1.0, "clock": {"seconds": 3.0, "images_per_second": 20.0}})
+        display.show_record(
+            {"kind": "train", "step": 5, "loss": 1.0, "clock": {"seconds": 3.0, "images_per_second": 20.0}}
+        )
         clock_of = {"seconds": 63.2, "images_per_second": 500.0}
-        display.show({"kind": "evaluation", "step": 5, "part": "test", "loss": 1.5, "accuracy": 0.9, "clock": clock_of})
+        display.show_record(
+            {"kind": "evaluation", "step": 5, "part": "test", "loss": 1.5, "accuracy": 0.9, "clock": clock_of}
+        )
     assert capsys.readouterr().err.splitlines()[1:] == [
         "step 5/10  loss 1.0000  20 images/s",
         "step 5/10  test  loss 1.5000  accuracy 90.0%  in 1m03s",
@@ -178,8 +182,8 @@ def test_records_are_shown(capsys, clock):
 def test_quiet_is_quiet(capsys, terminal):
     with Display(10, 0, "x", terminal, quiet=True) as display:
         display.update(1, VALUES)
-        display.line("y")
-        display.show({"kind": "evaluation", "step": 5, "part": "test", "loss": 1.5})
+        display.print_line("y")
+        display.show_record({"kind": "evaluation", "step": 5, "part": "test", "loss": 1.5})
     assert capsys.readouterr() == ("", "")
 
 
@@ -238,7 +242,7 @@ def test_the_bar(terminal, clock):
             clock.now += 1
             display.update(step)
         display.update(2501, VALUES)
-        display.line("a [bold]message[/bold] :smile:")
+        display.print_line("a [bold]message[/bold] :smile:")
         display._face._live.refresh()
         message, first, second, *_ = screen(stderr.getvalue())
         assert message == "a [bold]message[/bold] :smile:"
@@ -373,10 +377,10 @@ def test_a_stream_that_is_gone_does_not_end_the_run(monkeypatch, terminal, error
     with Display(10, 0, "x", terminal) as display:
         display.update(1, {"loss": 1.0})
         stream.gone = True
-        display.line("lost")
+        display.print_line("lost")
         assert sys.stderr is stream
         stream.gone = False
-        display.line("too late")
+        display.print_line("too late")
         display.update(10, {"loss": 1.0})
     assert "lost" not in stream.getvalue()
     assert "too late" not in stream.getvalue()
@@ -390,5 +394,5 @@ def test_a_stream_that_was_never_there(monkeypatch, terminal):
         monkeypatch.setattr(sys, "stderr", stream)
         with Display(10, 0, "x", terminal) as display:
             display.update(1, {"loss": 1.0})
-            display.line("y")
+            display.print_line("y")
         assert sys.stderr is stream

@@ -17,12 +17,12 @@ from vitrail.objectives.classification import Classification
 from vitrail.objectives.metrics import Sums
 from vitrail.training import graph_step
 from vitrail.training.averaging import Average
+from vitrail.training.checkpoint import name_tensors
 from vitrail.training.clipping import clip_gradients
 from vitrail.training.config import OptimizerConfig
-from vitrail.training.optim import build_optimizer, set_learning_rate
 from vitrail.training.graph_step import GraphStep, check_graphs
+from vitrail.training.optim import build_optimizer, initialise_state, set_learning_rate
 from vitrail.training.resolve import resolve
-from vitrail.training.state import initialise_state, name_tensors
 
 TREE = {"model": {"name": "Ti/4"}, "data": {"source": "digits"}, "schedule": {"steps": 10}}
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")

@@ -20,7 +20,7 @@ from vitrail.data.open import open_data
 from vitrail.errors import ConfigError, DataError, Stopped, TrainingError
 from vitrail.objectives.base import Outcome
 from vitrail.objectives.classification import Classification
-from vitrail.objectives.masked_patches import mean_colour
+from vitrail.objectives.masked_patches import compute_mean_colour
 from vitrail.system.ranks import Ranks
 from vitrail.training import loop
 from vitrail.training.build import can_skip_on_device
@@ -38,7 +38,7 @@ GOLDEN = {
     "sgd": {"optimizer": {"kind": "sgd", "learning_rate": 0.1}},
     "muon": {"optimizer": {"kind": "muon", "momentum": 0.95, "weight_decay": 0.05}},
 }
-"""Twenty steps of each, whose losses are in golden_losses.json. `python tests/training/test_loop.py` writes them anew."""
+"""Their losses over twenty steps are in golden_losses.json; `python tests/training/test_loop.py` writes it anew."""
 GOLDEN_FILE = runs.HERE / "golden_losses.json"
 
 
@@ -78,7 +78,7 @@ def test_masked_patches_learn_more_than_the_histogram_of_colours(tmp_path):
     )
     source = open_data("digits", "val")
     images = torch.stack([source.read(index).content for index in range(len(source))])
-    counts = np.bincount(mean_colour(images, 2).flatten().numpy())
+    counts = np.bincount(compute_mean_colour(images, 2).flatten().numpy())
     shares = counts[counts > 0] / counts.sum()
     entropy = -(shares * np.log(shares)).sum()
     (evaluation,) = [entry for entry in runs.records(tmp_path) if entry["kind"] == "evaluation" and entry["step"] == 60]
@@ -196,19 +196,19 @@ def test_steps_that_are_recorded_make_the_same_run(tmp_path, monkeypatch, optimi
     fuse_optimizers(monkeypatch)
     monkeypatch.setattr("vitrail.training.build.check_graphs", lambda *_: None)
     monkeypatch.setattr("vitrail.training.graph_step.CudaGraph", lambda function, kept: function)
-    run, ordinary = {"log_every": 3, "checkpoint_every": 7, "evaluate_every": 9}, loop.step
+    run, ordinary = {"log_every": 3, "checkpoint_every": 7, "evaluate_every": 9}, loop.train_step
 
-    def stops_once(run):
-        if run.progress.step == 10 and not run.progress.skipped_in_a_row:
-            monkeypatch.setattr(loop, "step", ordinary)
+    def stops_once(run, state):
+        if state.progress.step == 10 and not state.progress.skipped_in_a_row:
+            monkeypatch.setattr(loop, "train_step", ordinary)
             signal.raise_signal(signal.SIGTERM)
-        ordinary(run)
+        ordinary(run, state)
 
     for name, graphs in (("plain", False), ("recorded", True), ("stopped", True)):
         broken(monkeypatch, broken_at)
         given = runs.config(tmp_path / name, optimizer=optimizer, run={**run, "graphs": graphs})
         if name == "stopped":
-            monkeypatch.setattr(loop, "step", stops_once)
+            monkeypatch.setattr(loop, "train_step", stops_once)
             with pytest.raises(Stopped, match="after step 11 of 20"):
                 run_training(given)
         run_training(given)
@@ -237,14 +237,14 @@ def test_too_many_in_a_row_end_the_run_and_the_last_good_checkpoint_stays(tmp_pa
 def test_signals_save_and_stop(tmp_path, monkeypatch):
     whole = tmp_path / "whole"
     run_training(runs.config(whole))
-    ordinary = loop.step
+    ordinary = loop.train_step
 
-    def step(run):
-        if run.progress.step in (6, 12):
-            signal.raise_signal(signal.SIGTERM if run.progress.step == 6 else signal.SIGINT)
-        ordinary(run)
+    def step(run, state):
+        if state.progress.step in (6, 12):
+            signal.raise_signal(signal.SIGTERM if state.progress.step == 6 else signal.SIGINT)
+        ordinary(run, state)
 
-    monkeypatch.setattr(loop, "step", step)
+    monkeypatch.setattr(loop, "train_step", step)
     stopped = tmp_path / "stopped"
     before = signal.getsignal(signal.SIGINT)
     for at in (7, 13):
@@ -314,11 +314,11 @@ def test_an_evaluation_that_a_signal_interrupts_is_made_up_for(tmp_path, monkeyp
     run_training(runs.config(whole))
     ordinary, calls = loop.measure, []
 
-    def measure(run, loader):
-        calls.append(run.progress.step)
+    def measure(run, state, loader):
+        calls.append(state.progress.step)
         if len(calls) == 2:  # while it measures after step 16
             signal.raise_signal(signal.SIGTERM)
-        return ordinary(run, loader)
+        return ordinary(run, state, loader)
 
     monkeypatch.setattr(loop, "measure", measure)
     stopped = tmp_path / "stopped"
@@ -326,7 +326,7 @@ def test_an_evaluation_that_a_signal_interrupts_is_made_up_for(tmp_path, monkeyp
         run_training(runs.config(stopped))
     assert [entry["step"] for entry in runs.records(stopped) if entry["kind"] == "evaluation"] == [8]
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "step", lambda run: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(loop, "train_step", lambda run, state: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             run_training(runs.config(stopped))  # it is made up for, and the process dies before it is in a checkpoint
     assert [entry["step"] for entry in runs.records(stopped) if entry["kind"] == "evaluation"] == [8, 16]
@@ -338,14 +338,14 @@ def test_a_record_may_begin_before_a_stop_and_end_after_it(tmp_path, monkeypatch
     """What is summed since the last record is a part of a checkpoint."""
     run = {"log_every": 5, "checkpoint_every": 100}
     run_training(runs.config(tmp_path / "whole", run=run))
-    ordinary = loop.step
+    ordinary = loop.train_step
 
-    def step(run):
-        if run.progress.step in (6, 12):
+    def step(run, state):
+        if state.progress.step in (6, 12):
             signal.raise_signal(signal.SIGTERM)
-        ordinary(run)
+        ordinary(run, state)
 
-    monkeypatch.setattr(loop, "step", step)
+    monkeypatch.setattr(loop, "train_step", step)
     for _ in range(2):
         with pytest.raises(Stopped):
             run_training(runs.config(tmp_path / "stopped", run=run))
@@ -362,14 +362,14 @@ def test_the_scale_of_fp16_is_a_part_of_a_checkpoint(tmp_path, monkeypatch):
     scale = runs.state(runs.checkpoints(tmp_path / "whole")[-1])["scaler"]
     assert scale["scale"] >= 1
     assert runs.losses(tmp_path / "whole") == pytest.approx(json.loads(GOLDEN_FILE.read_text())["softmax"], abs=0.06)
-    ordinary = loop.step
+    ordinary = loop.train_step
 
-    def step(run):
-        if run.progress.step == 6:
+    def step(run, state):
+        if state.progress.step == 6:
             signal.raise_signal(signal.SIGTERM)
-        ordinary(run)
+        ordinary(run, state)
 
-    monkeypatch.setattr(loop, "step", step)
+    monkeypatch.setattr(loop, "train_step", step)
     with pytest.raises(Stopped):
         run_training(runs.config(tmp_path / "stopped"))
     run_training(runs.config(tmp_path / "stopped"))
@@ -435,9 +435,9 @@ def test_ways_to_compute_change_little(tmp_path, run):
 def test_an_evaluation_that_is_no_number_is_never_the_best(tmp_path, monkeypatch):
     ordinary = loop.measure
 
-    def measure(run, loader):
-        found = ordinary(run, loader)
-        return {**found, "accuracy": math.nan} if run.progress.step == 8 else found
+    def measure(run, state, loader):
+        found = ordinary(run, state, loader)
+        return {**found, "accuracy": math.nan} if state.progress.step == 8 else found
 
     monkeypatch.setattr(loop, "measure", measure)
     run_training(runs.config(tmp_path))
@@ -448,10 +448,13 @@ def test_an_evaluation_that_is_no_number_is_never_the_best(tmp_path, monkeypatch
 def test_attention_by_cudnn_is_left_where_it_is_not_sound(tmp_path, monkeypatch, size, allowed):
     """64 tokens without a class token; 16."""
     found = []
-    ordinary = loop.step
-    monkeypatch.setattr(
-        loop, "step", lambda run: (found.append(torch.backends.cuda.cudnn_sdp_enabled()), ordinary(run))
-    )
+    ordinary = loop.train_step
+
+    def step(run, state):
+        found.append(torch.backends.cuda.cudnn_sdp_enabled())
+        ordinary(run, state)
+
+    monkeypatch.setattr(loop, "train_step", step)
     before = torch.backends.cuda.cudnn_sdp_enabled()
     run_training(
         runs.config(

@@ -11,9 +11,8 @@ from vitrail.errors import ConfigError
 from vitrail.model.create import create_model
 from vitrail.objectives.classification import Classification
 from vitrail.training.config import OptimizerConfig
-from vitrail.training.muon import orthogonal
-from vitrail.training.optim import build_optimizer, find_encoder_matrices, set_learning_rate
-from vitrail.training.state import initialise_state
+from vitrail.training.muon import orthogonalise
+from vitrail.training.optim import build_optimizer, find_encoder_matrices, initialise_state, set_learning_rate
 
 CPU = torch.device("cpu")
 SMALL = {"image_size": 32, "width": 32, "depth": 2, "num_heads": 2, "mlp_dim": 48, "num_classes": 5}
@@ -94,7 +93,7 @@ def test_what_is_orthogonal_keeps_its_directions():
         torch.linalg.qr(torch.randn(4, n, 20, generator=generator, dtype=torch.float64))[0] for n in (20, 50)
     )
     values = torch.logspace(0, -2, 20, dtype=torch.float64)
-    found = left.mT @ orthogonal(left * values @ right.mT) @ right
+    found = left.mT @ orthogonalise(left * values @ right.mT) @ right
     sizes = found.diagonal(dim1=1, dim2=2)
     assert (found - torch.diag_embed(sizes)).abs().max() < 1e-12
     assert 0.6 < sizes.min() < sizes.max() < 1.25

@@ -13,9 +13,15 @@ from vitrail.model.create import create_model
 from vitrail.objectives.classification import Classification
 from vitrail.objectives.masked_patches import MaskedPatches
 from vitrail.training.config import OptimizerConfig
-from vitrail.training.optim import build_optimizer, find_kernels, find_layers, group_parameters, set_learning_rate
+from vitrail.training.optim import (
+    build_optimizer,
+    find_kernels,
+    find_layers,
+    group_parameters,
+    initialise_state,
+    set_learning_rate,
+)
 from vitrail.training.schedule import learning_rate
-from vitrail.training.state import initialise_state
 
 CPU = torch.device("cpu")
 SMALL = {"image_size": 32, "width": 32, "depth": 3, "num_heads": 2, "mlp_dim": 48, "num_classes": 5}

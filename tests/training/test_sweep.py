@@ -15,14 +15,14 @@ from vitrail.training import loop
 from vitrail.training.build import open_training_data
 from vitrail.training.config import DataConfig
 from vitrail.training.resolve import build_config, read_toml, to_toml
-from vitrail.training.run_training import TrainingResult
-from vitrail.training.sweep import Trial, choose_best, change_config, run_trials
+from vitrail.training.result import TrainingResult
+from vitrail.training.sweep import Trial, change_config, choose_best, run_trials
 
 
 @pytest.fixture(autouse=True)
 def quick(tmp_path, monkeypatch):
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("vitrail.training.run_training.draw_curves", lambda *_: None)
+    monkeypatch.setattr("vitrail.training.result.draw_curves", lambda *_: None)
 
 
 def short(folder: Path, **sections):
@@ -38,7 +38,7 @@ def test_each_rate_has_a_run_of_its_own(tmp_path, monkeypatch):
         assert f"learning_rate = {trial.rate}" in (trial.folder / "config.toml").read_text()
         last = runs.records(trial.folder)[-1]
         assert (last["kind"], last["accuracy"], last["loss"]) == ("evaluation", trial.accuracy, trial.loss)
-    monkeypatch.setattr(loop, "step", lambda run: pytest.fail("finished runs are not trained again"))
+    monkeypatch.setattr(loop, "train_step", lambda run, state: pytest.fail("finished runs are not trained again"))
     assert list(run_trials(config, [0.001, 0.03])) == tried
 
 

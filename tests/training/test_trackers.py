@@ -18,7 +18,14 @@ from tensorboardX.record_writer import RecordWriter, masked_crc32c
 
 from vitrail.errors import ConfigError, MissingExtraError, TrainingError
 from vitrail.training import trackers
-from vitrail.training.trackers import Aside, Guarded, TensorBoard, Tracker, open_trackers, values_of
+from vitrail.training.trackers import (
+    BackgroundTracker,
+    GuardedTracker,
+    TensorBoard,
+    Tracker,
+    name_values,
+    open_trackers,
+)
 
 CONFIG = {"model": {"name": "S/16", "image_size": [32, 32]}, "optimizer": {"learning_rate": 1e-3, "clip_norm": None}}
 
@@ -28,7 +35,7 @@ CONFIG = {"model": {"name": "S/16", "image_size": [32, 32]}, "optimizer": {"lear
 
 def test_values_of_records():
     train = {"kind": "train", "step": 50, "epoch": 0.5, "loss": 1.25, "skipped": 0, "accuracy": None}
-    assert values_of({**train, "clock": {"seconds": 2.0, "images_per_second": 100}}) == {
+    assert name_values({**train, "clock": {"seconds": 2.0, "images_per_second": 100}}) == {
         "train/epoch": 0.5,
         "train/loss": 1.25,
         "train/skipped": 0.0,
@@ -36,7 +43,7 @@ def test_values_of_records():
         "train/images_per_second": 100.0,
     }
     evaluation = {"kind": "evaluation", "step": 50, "part": "val", "loss": 1.5, "accuracy": 0.5}
-    assert values_of(evaluation) == {"val/loss": 1.5, "val/accuracy": 0.5}
+    assert name_values(evaluation) == {"val/loss": 1.5, "val/accuracy": 0.5}
 
 
 # TensorBoard.
@@ -139,7 +146,7 @@ def test_a_disk_that_fills_before_the_end_is_told_at_the_end(tmp_path, caplog):
     tracker = TensorBoard(tmp_path, 0)
     tracker._file.close()
     tracker._file = RecordWriter("/dev/full")
-    guarded = Guarded("tensorboard", tracker)
+    guarded = GuardedTracker("tensorboard", tracker)
     guarded.log(1, {"train/loss": 1.0})  # still in a buffer
     guarded.close()
     (told,) = caplog.messages
@@ -379,7 +386,7 @@ def test_a_tracker_that_hangs_holds_up_nobody(monkeypatch, caplog):
     monkeypatch.setattr(trackers, "WAITING", 5)
     monkeypatch.setattr(trackers, "PATIENCE", 0.3)
     stuck = Stuck()
-    tracker = Aside("slow", stuck)
+    tracker = BackgroundTracker("slow", stuck)
     started = time.monotonic()
     for step in range(20):
         tracker.log(step, {"train/loss": 1.0})
@@ -395,7 +402,7 @@ def test_a_tracker_that_hangs_holds_up_nobody(monkeypatch, caplog):
 
 def test_what_waits_gets_there_in_order_and_as_it_was():
     stuck = Stuck()
-    tracker = Aside("slow", stuck)
+    tracker = BackgroundTracker("slow", stuck)
     values = {"train/loss": 0.0}
     for step in range(50):
         values["train/loss"] = float(step)  # the caller's own, and used again
@@ -413,4 +420,4 @@ def test_interruptions_are_not_failures():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Guarded("x", Interrupted()).log(1, {})
+        GuardedTracker("x", Interrupted()).log(1, {})

@@ -27,15 +27,15 @@ class Average:
 
     def update(self, step: int) -> None:
         """After the step with this number."""
-        self.follow(self.share(step))
+        self.blend(self.blend_weight(step))
 
-    def share(self, step: int) -> float:
+    def blend_weight(self, step: int) -> float:
         """How far the average goes towards the weights after this step, 1 being all the way. Early on it goes further,
         or its first values would rule it."""
         return 1 - min(self.decay, (1 + step) / (10 + step))
 
     @torch.no_grad()
-    def follow(self, share: float | Tensor) -> None:
+    def blend(self, share: float | Tensor) -> None:
         """Go such a share of the way. Of a tensor it is not asked what it is, which a device would be waited for."""
         averages, current = [self.tensors[name] for name in self.followed], list(self.followed.values())
         if self._sharded:
@@ -50,7 +50,7 @@ class Average:
             self.tensors[name].copy_(tensor)
 
     @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
+    def use_in_module(self) -> Iterator[None]:
         """The module computes with the average inside, and with its own weights again afterwards."""
         self._swap()
         try:

@@ -1,10 +1,10 @@
-"""From a configuration to a run that is ready to train. Whatever is wrong is said here, before anything is trained."""
+"""Build a run from its configuration. Whatever is wrong is raised here, before anything is written or trained."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from vitrail.data.loader import EvaluationLoader, TrainingLoader
-from vitrail.data.open import DEFAULT_HOLDOUT, open_data, list_splits
+from vitrail.data.open import DEFAULT_HOLDOUT, list_splits, open_data
 from vitrail.data.resident import CachedBatches, ResidentImages, ResidentLoader
 from vitrail.data.sources.memory import in_memory
 from vitrail.data.sources.source import Source, compute_fingerprint, hold_out
@@ -31,14 +31,14 @@ from vitrail.training.averaging import Average
 from vitrail.training.checkpoint_folder import CheckpointFolder
 from vitrail.training.config import DataConfig, RunConfig
 from vitrail.training.display import Display
-from vitrail.training.distributed import spread
-from vitrail.training.fused_kernels import fuse
-from vitrail.training.optim import build_optimizer
+from vitrail.training.distributed import distribute
+from vitrail.training.fused_kernels import use_fused_kernels
 from vitrail.training.graph_step import GraphStep, check_graphs
+from vitrail.training.optim import build_optimizer, initialise_state
 from vitrail.training.records import Records
-from vitrail.training.run import Run
-from vitrail.training.state import initialise_state
-from vitrail.weights.digest import weights_digest
+from vitrail.training.run import Learner, Progress, Run, RunSetup
+from vitrail.training.trackers import Tracker
+from vitrail.weights.digest import compute_weights_digest
 from vitrail.weights.load import TRAINING_ONLY, load
 
 
@@ -62,7 +62,7 @@ def prepare_run(config: RunConfig, ranks: Ranks) -> RunSetup:
     check_run(config, data, ranks)
     precision = choose_precision(config.run.precision, ranks.device)
     model = build_model(config, data.training)
-    digest = weights_digest(model) if config.model.weights is not None and ranks.is_first else ""
+    digest = compute_weights_digest(model) if config.model.weights is not None and ranks.is_first else ""
     learner = build_learner(config, model, ranks, precision)
     return RunSetup(
         config=config,
@@ -147,17 +147,23 @@ def can_skip_on_device(
 
 
 def open_training_data(config: DataConfig) -> TrainingData:
-    """What to train and to validate on. What is held out is not trained on, validated on or not."""
+    """Open the images to train on and those to validate on.
+
+    Images that are held out are never trained on, even if `validate_on` asks for another part.
+
+    Raises:
+        DataError: There is no such data, or it has no part "test" to validate on.
+    """
     source, part, splits = config.source, config.validate_on, list_splits(config.source)
     share = config.holdout
     if part == "holdout":
         whole = open_data(source, "train") if splits else open_data(source)
         rest, out = hold_out(whole, share or DEFAULT_HOLDOUT, config.holdout_seed)
-        return TrainingData(_kept(config, rest), _kept(config, out))
+        return TrainingData(_keep_in_memory(config, rest), _keep_in_memory(config, out))
     if share is None:
         share = DEFAULT_HOLDOUT if part == "val" and not splits else 0.0
     if "val" in splits:
-        share = 0.0  # it has been held out already
+        share = 0.0  # the data has been split already
     training = open_data(source, "train", share, config.holdout_seed) if share or splits else open_data(source)
     if part == "val" and share:
         evaluation: Source | None = open_data(source, "val", share, config.holdout_seed)
@@ -171,15 +177,18 @@ def open_training_data(config: DataConfig) -> TrainingData:
         evaluation = open_data(source, part)
     else:
         evaluation = None
-    return TrainingData(_kept(config, training), None if evaluation is None else _kept(config, evaluation))
+    return TrainingData(
+        _keep_in_memory(config, training), None if evaluation is None else _keep_in_memory(config, evaluation)
+    )
 
 
-def _kept(config: DataConfig, source: Source) -> Source:
+def _keep_in_memory(config: DataConfig, source: Source) -> Source:
+    """Return the source with its pixels in memory, if the configuration asks for it."""
     return in_memory(source) if config.in_memory and not config.on_device else source
 
 
 def count_steps(config: RunConfig, samples: int) -> int:
-    """How many, whichever way it was said."""
+    """Return the number of steps of a run on so many samples, whether the configuration gives steps or epochs."""
     schedule = config.schedule
     if schedule.steps is not None:
         return schedule.steps
@@ -195,17 +204,22 @@ def count_steps(config: RunConfig, samples: int) -> int:
 
 
 def check_run(config: RunConfig, data: TrainingData, ranks: Ranks) -> None:
-    """What no part of the configuration can know alone."""
+    """Check what no section of the configuration can check alone.
+
+    Raises:
+        ConfigError: The batch size or the optimizer does not fit the data or the ranks.
+        DataError: The classes cannot be learned, or differ between the parts.
+    """
     batch, samples = config.data.batch_size, len(data.training)
     if batch > samples:
         raise ConfigError(
             f"data.batch_size = {batch} is more than the {samples} images to train on: give {samples} or fewer"
         )
-    cut = ranks.size * config.optimizer.accumulate
-    if batch % cut:
+    parts = ranks.size * config.optimizer.accumulate
+    if batch % parts:
         raise ConfigError(
             f"data.batch_size = {batch} cannot be shared by {ranks.size} ranks in {config.optimizer.accumulate} parts: "
-            f"give a multiple of {cut}"
+            f"give a multiple of {parts}"
         )
     if config.optimizer.kind == "muon" and ranks.size > 1 and config.run.parallel != "ddp":
         raise ConfigError(
@@ -216,44 +230,45 @@ def check_run(config: RunConfig, data: TrainingData, ranks: Ranks) -> None:
         return
     classes = data.training.num_classes
     if classes < 2:
-        told = f"one class, {data.training.classes[0]!r}" if data.training.classes else "one class"
-        raise DataError(f"{config.data.source} has {told}: a classifier needs two or more")
+        name = f", {data.training.classes[0]!r}" if data.training.classes else ""
+        raise DataError(f"{config.data.source} has one class{name}: a classifier needs two or more")
     if data.evaluation is not None and (
         data.evaluation.classes != data.training.classes or data.evaluation.num_classes > classes
     ):
         raise DataError(
             f"{config.data.source}: the classes of {config.data.validate_on} are not those of train; "
-            "`vitrail data check` tells how they differ"
+            "`vitrail data check` lists the differences"
         )
 
 
 def build_model(config: RunConfig, source: Source) -> ImageModel:
-    """Fresh, or from weights with a new head; at the size asked for, with the classes of the data."""
-    wanted, classify = config.model, config.objective.kind == "classification"
-    classes = source.num_classes if classify else 0
-    size: dict[str, Any] = {} if wanted.image_size is None else {"image_size": wanted.image_size}
-    if wanted.weights is not None:
-        wrong = set(wanted.options) - set(TRAINING_ONLY)
+    """Create a model with fresh weights, or load weights and give them a new head for the classes of the data."""
+    section, has_classes = config.model, config.objective.kind == "classification"
+    classes = source.num_classes if has_classes else 0
+    size: dict[str, Any] = {} if section.image_size is None else {"image_size": section.image_size}
+    if section.weights is not None:
+        wrong = set(section.options) - set(TRAINING_ONLY)
         if wrong:
             raise ConfigError(
                 f"model.{min(wrong)} is decided by the weights: only {', '.join(TRAINING_ONLY)} can be given with them"
             )
         # In fp32 whatever the file holds: small steps would vanish in the rounding of bf16.
-        model: ImageModel = load(wanted.weights, num_classes=classes, dtype=torch.float32, **size, **wanted.options)
+        model: ImageModel = load(section.weights, num_classes=classes, dtype=torch.float32, **size, **section.options)
         if isinstance(model, TimmModel):
             model.initialise_head(config.objective.head_bias)
         else:
             initialise_head(model.head, config.objective.head_bias)
     else:
-        assert wanted.name is not None
-        if "num_classes" in wanted.options and wanted.options["num_classes"] != classes:
+        assert section.name is not None
+        if "num_classes" in section.options and section.options["num_classes"] != classes:
             raise ConfigError(
-                f"model.num_classes = {wanted.options['num_classes']}, but the data has {classes} classes: leave it out"
+                f"model.num_classes = {section.options['num_classes']}, but the data has {classes} classes: "
+                "leave it out"
             )
-        options: dict[str, Any] = {**wanted.options, "num_classes": classes}
+        options: dict[str, Any] = {**section.options, "num_classes": classes}
         bias = config.objective.head_bias
-        model = create_model(wanted.name, seed=config.run.seed, head_bias=bias, **size, **options)
-    if classify and source.classes:
+        model = create_model(section.name, seed=config.run.seed, head_bias=bias, **size, **options)
+    if has_classes and source.classes:
         model.labels = source.classes
     return model
 

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.system.figures import BLUE, FAINT, GREEN, INK, PURPLE, VERMILION, drawn, printable, set_title
+from vitrail.system.figures import (
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    PURPLE,
+    VERMILION,
+    new_figure,
+    replace_unprintable,
+    set_title,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +54,7 @@ def draw_curves(records: Sequence[Record], path: Path, title: str) -> bool:
     records = [record for record in records if _is_known(record)]
     if not any("loss" in record for record in records):
         return False
-    with drawn(path, WIDTH, HEIGHT) as figure:
+    with new_figure(path, WIDTH, HEIGHT) as figure:
         _draw(figure, records, title)
     return True
 
@@ -192,7 +202,7 @@ def _markers(line: tuple[Array, Array]) -> dict[str, Any]:
 
 def _label(part: str, line: tuple[Array, Array], name: str) -> str:
     """A part, and its best value."""
-    part = printable(part if len(part) <= MOST_LETTERS else f"{part[: MOST_LETTERS - 1]}…")
+    part = replace_unprintable(part if len(part) <= MOST_LETTERS else f"{part[: MOST_LETTERS - 1]}…")
     part = f" {part}" if part.startswith("_") else part or "?"  # else it would be kept out of the legend
     steps, values = line
     if not np.isfinite(values).any():

@@ -48,7 +48,7 @@ class Display:
         self.total_steps, self.start_step, self.title = total_steps, start_step, title
         self._terminal, self._quiet, self._clock = terminal, quiet, clock
         self._pace = Pace(total_steps, start_step, clock)
-        self._face: Face | None = None
+        self._face: DisplayStyle | None = None
         self._opened = ExitStack()
 
     def __enter__(self) -> Self:
@@ -69,29 +69,33 @@ class Display:
         if values:
             self._attempt(self._face.update)
 
-    def line(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """A message, above the bar: an evaluation, a checkpoint."""
         face = self._face
         if face is not None:
-            self._attempt(lambda: face.line(text))
+            self._attempt(lambda: face.print_line(text))
 
-    def show(self, record: Mapping[str, Any]) -> None:
+    def show_record(self, record: Mapping[str, Any]) -> None:
         """A record of metrics.jsonl: one of training moves the bar, one of an evaluation is a line."""
         clock = record.get("clock", {})
         if record["kind"] == "train":
             self.update(record["step"], {**record, **clock})
             return
-        took = [f"in {duration(clock['seconds'])}"] if "seconds" in clock else []
-        self.line("  ".join([f"step {record['step']}/{self.total_steps}", record["part"], *in_words(record), *took]))
+        took = [f"in {format_duration(clock['seconds'])}"] if "seconds" in clock else []
+        self.print_line(
+            "  ".join([f"step {record['step']}/{self.total_steps}", record["part"], *describe_values(record), *took])
+        )
 
     def _open(self) -> None:
         terminal = self._terminal
         if terminal is None:
             terminal = sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-        self._face = Bar(self._pace, self.title) if terminal else Lines(self._pace, self.title, sys.stderr)
+        self._face = (
+            ProgressDisplay(self._pace, self.title) if terminal else PlainLines(self._pace, self.title, sys.stderr)
+        )
         self._opened.callback(self._face.close)
         if terminal:
-            self._opened.enter_context(output_above(self.line))
+            self._opened.enter_context(print_above_bar(self.print_line))
 
     def _attempt(self, action: Callable[[], None]) -> None:
         """What cannot be shown is not worth a run. A stream that is closed answers with a ValueError."""
@@ -136,11 +140,11 @@ class Pace:
     def time(self) -> list[str]:
         """`1m20s left`, if it can be said; at the end, how long it took."""
         if self.step >= self.total_steps:
-            return [f"took {duration(self.elapsed)}"]
-        return [f"{duration(left)} left"] if (left := self.left) is not None else []
+            return [f"took {format_duration(self.elapsed)}"]
+        return [f"{format_duration(left)} left"] if (left := self.left) is not None else []
 
 
-class Face(ABC):
+class DisplayStyle(ABC):
     """One way to show it."""
 
     @abstractmethod
@@ -148,7 +152,7 @@ class Face(ABC):
         """There are new values."""
 
     @abstractmethod
-    def line(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """A message."""
 
     @abstractmethod
@@ -156,14 +160,14 @@ class Face(ABC):
         """The end, good or bad."""
 
 
-class Lines(Face):
+class PlainLines(DisplayStyle):
     """Plain lines, one for a record, but not so many that they flood a log."""
 
     def __init__(self, pace: Pace, title: str, stream: TextIO) -> None:
         self._pace, self._stream = pace, stream
         self._printed = -math.inf
         self._pending = False
-        self.line(title)
+        self.print_line(title)
 
     def update(self) -> None:
         """The first, the last, and between them one every two seconds."""
@@ -171,7 +175,7 @@ class Lines(Face):
         if self._pace.elapsed - self._printed >= EVERY or self._pace.step >= self._pace.total_steps:
             self._print()
 
-    def line(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Written in one piece, because other processes may be writing too."""
         self._stream.write(f"{text}\n")
         self._stream.flush()
@@ -184,10 +188,12 @@ class Lines(Face):
     def _print(self) -> None:
         pace = self._pace
         self._printed, self._pending = pace.elapsed, False
-        self.line("  ".join([f"step {pace.step}/{pace.total_steps}", *in_words(pace.values), *pace.time()]))
+        self.print_line(
+            "  ".join([f"step {pace.step}/{pace.total_steps}", *describe_values(pace.values), *pace.time()])
+        )
 
 
-class Bar(Face):
+class ProgressDisplay(DisplayStyle):
     """Two lines at the bottom of a terminal, drawn by a thread of rich's a few times a second."""
 
     def __init__(self, pace: Pace, title: str) -> None:
@@ -209,7 +215,7 @@ class Bar(Face):
     def update(self) -> None:
         """The thread looks for itself."""
 
-    def line(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """As it is: brackets are no markup, and the terminal breaks lines."""
         self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
@@ -226,25 +232,25 @@ class Bar(Face):
         pace, bold = self._pace, Text(self._title, style="bold", no_wrap=True, overflow="ellipsis")
         numbers = [f"{pace.step:,}/{pace.total_steps:,}"]
         if pace.step < pace.total_steps:
-            numbers.append(duration(pace.elapsed))
+            numbers.append(format_duration(pace.elapsed))
         grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
         grid.add_column(max_width=max(8, self._console.width // 4))
         grid.add_column(ratio=1)
         grid.add_column()
         bar = ProgressBar(total=pace.total_steps, completed=pace.step)
         grid.add_row(bold, bar, Text("  ".join([*numbers, *pace.time()]), no_wrap=True))
-        values = in_words(pace.values)
+        values = describe_values(pace.values)
         return Group(grid, Text("  ".join(values), no_wrap=True, overflow="ellipsis")) if values else grid
 
 
 @contextmanager
-def output_above(line: Callable[[str], None]) -> Iterator[None]:
+def print_above_bar(line: Callable[[str], None]) -> Iterator[None]:
     """Whatever this process writes to stderr, and to stdout where that is a terminal too, goes through `line`, whole
     lines at a time; and so do the handlers of loggers that hold one of these streams."""
     before = {"stderr": sys.stderr}
     if sys.stdout is not None and sys.stdout.isatty():
         before["stdout"] = sys.stdout
-    above = {name: Above(stream, line) for name, stream in before.items()}
+    above = {name: StreamAboveBar(stream, line) for name, stream in before.items()}
     moved = []
     for handler in [*logging.getLogger().handlers, *logging.getLogger("vitrail").handlers]:
         for name, stream in before.items():
@@ -264,7 +270,7 @@ def output_above(line: Callable[[str], None]) -> Iterator[None]:
             handler.setStream(stream)
 
 
-class Above(io.TextIOBase):
+class StreamAboveBar(io.TextIOBase):
     """A stream whose lines are shown above the bar. In a forked process, which has no bar, it is the stream itself."""
 
     def __init__(self, stream: TextIO, line: Callable[[str], None]) -> None:
@@ -302,13 +308,13 @@ class Above(io.TextIOBase):
         return self._stream.fileno()
 
 
-def in_words(values: Mapping[str, Any]) -> list[str]:
+def describe_values(values: Mapping[str, Any]) -> list[str]:
     """`loss 1.2345`, `accuracy 56.1%`, `1,234 images/s`, `1.2 TFLOP/s`: those that are there."""
-    forms = {"loss": _loss, "accuracy": _accuracy, "images_per_second": _images, "flops_per_second": human}
+    forms = {"loss": _loss, "accuracy": _accuracy, "images_per_second": _images, "flops_per_second": format_flops}
     return [forms[name](values[name]) for name in SHOWN if values.get(name) is not None]
 
 
-def human(flops: float) -> str:
+def format_flops(flops: float) -> str:
     """Operations in a second, to two digits or three: `1.2 TFLOP/s`, `850 GFLOP/s`."""
     if not math.isfinite(flops):
         return f"{flops} FLOP/s"
@@ -319,7 +325,7 @@ def human(flops: float) -> str:
     return f"{_short(flops)} EFLOP/s"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """`45s`, `1m20s`, `2h05m`, `3d04h`."""
     if not math.isfinite(seconds):
         return "?"

@@ -19,7 +19,7 @@ from vitrail.system.ranks import Ranks
 from vitrail.training.optim import find_layers
 
 
-def spread(objective: Objective, ranks: Ranks, parallel: str, precision: torch.dtype) -> nn.Module:
+def distribute(objective: Objective, ranks: Ranks, parallel: str, precision: torch.dtype) -> nn.Module:
     """The objective on its device, over all ranks: what to call in a training step. The objective keeps its names.
 
     `ddp`: whole on each, gradients averaged. `fsdp`: every layer's parameters sharded over all ranks and gathered when
@@ -61,7 +61,7 @@ def _mesh(ranks: Ranks, parallel: str) -> DeviceMesh:
 
 
 @contextmanager
-def without_exchange(module: nn.Module, skip: bool) -> Iterator[None]:
+def skip_gradient_sync(module: nn.Module, skip: bool) -> Iterator[None]:
     """Gradients of a part of a batch stay on their rank while the block runs (`skip`), until the last part."""
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(not skip)
@@ -69,7 +69,7 @@ def without_exchange(module: nn.Module, skip: bool) -> Iterator[None]:
         yield
 
 
-def whole_tensor(tensor: Tensor) -> Tensor:
+def gather_tensor(tensor: Tensor) -> Tensor:
     """All of a tensor that may be sharded; every rank must ask."""
     found: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return found

@@ -47,7 +47,7 @@ class GraphStep:
         overwritten by the next."""
         groups = self._optimizer.param_groups
         rates = [group["lr"] for group in groups]
-        share = 0.0 if self._average is None else self._average.share(step)
+        share = 0.0 if self._average is None else self._average.blend_weight(step)
         images, targets = self._objective.inputs(batch, key)
         sums, norm = self._captured(images, targets, send_to_device(torch.tensor([*rates, share]), images.device))
         for group, rate in zip(groups, rates, strict=True):
@@ -72,7 +72,7 @@ class GraphStep:
             group["capturable"] = images.is_cuda and torch.cuda.is_current_stream_capturing()
         optimizer.step()
         if self._average is not None:
-            self._average.follow(share * (1 - optimizer.found_inf))
+            self._average.blend(share * (1 - optimizer.found_inf))
         return outcome.sums, norm
 
 

@@ -14,7 +14,7 @@ from vitrail.data.order import derive_seed
 from vitrail.data.resident import CachedBatches
 from vitrail.errors import DataError, Stopped, TrainingError
 from vitrail.model.cost import FORWARD_AND_BACKWARD, compute_cost
-from vitrail.objectives.metrics import Sums, add, means
+from vitrail.objectives.metrics import Sums, add_sums, compute_means
 from vitrail.training.checkpoint import save_checkpoint
 from vitrail.training.run import Run, RunState
 from vitrail.training.step import autocast, train_step, wait_for_pending_step
@@ -65,7 +65,7 @@ def record_training(run: Run, state: RunState) -> None:
         "kind": "train",
         "step": progress.step,
         "epoch": loader.epoch,
-        **means(run.ranks.sum_over_ranks(state.window)),
+        **compute_means(run.ranks.sum_over_ranks(state.window)),
         "learning_rate": max(group["lr"] / group["scale"] for group in run.learner.optimizer.param_groups),
         "gradient_norm": progress.gradient_norm,
         "skipped": progress.skipped,
@@ -125,9 +125,9 @@ def measure(run: Run, state: RunState, loader: EvaluationLoader | CachedBatches)
                 break
             with autocast(run):
                 outcome = objective(batch.to(run.ranks.device), key=derive_seed(run.config.run.seed))
-            add(sums, outcome.sums)
+            add_sums(sums, outcome.sums)
     objective.train()
-    return None if state.is_stopping else means(run.ranks.sum_over_ranks(sums))
+    return None if state.is_stopping else compute_means(run.ranks.sum_over_ranks(sums))
 
 
 def write_record(run: Run, record: dict[str, Any]) -> None:

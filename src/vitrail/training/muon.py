@@ -67,7 +67,7 @@ class Muon(torch.optim.AdamW):
             step = self._nesterov(parameters, group["momentum"]).view(-1, rows // parts, columns)
             step = step.mT if rows // parts > columns else step
             steps.setdefault(step.shape[1:], []).append(step)
-        turned = {shape: iter(_together(orthogonal, found)) for shape, found in steps.items()}
+        turned = {shape: iter(_together(orthogonalise, found)) for shape, found in steps.items()}
         for (parts, (rows, columns)), parameters in alike.items():
             tall = rows // parts > columns
             step = next(turned[torch.Size(sorted((rows // parts, columns)))])
@@ -106,7 +106,7 @@ def _together(function: Callable[[Tensor], Tensor], batches: list[Tensor]) -> li
     return list(function(torch.cat(batches)).split([len(batch) for batch in batches]))
 
 
-def orthogonal(matrices: Tensor) -> Tensor:
+def orthogonalise(matrices: Tensor) -> Tensor:
     """(count, rows, columns) with rows ≤ columns → ones whose singular values lie between about 0.7 and 1.2, with the
     same singular vectors: Newton-Schulz iterations, on a GPU in bf16."""
     linear, cubic, fifth = COEFFICIENTS

@@ -72,7 +72,9 @@ def find_encoder_matrices(objective: nn.Module) -> dict[Tensor, int]:
     return {weight: stacked.get(weight, 1) for weight in dense}
 
 
-def separate_matrices(groups: list[dict[str, Any]], matrices: dict[Tensor, int], momentum: float) -> list[dict[str, Any]]:
+def separate_matrices(
+    groups: list[dict[str, Any]], matrices: dict[Tensor, int], momentum: float
+) -> list[dict[str, Any]]:
     """The groups, each without the matrices, then those in groups of their own, as `Muon` wants them."""
     found = []
     for group in groups:
@@ -129,3 +131,22 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """For the next step, in every group by its scale."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group["scale"]
+
+
+def initialise_state(optimizer: torch.optim.Optimizer) -> None:
+    """Give an optimizer its state before its first step, all zero, as that step would.
+
+    So every checkpoint has the same tensors, and can be read straight into them. It also keeps torch's fused SGD from
+    leaving its momentum unset if the very first step is skipped.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            if "momentum" in group:  # SGD's groups, and Muon's groups of matrices
+                if group["momentum"] or isinstance(optimizer, Muon):
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+                continue
+            device = parameter.device if group["fused"] else "cpu"
+            state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)

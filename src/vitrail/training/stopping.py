@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop. The step under way is finished, a checkpoint saved, and then it stops."""
+"""Stop signals: the current step is finished, a checkpoint is saved, and then the run stops."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-ASKED = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Request:
-    """Whether anyone asked, and how."""
+class StopRequest:
+    """True once a stop signal has arrived."""
 
     signal: signal.Signals | None = None
 
@@ -22,23 +22,23 @@ class Request:
 
 
 @contextmanager
-def stop_requests() -> Iterator[Request]:
-    """Listen while the block runs. The second Ctrl-C is not listened to: it interrupts at once, as always."""
-    request = Request()
+def listen_for_stop() -> Iterator[StopRequest]:
+    """Turn stop signals into a request while the block runs. A second Ctrl-C interrupts at once, as usual."""
+    request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
-        yield request  # only the main thread may listen
+        yield request  # Python allows signal handlers in the main thread only
         return
-    before = {number: signal.getsignal(number) for number in ASKED}
+    previous = {number: signal.getsignal(number) for number in STOP_SIGNALS}
 
-    def take(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         os.write(2, b"stopping: this step is finished and saved first; Ctrl-C again ends at once, without saving\n")
         request.signal = signal.Signals(number)
-        signal.signal(number, before[signal.Signals(number)])
+        signal.signal(number, previous[signal.Signals(number)])
 
-    for number in ASKED:
-        signal.signal(number, take)
+    for number in STOP_SIGNALS:
+        signal.signal(number, handle)
     try:
         yield request
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

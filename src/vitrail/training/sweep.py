@@ -10,7 +10,8 @@ from typing import Any
 
 from vitrail.errors import Diverged, TrainingError
 from vitrail.training.config import RunConfig
-from vitrail.training.run_training import TRIAL_PREFIX, run_training
+from vitrail.training.run_folder import TRIAL_PREFIX
+from vitrail.training.run_training import run_training
 
 
 @dataclass(frozen=True)

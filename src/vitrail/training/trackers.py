@@ -55,7 +55,7 @@ class Tracker(ABC):
         """Send or write what is left."""
 
 
-def values_of(record: Mapping[str, Any]) -> dict[str, float]:
+def name_values(record: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a record with names for trackers: "train/loss", "val/accuracy", "train/images_per_second"."""
     group = record["kind"] if record["kind"] == "train" else record["part"]
     numbers = {**record, **record.get("clock", {})}
@@ -196,7 +196,7 @@ class Mlflow(Tracker):
         self._client.set_terminated(self.identity)
 
 
-class Guarded(Tracker):
+class GuardedTracker(Tracker):
     """Another tracker, whose first failure is told, and is the last that is heard of it."""
 
     def __init__(self, name: str, tracker: Tracker) -> None:
@@ -227,7 +227,7 @@ class Guarded(Tracker):
             log.warning("the tracker %s does not close: %s", self._name, _reason(error))
 
 
-class Aside(Tracker):
+class BackgroundTracker(Tracker):
     """Another tracker on a thread of its own: a network that keeps trying for minutes must not hold up a step, or
     other ranks give up waiting for this one."""
 
@@ -263,7 +263,7 @@ class Aside(Tracker):
 
 
 def _open_tensorboard(folder: Path, config: dict[str, Any], step: int) -> Tracker:
-    return Guarded("tensorboard", TensorBoard(folder / "tensorboard", purge_step=step + 1 if step else 0))
+    return GuardedTracker("tensorboard", TensorBoard(folder / "tensorboard", purge_step=step + 1 if step else 0))
 
 
 def _open_wandb(folder: Path, config: dict[str, Any], step: int) -> Tracker:
@@ -273,7 +273,9 @@ def _open_wandb(folder: Path, config: dict[str, Any], step: int) -> Tracker:
         identity = uuid.uuid4().hex[:16]
         _remember(folder, "wandb", identity)  # before W&B knows it: a run that dies in between is found again
     project = os.environ.get("WANDB_PROJECT", PROJECT)
-    return Aside("wandb", Guarded("wandb", Wandb(project, folder.resolve().name, folder, config, identity)))
+    return BackgroundTracker(
+        "wandb", GuardedTracker("wandb", Wandb(project, folder.resolve().name, folder, config, identity))
+    )
 
 
 def _open_mlflow(folder: Path, config: dict[str, Any], step: int) -> Tracker:
@@ -282,7 +284,7 @@ def _open_mlflow(folder: Path, config: dict[str, Any], step: int) -> Tracker:
     tracker = Mlflow(experiment, folder.resolve().name, config, identity)
     if identity is None:
         _remember(folder, "mlflow", tracker.identity)
-    return Aside("mlflow", Guarded("mlflow", tracker))
+    return BackgroundTracker("mlflow", GuardedTracker("mlflow", tracker))
 
 
 OPENERS: dict[str, Callable[[Path, dict[str, Any], int], Tracker]] = {

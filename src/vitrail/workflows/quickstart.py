@@ -14,15 +14,16 @@ import torch
 
 from vitrail.data.loader import EvaluationLoader
 from vitrail.data.open import open_data
-from vitrail.inspection.inspect import after
 from vitrail.model.base import ImageModel
 from vitrail.objectives.classification import Classification
-from vitrail.objectives.metrics import Sums, add, means
+from vitrail.objectives.metrics import Sums, add_sums, compute_means
 from vitrail.recipes import find_recipe
 from vitrail.recipes.small import TEST_SHARE
 from vitrail.training.resolve import read_toml, resolve
-from vitrail.training.run_training import CONFIG_FILE, run_training
+from vitrail.training.run_folder import CONFIG_FILE
+from vitrail.training.run_training import run_training
 from vitrail.weights.load import load
+from vitrail.workflows.run_report import write_run_report
 
 TRANSFER_SIZE = 32
 """Pixels that a pre-trained model sees digits at: they have 8, and a CPU is to be done in half a minute."""
@@ -39,15 +40,15 @@ def quickstart(folder: str = "runs/quickstart") -> Iterator[str]:
     yield "1. pre-training a small Vision Transformer on handwritten digits"
     first = resolve(find_recipe("quickstart").config, [f"run.folder={root / 'pretrain'}"])
     pretrained = run_training(first)
-    yield f"   test accuracy after pre-training: {tested(load(pretrained.model)):.1%}"
+    yield f"   test accuracy after pre-training: {measure_test_accuracy(load(pretrained.model)):.1%}"
     yield "2. fine-tuning it at a higher resolution, with a new head that starts at zero"
     given = [f"run.folder={root / 'finetune'}", f"model.weights={pretrained.model}"]
     second = resolve(find_recipe("quickstart-finetune").config, given)
     tuned = run_training(second)
-    accuracy = tested(load(tuned.model))
+    accuracy = measure_test_accuracy(load(tuned.model))
     yield "3. looking inside both"
-    yield from (f"   {line}" for line in after(first, pretrained))
-    reported = list(after(second, tuned))
+    yield from (f"   {line}" for line in write_run_report(first, pretrained))
+    reported = list(write_run_report(second, tuned))
     yield f"curves: {tuned.folder / 'curves.png'}"
     yield f"model: {tuned.model}"
     yield "next: vitrail finetune --data YOUR_FOLDER --from hf:google/vit-base-patch16-224-in21k"
@@ -55,7 +56,7 @@ def quickstart(folder: str = "runs/quickstart") -> Iterator[str]:
     yield f"test accuracy: {accuracy:.1%}"
 
 
-def beside(model: str, folder: str = "runs/quickstart") -> Iterator[str]:
+def quickstart_with_model(model: str, folder: str = "runs/quickstart") -> Iterator[str]:
     """The quickstart, and then the same digits from a model that was pre-trained elsewhere; `compared` has both."""
     load(model, image_size=TRANSFER_SIZE)  # what is wrong with it is said before a minute of training
     yield from quickstart(folder)
@@ -64,30 +65,30 @@ def beside(model: str, folder: str = "runs/quickstart") -> Iterator[str]:
     yield f"model: {run_training(resolve(find_recipe('quickstart-finetune').config, given)).model}"
 
 
-def compared(model: str, folder: str = "runs/quickstart") -> list[tuple[str, str, str]]:
+def compare_runs(model: str, folder: str = "runs/quickstart") -> list[tuple[str, str, str]]:
     """Rows of what `beside` has trained: the start, how many images were looked at on the way, the test accuracy."""
     ways = {"scratch": ("pretrain", "finetune"), model: ("transfer",)}
     return [
         (
             name,
-            f"{sum(looked_at(Path(folder) / run) for run in runs):,}",
-            f"{tested(load(Path(folder) / runs[-1])):.1%}",
+            f"{sum(count_images_seen(Path(folder) / run) for run in runs):,}",
+            f"{measure_test_accuracy(load(Path(folder) / runs[-1])):.1%}",
         )
         for name, runs in ways.items()
     ]
 
 
-def looked_at(run: Path) -> int:
+def count_images_seen(run: Path) -> int:
     """Images of digits in all steps of a run."""
     config = resolve(read_toml(run / CONFIG_FILE))
     return (config.schedule.steps or 0) * config.data.batch_size
 
 
 @torch.inference_mode()
-def tested(model: ImageModel) -> float:
+def measure_test_accuracy(model: ImageModel) -> float:
     """The accuracy on the test part."""
     source = open_data("digits", "val", holdout=TEST_SHARE)
     objective, sums = Classification(model).eval(), Sums()
     for batch in EvaluationLoader(source, model.preprocessing, batch_size=64):
-        add(sums, objective(batch, key=0).sums)
-    return means(sums)["accuracy"]
+        add_sums(sums, objective(batch, key=0).sums)
+    return compute_means(sums)["accuracy"]

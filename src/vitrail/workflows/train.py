@@ -6,14 +6,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vitrail.errors import ConfigError
-from vitrail.inspection.inspect import after
 from vitrail.recipes import RECIPES, find_recipe
 from vitrail.training.config import RunConfig
 from vitrail.training.resolve import read_toml, resolve
-from vitrail.training.run_training import TrainingResult, run_training
+from vitrail.training.result import TrainingResult
+from vitrail.training.run_training import run_training
+from vitrail.workflows.run_report import write_run_report
 
 
-def configured(recipe: str, overrides: Sequence[str]) -> RunConfig:
+def build_config(recipe: str, overrides: Sequence[str]) -> RunConfig:
     """The configuration of a recipe by name, or of a TOML file, with `key=value` laid over it."""
     if recipe in RECIPES or not recipe.endswith(".toml"):
         found = find_recipe(recipe)
@@ -27,18 +28,18 @@ def configured(recipe: str, overrides: Sequence[str]) -> RunConfig:
     return resolve(tree, overrides)
 
 
-def run(config: RunConfig) -> Iterator[str]:
+def train(config: RunConfig) -> Iterator[str]:
     """Train, then lines on what came of it."""
-    yield from told(config, run_training(config))
+    yield from describe_result(config, run_training(config))
 
 
-def told(config: RunConfig, result: TrainingResult) -> Iterator[str]:
+def describe_result(config: RunConfig, result: TrainingResult) -> Iterator[str]:
     """Where everything is, a look inside the model among it, and what to type next."""
     if result.evaluation is not None:
-        told = ", ".join(shown(name, value) for name, value in result.evaluation.items())
-        yield f"validation, on {result.evaluated:,} images: {told}"
+        describe_result = ", ".join(format_measurement(name, value) for name, value in result.evaluation.items())
+        yield f"validation, on {result.evaluated:,} images: {describe_result}"
     yield f"curves: {result.folder / 'curves.png'}"
-    yield from after(config, result)
+    yield from write_run_report(config, result)
     yield f"model: {result.model}"
     predicts = f"vitrail predict PHOTO --model {result.folder}; " if config.objective.kind == "classification" else ""
     yield (
@@ -47,6 +48,6 @@ def told(config: RunConfig, result: TrainingResult) -> Iterator[str]:
     )
 
 
-def shown(name: str, value: float) -> str:
+def format_measurement(name: str, value: float) -> str:
     """A measurement for a person."""
     return f"{name} {value:.1%}" if name in ("accuracy", "top5") else f"{name} {value:.4f}"

@@ -6,7 +6,7 @@ import torch
 import vitrail
 from vitrail.errors import ConfigError
 from vitrail.system.ranks import Ranks
-from vitrail.training import fusing
+from vitrail.training import fused_kernels
 from vitrail.training.config import RunConfig
 
 SMALL = {"image_size": 16, "width": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64, "num_classes": 5, "seed": 0}
@@ -27,22 +27,22 @@ def ranks():
 def test_left_out_it_is_for_wide_models_on_such_a_gpu_alone(monkeypatch):
     pytest.importorskip("triton", reason="Triton is not installed")
     wide = {"width": 768, "num_heads": 12}
-    assert not fusing.fuse(small(**wide), config(), ranks(), torch.bfloat16)  # on a CPU
-    monkeypatch.setattr(fusing, "explain_missing_kernels", lambda device: None)
-    assert fusing.fuse(small(**wide), config(), ranks(), torch.bfloat16)
-    assert not fusing.fuse(small(), config(), ranks(), torch.bfloat16)
-    assert not fusing.fuse(small(**wide), config(compile=True), ranks(), torch.bfloat16)
+    assert not fused_kernels.use_fused_kernels(small(**wide), config(), ranks(), torch.bfloat16)  # on a CPU
+    monkeypatch.setattr(fused_kernels, "explain_missing_kernels", lambda device: None)
+    assert fused_kernels.use_fused_kernels(small(**wide), config(), ranks(), torch.bfloat16)
+    assert not fused_kernels.use_fused_kernels(small(), config(), ranks(), torch.bfloat16)
+    assert not fused_kernels.use_fused_kernels(small(**wide), config(compile=True), ranks(), torch.bfloat16)
 
 
 @pytest.mark.parametrize("run", [{"fused": True}, {"fp8": True}])
 def test_asked_for_where_it_cannot_be_it_says_why(run):
     with pytest.raises(ConfigError, match="NVIDIA GPUs"):
-        fusing.fuse(small(), config(**run), ranks(), torch.bfloat16)
+        fused_kernels.use_fused_kernels(small(), config(**run), ranks(), torch.bfloat16)
 
 
 def test_fp8_without_fused_is_a_contradiction():
     with pytest.raises(ConfigError, match="leave out one of them"):
-        fusing.fuse(small(), config(fused=False, fp8=True), ranks(), torch.bfloat16)
+        fused_kernels.use_fused_kernels(small(), config(fused=False, fp8=True), ranks(), torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -56,19 +56,21 @@ def test_fp8_without_fused_is_a_contradiction():
 )
 def test_what_does_not_go_together(monkeypatch, run, options, precision, told):
     pytest.importorskip("triton", reason="Triton is not installed")
-    monkeypatch.setattr(fusing, "explain_missing_kernels", lambda device: None)
+    monkeypatch.setattr(fused_kernels, "explain_missing_kernels", lambda device: None)
     with pytest.raises(ConfigError, match=told):
-        fusing.fuse(small(**options), config(fused=True, **run), ranks(), precision)
-    assert not fusing.fuse(small(width=768, num_heads=12, **options), config(**run), ranks(), precision)
+        fused_kernels.use_fused_kernels(small(**options), config(fused=True, **run), ranks(), precision)
+    assert not fused_kernels.use_fused_kernels(
+        small(width=768, num_heads=12, **options), config(**run), ranks(), precision
+    )
 
 
 def test_a_fused_model_trains_by_the_kernels_and_evaluates_as_written(monkeypatch):
     pytest.importorskip("triton", reason="Triton is not installed")
     from vitrail.fast.gpu.training import FusedTraining
 
-    monkeypatch.setattr(fusing, "explain_missing_kernels", lambda device: None)
+    monkeypatch.setattr(fused_kernels, "explain_missing_kernels", lambda device: None)
     model, images = small(), torch.randn(1, 3, 16, 16)
     plain = model.eval()(images)
-    assert fusing.fuse(model, config(fused=True), ranks(), torch.bfloat16)
+    assert fused_kernels.use_fused_kernels(model, config(fused=True), ranks(), torch.bfloat16)
     assert isinstance(model.forward, FusedTraining)
     assert torch.equal(model(images), plain)

@@ -25,12 +25,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from vitrail.errors import TrainingError
 from vitrail.system.ranks import Ranks
-from vitrail.training import checkpoint
+from vitrail.training import checkpoint_folder
 from vitrail.training.averaging import Average
-from vitrail.training.checkpoint import CheckpointFolder
+from vitrail.training.checkpoint import name_tensors
+from vitrail.training.checkpoint_folder import CheckpointFolder
+from vitrail.training.optim import initialise_state
 from vitrail.training.records import read_records
 from vitrail.training.run_training import run_training
-from vitrail.training.state import initialise_state, name_tensors
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 DTYPES = (
@@ -42,7 +43,7 @@ DTYPES = (
 @pytest.fixture
 def kept(tmp_path) -> CheckpointFolder:
     checkpoints = CheckpointFolder(tmp_path / "checkpoints", ALONE, keep=2)
-    checkpoints.start()
+    checkpoints.open()
     return checkpoints
 
 
@@ -55,7 +56,7 @@ def write(checkpoints: CheckpointFolder, *steps: int, best: int | None = None) -
 
 def loaded(checkpoints: CheckpointFolder) -> int | None:
     """The step of the newest, by its tensor and by its record."""
-    path = checkpoints.newest()
+    path = checkpoints.find_newest()
     if path is None:
         return None
     tensors = {"weight": torch.zeros(3)}
@@ -87,7 +88,7 @@ def test_every_type_bit_for_bit(kept):
     kept.finish()
     found = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     places = {name: tensor.data_ptr() for name, tensor in found.items()}
-    read_back = kept.load(kept.newest(), found)
+    read_back = kept.load(kept.find_newest(), found)
     for name, tensor in tensors.items():
         assert bits(found[name]) == bits(tensor), name
         assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
@@ -135,7 +136,7 @@ def test_what_is_loaded_goes_on_bit_for_bit(kept, kind):
     kept.save(3, halfway, {})
     expected = {name: tensor.clone() for name, tensor in trained(one, range(3, 6)).items()}
     kept.finish()
-    kept.load(kept.newest(), name_tensors(*other))
+    kept.load(kept.find_newest(), name_tensors(*other))
     assert other[0].layers[1].num_batches_tracked == 3
     found = trained(other, range(3, 6))
     assert {name.split("/")[0] for name in found} == {"objective", "optimizer", "average"}
@@ -146,13 +147,13 @@ def test_what_is_loaded_goes_on_bit_for_bit(kept, kind):
 
 
 def test_what_changes_after_save_is_not_in_it(kept, monkeypatch):
-    ordinary, go = checkpoint.state_dict_saver.save, threading.Event()
+    ordinary, go = checkpoint_folder.state_dict_saver.save, threading.Event()
 
     def late(*arguments, **options):
         assert go.wait(20)
         return ordinary(*arguments, **options)
 
-    monkeypatch.setattr(checkpoint.state_dict_saver, "save", late)
+    monkeypatch.setattr(checkpoint_folder.state_dict_saver, "save", late)
     tensors, record = {"weight": torch.full((3,), 5.0)}, {"step": 5, "window": {"loss": [1.0]}}
     kept.save(5, tensors, record)
     tensors["weight"].fill_(-1)
@@ -162,7 +163,7 @@ def test_what_changes_after_save_is_not_in_it(kept, monkeypatch):
     go.set()
     kept.finish()
     assert loaded(kept) == 5
-    assert json.loads((kept.newest() / "state.json").read_text())["window"] == {"loss": [1.0]}
+    assert json.loads((kept.find_newest() / "state.json").read_text())["window"] == {"loss": [1.0]}
 
 
 # ---- What is in the folder -------------------------------------------------------------------------------------------
@@ -187,11 +188,11 @@ def test_there_is_no_pickle_and_every_file_has_its_hash(kept):
 
 def test_the_newest_stay_and_the_best(kept):
     write(kept, 2, 4, best=2)
-    assert list(kept.steps()) == [2, 4]
+    assert list(kept.list_steps()) == [2, 4]
     write(kept, 6, 8, 10, best=2)
-    assert list(kept.steps()) == [2, 8, 10]
+    assert list(kept.list_steps()) == [2, 8, 10]
     write(kept, 12, best=12)  # another is the best
-    assert list(kept.steps()) == [10, 12]
+    assert list(kept.list_steps()) == [10, 12]
     assert names(kept.folder) == ["step-00000010", "step-00000012"]
     assert loaded(kept) == 12
 
@@ -199,7 +200,7 @@ def test_the_newest_stay_and_the_best(kept):
 def test_steps_are_numbers_however_long(kept):
     kept.keep = 9
     write(kept, 99_999_999, 100_000_000, 5)
-    assert list(kept.steps()) == [5, 99_999_999, 100_000_000]
+    assert list(kept.list_steps()) == [5, 99_999_999, 100_000_000]
     assert loaded(kept) == 100_000_000
 
 
@@ -207,9 +208,9 @@ def test_folders_of_a_person_are_left_alone(kept):
     write(kept, 1)
     for name in ("step-00000001 (copy)", "step-old", "step-", "mine"):
         (kept.folder / name).mkdir()
-    kept.start()
+    kept.open()
     write(kept, 2, 3)
-    assert list(kept.steps()) == [2, 3]
+    assert list(kept.list_steps()) == [2, 3]
     assert loaded(kept) == 3
     assert set(names(kept.folder)) >= {"step-00000001 (copy)", "step-old", "step-", "mine"}
 
@@ -221,16 +222,16 @@ def test_what_is_unfinished_is_never_read_and_removed_at_the_start(kept):
     (kept.folder / ".unfinished-step-00000001-old").mkdir()
     assert loaded(kept) == 1
     again = CheckpointFolder(kept.folder, ALONE, keep=2)
-    again.start()
+    again.open()
     assert names(kept.folder) == ["step-00000001"]
     assert loaded(again) == 1
 
 
 def test_a_new_folder_is_made_and_empty(tmp_path):
     checkpoints = CheckpointFolder(tmp_path / "far" / "away", ALONE, keep=1)
-    checkpoints.start()
+    checkpoints.open()
     assert checkpoints.folder.is_dir()
-    assert checkpoints.newest() is None
+    assert checkpoints.find_newest() is None
     checkpoints.finish()  # nothing to wait for
 
 
@@ -281,10 +282,10 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(kept, kind, caplog):
     (warning,) = warnings(caplog)
     assert warning.startswith(f"{kept.folder / 'step-00000002'} is passed over, and is damaged-step-00000002 now: ")
     assert "\n" not in warning
-    assert list(kept.steps()) == [1], "a later start does not take it up again"
+    assert list(kept.list_steps()) == [1], "a later start does not take it up again"
     DAMAGES[kind](kept.folder / "step-00000001")
     with pytest.raises(TrainingError, match=r"none of the 1 checkpoints .* is whole: .* give another run\.folder"):
-        kept.newest()
+        kept.find_newest()
 
 
 def test_a_damaged_one_does_not_push_out_what_is_written_after_it(kept, caplog):
@@ -292,13 +293,13 @@ def test_a_damaged_one_does_not_push_out_what_is_written_after_it(kept, caplog):
     write(kept, 3, 6)
     flip(shard(kept.folder / "step-00000006"), -1)
     again = CheckpointFolder(kept.folder, ALONE, keep=1)
-    again.start()
+    again.open()
     assert loaded(again) == 3
     write(again, 4)
     assert loaded(again) == 4
     write(again, 6)  # written anew in the place of the damaged one
     assert loaded(again) == 6
-    assert list(again.steps()) == [6]
+    assert list(again.list_steps()) == [6]
 
 
 # ---- What cannot be --------------------------------------------------------------------------------------------------
@@ -306,7 +307,7 @@ def test_a_damaged_one_does_not_push_out_what_is_written_after_it(kept, caplog):
 
 def test_another_runs_checkpoint_is_refused(kept):
     write(kept, 1)
-    path = kept.newest()
+    path = kept.find_newest()
     for tensors, name in [
         ({"weight": torch.zeros(3), "bias": torch.zeros(1)}, "bias"),
         ({}, "weight"),
@@ -339,7 +340,7 @@ def test_an_error_in_the_background_is_told_at_the_next_occasion(kept, monkeypat
         (Path(storage_writer.path) / "half.safetensors").write_bytes(bytes(1000))
         raise error
 
-    monkeypatch.setattr(checkpoint.state_dict_saver, "save", fail)
+    monkeypatch.setattr(checkpoint_folder.state_dict_saver, "save", fail)
     tensors = {"weight": torch.zeros(3)}
     kept.save(3, tensors, {})  # goes on meanwhile
     with pytest.raises(TrainingError) as caught:
@@ -359,7 +360,7 @@ def test_an_error_while_hashing_leaves_no_name(kept, monkeypatch):
     def fail(path):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(checkpoint, "sha256", fail)
+    monkeypatch.setattr(checkpoint_folder, "sha256", fail)
     kept.save(1, {"weight": torch.zeros(3)}, {})
     with pytest.raises(TrainingError, match="Input/output error; there is no checkpoint yet; mend that"):
         kept.finish()
@@ -430,7 +431,7 @@ def on_a_small_disk(disk: Path) -> None:
     content = (disk / "run/metrics.jsonl").read_bytes()
     assert content.endswith(b"\n")
     steps = [record["step"] for record in read_records(disk / "run/metrics.jsonl") if record["kind"] == "train"]
-    newest = CheckpointFolder(disk / "run/checkpoints", ALONE, keep=100).newest()
+    newest = CheckpointFolder(disk / "run/checkpoints", ALONE, keep=100).find_newest()
     assert newest is not None
     kept = runs.tensors(newest)
     assert all(torch.isfinite(tensor).all() for tensor in kept.values())

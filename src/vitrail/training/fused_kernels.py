@@ -15,7 +15,7 @@ WIDTH_FROM = 768
 """From this width on they were measured to be faster than compiled ones (docs/speed.md)."""
 
 
-def fuse(model: ImageModel, config: RunConfig, ranks: Ranks, precision: torch.dtype) -> bool:
+def use_fused_kernels(model: ImageModel, config: RunConfig, ranks: Ranks, precision: torch.dtype) -> bool:
     """Let a model train by fused kernels, where that is asked for, or left open and better. Whether it does."""
     run = config.run
     if run.fused is False:

@@ -1,0 +1,120 @@
+"""The folder of a run: one process trains in it at a time, and always with the same configuration.
+
+runs/name/
+    config.toml          the whole configuration
+    metrics.jsonl        what was measured, one record a line
+    tensorboard/         the same for TensorBoard
+    checkpoints/         where a stopped run goes on from
+    model/               the result; `vitrail.load` takes this folder or the one above
+    curves.png, .svg     the learning curves
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vitrail.errors import ConfigError, TrainingError
+from vitrail.system.files import write_whole
+from vitrail.training.config import RunConfig
+from vitrail.training.resolve import build_config, read_toml, to_toml
+from vitrail.training.run import RunSetup
+
+ADJUSTABLE = {"data": {"source", "workers", "in_memory"}, "optimizer": {"accumulate"}}
+"""Keys that may change on resume, besides everything under `run` except `seed`."""
+CONFIG_FILE, LOCK_FILE, DATA_FILE, WEIGHTS_FILE = "config.toml", ".lock", ".data", ".weights"
+TRIAL_PREFIX = "sweep-"
+"""Folders with this prefix, inside a run's folder, are the runs of a sweep that comes before it."""
+
+
+@contextmanager
+def claim_folder(setup: RunSetup) -> Iterator[None]:
+    """Lock the run folder while the block runs, and make sure that it holds this run or none.
+
+    Raises:
+        ConfigError: The folder holds other files, or a run with other images, weights or configuration.
+        TrainingError: Another process is training in the folder, or it cannot be written.
+    """
+    folder, ranks = setup.config.run.folder, setup.ranks
+    failure, lock = None, None
+    if ranks.is_first:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _check_other_files(folder)
+            lock = _lock(folder)
+            check_same_run(setup.config, setup.data_fingerprint, setup.weights_digest)
+        except (ConfigError, TrainingError) as error:
+            failure = error
+        except OSError as error:
+            failure = TrainingError(f"{folder} cannot be written: {error.strerror or error}")
+    failure = ranks.broadcast_from_first(failure)
+    try:
+        if failure is not None:
+            raise failure
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _check_other_files(folder: Path) -> None:
+    """Refuse a folder with files of another kind: nothing is written among them."""
+    names = [path.name for path in folder.iterdir()]
+    others = [name for name in names if name != LOCK_FILE and not name.startswith(TRIAL_PREFIX)]
+    if others and CONFIG_FILE not in names:
+        raise ConfigError(f"{folder} holds {min(others)} and is no run: give a new run.folder")
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock the folder and return the lock's descriptor. The system unlocks it when the process ends, in any way."""
+    if sys.platform == "win32":
+        return None
+    import fcntl
+
+    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        # Not flock: workers would inherit it, and outlive a killed run by some seconds.
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        os.close(descriptor)
+        raise TrainingError(
+            f"another process is training in {folder}: wait for it, or give another run.folder"
+        ) from None
+    return descriptor
+
+
+def check_same_run(config: RunConfig, data_fingerprint: str, weights_digest: str) -> None:
+    """Check that images, weights and configuration are those the run was started with. The first start saves them."""
+    folder = config.run.folder
+    facts = (
+        (folder / DATA_FILE, data_fingerprint, "images", config.data.source),
+        (folder / WEIGHTS_FILE, weights_digest, "weights", config.model.weights),
+    )
+    for path, now, what, where in facts:
+        if path.exists() and path.read_text(encoding="utf-8") != now:
+            raise ConfigError(
+                f"the run in {folder} was begun with other {what} than {where} has now: give another run.folder"
+            )
+    if (folder / CONFIG_FILE).exists():
+        for key, then, now in find_differences(build_config(read_toml(folder / CONFIG_FILE)), config):
+            raise ConfigError(
+                f"the run in {folder} was begun with {key} = {then!r}, not {now!r}: give another "
+                "run.folder, or the same value to go on with it"
+            )
+    for path, now, _, _ in facts:
+        write_whole(path, now.encode())
+    write_whole(folder / CONFIG_FILE, to_toml(config).encode())
+
+
+def find_differences(then: RunConfig, now: RunConfig) -> Iterator[tuple[str, Any, Any]]:
+    """Yield each key whose value makes it another run, with its value then and now."""
+    old, new = then.model_dump(), now.model_dump()
+    for section, values in old.items():
+        free = set(values) - {"seed"} if section == "run" else ADJUSTABLE.get(section, set())
+        for key in sorted((set(values) | set(new[section])) - free):
+            if values.get(key) != new[section].get(key):
+                yield f"{section}.{key}", values.get(key), new[section].get(key)
