@@ -23,8 +23,8 @@ from vitrail.data.transforms.augment import (
     Augmentation,
     augment_image,
     color_jitter,
-    flip,
     draw_crop_box,
+    flip,
     rand_augment,
     random_erasing,
     shift,
@@ -507,7 +507,8 @@ def test_what_is_off_draws_nothing():
     assert rng.getstate() == before
     rng = random.Random(0)
     assert torch.equal(
-        augment_image(IMAGE, Augmentation(flip=0, rand_augment=(2, 9)), random.Random(0)), rand_augment(IMAGE, rng, 2, 9)
+        augment_image(IMAGE, Augmentation(flip=0, rand_augment=(2, 9)), random.Random(0)),
+        rand_augment(IMAGE, rng, 2, 9),
     )
 
 

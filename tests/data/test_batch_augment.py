@@ -17,7 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitrail.data.transforms import augment, batch_operations
 from vitrail.data.transforms.augment import OPERATIONS, Augmentation, draw_crop_box
-from vitrail.data.transforms.batch_augment import AugmentationParameters, apply_parameters, augment_batch, draw_parameters, draw_boxes
+from vitrail.data.transforms.batch_augment import (
+    AugmentationParameters,
+    apply_parameters,
+    augment_batch,
+    draw_boxes,
+    draw_parameters,
+)
 
 RARE = 1e-3
 """With the seeds fixed, a distribution that fits passes always; a wrong one has p-values far below this."""
@@ -98,7 +104,9 @@ class Chosen(random.Random):
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_operations_are_those_of_single_images(name, magnitude):
     count, _, height, width = IMAGES.shape
-    drawn = draw_parameters(count, Augmentation(rand_augment=(1, magnitude)), generator(1), (height, width), (height, width))
+    drawn = draw_parameters(
+        count, Augmentation(rand_augment=(1, magnitude)), generator(1), (height, width), (height, width)
+    )
     numbers = torch.full((count, 1), list(OPERATIONS).index(name))
     found = batch_operations.rand_augment(
         IMAGES, numbers, drawn.rand_augment.signs, drawn.rand_augment.centres, magnitude
@@ -222,7 +230,9 @@ def test_boxes_are_distributed_as_those_of_single_images(size):
 @settings(max_examples=100, deadline=None)
 def test_boxes_lie_in_the_image(height, width, seed, low, ratio):
     options = Augmentation(crop_area=(low, 1.0), crop_ratio=(ratio, ratio * 1.5))
-    top, left, box_height, box_width = draw_parameters(64, options, generator(seed), (height, width), (8, 8)).boxes.unbind(1)
+    top, left, box_height, box_width = draw_parameters(
+        64, options, generator(seed), (height, width), (8, 8)
+    ).boxes.unbind(1)
     assert min(top.min(), left.min()) >= 0
     assert min(box_height.min(), box_width.min()) >= 1
     assert (top + box_height).max() <= height
@@ -320,9 +330,12 @@ def test_an_image_does_not_depend_on_those_beside_it():
     draws = draw_parameters(len(IMAGES), EVERYTHING, generator(5), (24, 31), (16, 16))
     whole = apply_parameters(IMAGES, draws, 9.0, (16, 16))
     for start, stop in ((0, 1), (1, 7), (7, 12)):
-        assert torch.equal(apply_parameters(IMAGES[start:stop], draws.rows(start, stop), 9.0, (16, 16)), whole[start:stop])
+        assert torch.equal(
+            apply_parameters(IMAGES[start:stop], draws.select_rows(start, stop), 9.0, (16, 16)), whole[start:stop]
+        )
 
 
+@pytest.mark.slow
 def test_applying_is_one_graph_for_torch_compile():
     """Nothing that Python decides by a value: with `fullgraph` that would be an error."""
     compiled = torch.compile(apply_parameters, backend="eager", fullgraph=True)

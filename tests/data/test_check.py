@@ -19,7 +19,7 @@ from hostile import GOOD, Deadly, encoded, make_hostile, picture, png, run_here
 from pictures import make_folder, make_parquet, make_tar
 
 from vitrail.data.check.check import check_data
-from vitrail.data.check.report import FACTS, FINDING_KINDS, SplitFacts, DataReport
+from vitrail.data.check.report import FACTS, FINDING_KINDS, DataReport, SplitFacts
 from vitrail.data.parallel import DEADLY, map_samples
 from vitrail.data.sources.source import ListSource, make_printable
 from vitrail.errors import ConfigError, DataError
@@ -123,7 +123,7 @@ def test_a_folder_that_cannot_be_opened_is_a_data_error(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "iterdir", refuse)
-    with pytest.raises(DataError, match="cannot be opened: Permission denied"):
+    with pytest.raises(DataError, match="Permission denied"):
         check_data(tmp_path)
 
 
@@ -150,6 +150,7 @@ def test_json_to_stdout_and_to_a_file(hostile, report, tmp_path, here):
     assert set(found["findings"][0]) == {"kind", "split", "name", "sentence"}
 
 
+@pytest.mark.slow
 def test_at_a_terminal_there_is_a_table(hostile):
     child = run(hostile[0], FORCE_COLOR="1", COLUMNS="200", TERM="xterm")
     assert child.returncode == 1
@@ -195,7 +196,7 @@ def test_wrong_commands(arguments, code, words, tmp_path, monkeypatch, here):
 
 
 def test_workers_below_one_are_refused():
-    with pytest.raises(ConfigError, match="workers = 0: give at least 1"):
+    with pytest.raises(ConfigError, match="workers = 0"):
         check_data("digits", workers=0)
 
 
@@ -252,7 +253,9 @@ def test_contents_are_told_apart_by_every_byte_of_their_digests():
 
 def test_pixels_are_compared_with_their_shape():
     pixels = torch.arange(96, dtype=torch.uint8)
-    found = check_data([(pixels.reshape(3, 4, 8), 0), (pixels.reshape(3, 8, 4), 0), (pixels.reshape(3, 4, 8), 0)], workers=1)
+    found = check_data(
+        [(pixels.reshape(3, 4, 8), 0), (pixels.reshape(3, 8, 4), 0), (pixels.reshape(3, 4, 8), 0)], workers=1
+    )
     assert [finding.name for finding in found.findings("duplicate")] == ["sample 2"]
 
 
@@ -314,7 +317,9 @@ def test_labels_that_mean_nothing_are_named():
         "sample 2": "its label is 2, and there are 2 classes",
         "sample 3": "has no label",
     }
-    assert sentences(check_data([(encoded(picture(0)), 1 << 40)], workers=1), "unreadable")[0].startswith("its label is")
+    assert sentences(check_data([(encoded(picture(0)), 1 << 40)], workers=1), "unreadable")[0].startswith(
+        "its label is"
+    )
 
 
 @pytest.mark.parametrize(
@@ -446,17 +451,18 @@ def test_what_goes_wrong_in_a_process_is_told_in_the_place_of_an_answer():
 
 SCRIPT = """
 import multiprocessing, sys
-from vitrail.data.check import check
+from vitrail.data.check.check import check_data
 
 def work():
     multiprocessing.set_start_method("spawn")
-    report = check(sys.argv[1], workers=2)
+    report = check_data(sys.argv[1], workers=2)
     print(report.counts["unreadable"], report.classes["all"]["readable"])
 
 {call}
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("call", "code", "printed", "error"),
@@ -478,8 +484,8 @@ def test_processes_may_be_spawned(call, code, printed, error, tmp_path):
 
 PEAK = """
 import pathlib, resource, sys
-from vitrail.data.check import check
-report = check(sys.argv[1], workers=1)
+from vitrail.data.check.check import check_data
+report = check_data(sys.argv[1], workers=1)
 assert report.parts
 # Not by getrusage for this process: that would tell of the one that started it, too.
 lines = pathlib.Path("/proc/self/status").read_text().splitlines()
@@ -495,6 +501,7 @@ def peak_megabytes(folder: Path) -> tuple[int, ...]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is counted otherwise elsewhere")
+@pytest.mark.slow
 def test_memory_stays_flat(hostile, tmp_path):
     few = peak_megabytes(colourful(tmp_path / "few", {"a": 20}))
     many = peak_megabytes(colourful(tmp_path / "many", {"a": 2000, "b": 2000}))

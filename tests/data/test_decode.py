@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageCms, ImageOps
 
 import vitrail
-from vitrail.data.transforms.decode import check_size, decode_image, decode_crop, to_channels, to_rgb
+from vitrail.data.transforms.decode import check_size, decode_crop, decode_image, to_channels, to_rgb
 
 
 def photo(width: int = 320, height: int = 240) -> Image.Image:
@@ -161,7 +161,7 @@ def test_other_modes(mode):
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 def test_such_numbers_have_no_range(dtype):
     content = encoded(Image.fromarray(np.array([[0.5, 7.0]]).astype(dtype)), "TIFF")
-    with pytest.raises(vitrail.DataError, match="numbers without a range"):
+    with pytest.raises(vitrail.DataError, match="range"):
         decode_image(content)
 
 
@@ -179,7 +179,7 @@ def test_grey_is_pillows_grey():
     expected = torch.from_numpy(np.array(image.convert("L")))[None]
     assert torch.equal(to_channels(pixels(image), 1), expected)
     assert to_channels(expected, 3).shape == (3, 240, 320)
-    with pytest.raises(vitrail.DataError, match="3 channels, and the model takes 4"):
+    with pytest.raises(vitrail.DataError, match=r"3 channels.*4"):
         to_channels(pixels(image), 4)
 
 
@@ -248,7 +248,7 @@ def test_cut_short_anywhere_is_an_error_or_an_image(kind):
 
 def test_sizes():
     check_size(10, 10, 100)
-    with pytest.raises(vitrail.DataError, match="11×10 pixels, more than the 100 allowed"):
+    with pytest.raises(vitrail.DataError, match=r"11×10.*100"):
         check_size(10, 11, 100)
     strip = decode_image(encoded(Image.new("RGB", (20000, 10), "red"), "PNG"))
     assert strip.shape == (3, 10, 20000)

@@ -41,7 +41,7 @@ print(json.dumps({"before": before, "two epochs": after_two, "eight epochs": pea
 def test_it_stops_with_the_list_where_too_much_is_broken(tmp_path):
     make_hostile(tmp_path / "photos")
     source = open_data(tmp_path / "photos")
-    with pytest.raises(vitrail.DataError, match="cannot be used, more than the 10 allowed") as caught:
+    with pytest.raises(vitrail.DataError, match="10 allowed") as caught:
         list(itertools.islice(TrainingLoader(source, 16, (32, 32)), 100))
     assert len(str(caught.value).splitlines()) > 11
 
@@ -64,6 +64,7 @@ def test_or_replaces_and_counts_each_of_them(workers, tmp_path):
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is measured through /proc")
+@pytest.mark.slow
 def test_memory_stays_flat(tmp_path):
     make_hostile(tmp_path / "photos")
     command = [sys.executable, "-c", MEASURE, str(tmp_path / "photos")]

@@ -19,7 +19,7 @@ from pictures import make_folder, make_tar, picture
 
 import vitrail
 from vitrail.config import Preprocessing
-from vitrail.data import loader as loader_module
+from vitrail.data import torch_loader
 from vitrail.data.loader import EvaluationLoader, TrainingLoader
 from vitrail.data.open import open_data
 from vitrail.data.sources.source import ListSource, Sample
@@ -77,16 +77,20 @@ def test_each_epoch_holds_each_sample_once(uninterrupted):
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 @pytest.mark.parametrize(
-    ("workers", "ranks", "changing"),
+    ("workers", "ranks", "changing", "restarts"),
     [
-        (3, 1, True),
-        (2, 2, False),
-        *(pytest.param(*rest, marks=pytest.mark.slow) for rest in itertools.product((1, 2, 3), (1, 2), (False, True))),
+        (2, 2, True, 12),
+        *(
+            pytest.param(*rest, 50, marks=pytest.mark.slow)
+            for rest in itertools.product((1, 2, 3), (1, 2), (False, True))
+        ),
     ],
 )
-def test_a_run_stopped_after_50_random_steps_is_the_run_never_stopped(workers, ranks, changing, source, uninterrupted):
+def test_a_run_stopped_after_random_steps_is_the_run_never_stopped(
+    workers, ranks, changing, restarts, source, uninterrupted
+):
     """Each time a new loader goes on from the position alone; `changing`: with another number of workers."""
-    stops = sorted(random.Random(workers + 10 * ranks).sample(range(1, STEPS), 50))
+    stops = sorted(random.Random(workers + 10 * ranks).sample(range(1, STEPS), restarts))
     parts = []
     for rank in range(ranks):
         position, steps = 0, []
@@ -106,7 +110,7 @@ def test_the_batch_size_may_change_on_the_way(source, uninterrupted):
     assert [merged(halves[:2]), merged(halves[2:])] == uninterrupted[10:12]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_however_they_start(method, source, uninterrupted):
     started = make(source, workers=2, start_method=method)
     assert [digest(batch) for batch in itertools.islice(started, 6)] == uninterrupted[:6]
@@ -198,7 +202,7 @@ def test_workers_that_keep_dying_are_an_error(tmp_path):
     loader = TrainingLoader(source, 40, 16, workers=1, start_method="fork")  # no batch is without the deadly sample
     with pytest.raises(RuntimeError, match=r"exited unexpectedly|killed"):
         next(loader)
-    assert len(list(tmp_path.iterdir())) == loader_module.WORKER_DEATHS + 1
+    assert len(list(tmp_path.iterdir())) == torch_loader.WORKER_DEATHS + 1
 
 
 KILLED = """
@@ -216,7 +220,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_no_worker_outlives_a_killed_program(tmp_path, start_method):
     """Killed while it holds the lock that torch's workers ask for before they look whether it is still there."""
     (tmp_path / "killed.py").write_text(KILLED)
@@ -270,9 +274,7 @@ def test_what_replaces_it_brings_its_own_label():
 @pytest.mark.parametrize("workers", [0, 2])
 def test_too_many_stop_the_run_with_the_list(workers):
     source = with_broken(200, set(range(0, 200, 10)))
-    with pytest.raises(
-        vitrail.DataError, match=r"1\d of 200 images cannot be used, more than the 10 allowed"
-    ) as caught:
+    with pytest.raises(vitrail.DataError, match=r"1\d of 200 .* 10 allowed") as caught:
         list(itertools.islice(make(source, workers=workers), 100))
     lines = str(caught.value).splitlines()
     assert 12 <= len(lines) < 18
@@ -282,13 +284,13 @@ def test_too_many_stop_the_run_with_the_list(workers):
 def test_the_limit_is_a_thousandth_and_can_be_set():
     assert make(ListSource([(b"", 0)] * 50_000)).most_broken == 50
     assert make(with_broken(50, set())).most_broken == 10
-    with pytest.raises(vitrail.DataError, match="more than the 0 allowed"):
+    with pytest.raises(vitrail.DataError, match="0 allowed"):
         list(itertools.islice(make(with_broken(30, {4}), most_broken=0), 10))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_data_set_of_nothing_but_broken_images(workers):
-    with pytest.raises(vitrail.DataError, match=r"every other that was tried is broken too$"):
+    with pytest.raises(vitrail.DataError, match="every other"):
         next(iter(make(with_broken(30, set(range(30))), workers=workers, most_broken=10**6)))
 
 
@@ -330,18 +332,18 @@ def test_what_people_give(tmp_path):
     make_folder(tmp_path / "photos", {"a": 3, "b": 3})
     batch = next(TrainingLoader(tmp_path / "photos", 4, 32))
     assert batch.images.shape == (4, 3, 32, 32)
-    with pytest.raises(vitrail.ConfigError, match=r"preprocessing is a int: give model\.preprocessing"):
+    with pytest.raises(vitrail.ConfigError, match=r"model\.preprocessing"):
         EvaluationLoader(tmp_path / "photos", 4, Preprocessing(image_size=32))
-    with pytest.raises(vitrail.ConfigError, match="image_size = 0: give a number"):
+    with pytest.raises(vitrail.ConfigError, match="image_size = 0"):
         TrainingLoader(tmp_path / "photos", 4, 0)
     with pytest.raises(vitrail.ConfigError, match="position = -1"):
         TrainingLoader(tmp_path / "photos", 4, 32, position=-1)
 
 
 def test_impossible_loaders():
-    with pytest.raises(vitrail.DataError, match="the data set is empty"):
+    with pytest.raises(vitrail.DataError, match="empty"):
         make(ListSource([]))
-    with pytest.raises(vitrail.ConfigError, match=r"batch_size = 12 for rank 0 of 5: .* multiple of their number"):
+    with pytest.raises(vitrail.ConfigError, match=r"batch_size = 12 .*multiple"):
         make(with_broken(5, set()), ranks=5)
 
 
@@ -380,10 +382,10 @@ def test_evaluation_does_not_replace_what_is_broken_but_leaves_it_out_aloud(capl
 
 def test_an_evaluation_of_broken_images_is_an_error():
     loader = EvaluationLoader(with_broken(40, set(range(20))), Preprocessing(image_size=16), 5)
-    with pytest.raises(vitrail.DataError, match="cannot be used, more than the 10 allowed"):
+    with pytest.raises(vitrail.DataError, match="10 allowed"):
         list(loader)
     assert len(loader.broken) > 10
-    with pytest.raises(vitrail.DataError, match="the data set is empty"):
+    with pytest.raises(vitrail.DataError, match="empty"):
         EvaluationLoader(ListSource([]), Preprocessing(image_size=16), 5)
 
 

@@ -114,7 +114,7 @@ def test_a_label_without_meaning_is_broken_as_in_the_source():
 
 def test_nothing_and_only_broken_ones():
     assert len(in_memory(ListSource([]))) == 0
-    with pytest.raises(DataError, match="the data set is empty"):
+    with pytest.raises(DataError, match="empty"):
         TrainingLoader(in_memory(ListSource([])), 4, 16)
     kept = in_memory(ListSource([(b"", 0)], ["a"]))
     with pytest.raises(DataError, match="empty"):
@@ -177,7 +177,7 @@ def test_the_order_of_shards_stays(tmp_path):
 def test_too_much_is_refused(monkeypatch):
     monkeypatch.setattr(memory, "MOST_BYTES", 3000)
     source = ListSource([(picture(n), 0) for n in range(3)], ["a"])  # of 1,440 bytes each
-    with pytest.raises(DataError, match=r"data\.in_memory is for small images; pack them instead"):
+    with pytest.raises(DataError, match=r"data\.in_memory"):
         in_memory(source)
     assert len(in_memory(ListSource(source.samples[:2], ["a"]))) == 2
 
@@ -187,5 +187,5 @@ def test_too_little_shared_memory_is_told(mixed, monkeypatch):
         raise RuntimeError("unable to allocate shared memory(shm): No space left on device (28)")
 
     monkeypatch.setattr(torch.Tensor, "share_memory_", refuse)
-    with pytest.raises(DataError, match=r"^[\d,]+ bytes of pixels find no room in shared memory: .*in_memory=false$"):
+    with pytest.raises(DataError, match=r"shared memory.*in_memory=false"):
         in_memory(mixed)

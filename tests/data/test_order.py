@@ -48,12 +48,14 @@ def test_a_stretch_is_the_same_however_it_is_cut(count, block, start, length):
     assert np.array_equal(together, alone)
 
 
+@pytest.mark.slow
 def test_all_permutations_of_few_are_equally_likely():
     found = Counter(tuple(permute(np.arange(4), 4, key).tolist()) for key in range(24_000))
     assert len(found) == 24
     assert stats.chisquare(list(found.values())).pvalue > 1e-4
 
 
+@pytest.mark.slow
 def test_each_place_gets_each_sample_equally_often():
     """Over epochs, with and without blocks, on a number that no block divides."""
     for block, window in ((1, 1), (4, 16)):

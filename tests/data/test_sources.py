@@ -13,7 +13,7 @@ from pictures import make_folder, make_parquet, make_tar, picture
 from PIL import Image
 
 import vitrail
-from vitrail.data.open import open_data, list_splits
+from vitrail.data.open import list_splits, open_data
 from vitrail.data.sources.folder import FileSource
 from vitrail.data.sources.source import ListSource, Source, hold_out, make_printable
 from vitrail.data.transforms.decode import decode_image
@@ -149,11 +149,11 @@ def test_parts_by_folder(tmp_path):
     data = tmp_path / "photos"
     assert list_splits(data) == ("train", "val")
     assert (len(open_data(data, "train")), len(open_data(data, "val"))) == (8, 3)
-    with pytest.raises(vitrail.DataError, match="has no split 'test': it has train, val"):
+    with pytest.raises(vitrail.DataError, match="'test': it has train, val"):
         open_data(data, "test")
-    with pytest.raises(vitrail.DataError, match="comes in parts: name one of train, val"):
+    with pytest.raises(vitrail.DataError, match="name one of train, val"):
         open_data(data)
-    with pytest.raises(vitrail.ConfigError, match="split = 'tarin', did you mean 'train'"):
+    with pytest.raises(vitrail.ConfigError, match="'tarin', did you mean 'train'"):
         open_data(data, "tarin")
 
 
@@ -267,7 +267,7 @@ def test_a_tar_that_is_not_whole_is_an_error_not_a_smaller_data_set(tmp_path):
         content + content,
     ):
         path.write_bytes(damaged)
-        with pytest.raises(vitrail.DataError, match="is damaged, or several tars in one"):
+        with pytest.raises(vitrail.DataError, match="damaged"):
             open_data(path)
 
 
@@ -296,13 +296,13 @@ def test_parquet_that_is_none_and_images_that_are_only_paths(tmp_path):
     with pytest.raises(vitrail.DataError, match="is not a Parquet file"):
         open_data(tmp_path / "a.parquet")
     pq.write_table(pa.table({"x": [1]}), tmp_path / "b.parquet")
-    with pytest.raises(vitrail.DataError, match="has the columns x: it needs one of image"):
+    with pytest.raises(vitrail.DataError, match=r"columns x:.*image"):
         open_data(tmp_path / "b.parquet")
     images = pa.array(
         [{"bytes": None, "path": "/etc/passwd"}], pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     )
     pq.write_table(pa.table({"image": images, "label": [0]}), tmp_path / "c.parquet")
-    with pytest.raises(vitrail.DataError, match="only named by a path are not followed"):
+    with pytest.raises(vitrail.DataError, match="path"):
         open_data(tmp_path / "c.parquet").read(0)
 
 
@@ -361,7 +361,7 @@ def test_lists_take_what_people_have(tmp_path):
         with pytest.raises(vitrail.DataError, match=sentence):
             open_data([(wrong, 0)]).read(0)
     for label in ("a", 3.7, None):
-        with pytest.raises(vitrail.DataError, match="a label that is a whole number"):
+        with pytest.raises(vitrail.DataError, match="whole number"):
             open_data([(picture(0), label)]).read(0)
     with pytest.raises(vitrail.DataError, match="not a pair"):
         open_data(["a.jpg"]).read(0)
@@ -417,7 +417,7 @@ def test_shards_that_were_packed_bring_their_index(tmp_path, monkeypatch):
     index = np.load(tmp_path / "out" / "index-train.npy")
     index["shard"] = 1000
     np.save(tmp_path / "out" / "index-train.npy", index)
-    with pytest.raises(vitrail.DataError, match="the index beside the shards is damaged"):
+    with pytest.raises(vitrail.DataError, match=r"index .*damaged"):
         open_data(tmp_path / "out", "train").read(0)
     np.save(tmp_path / "out" / "index-train.npy", np.zeros(11))
     assert sorted(contents(open_data(tmp_path / "out", "train"))) == looked_through
@@ -482,9 +482,9 @@ def test_what_lies_beside_splits_is_not_left_out_in_silence(tmp_path):
     rows = [text[0] + ",split", text[1] + ",train", text[2] + ",unknown"]
     (folder / "labels.csv").write_text("\n".join(rows))
     for name, sentence in (
-        ("a", "'extra': of no split"),
-        ("b", "more.tar, which is of no split"),
-        ("c", "'unknown': of"),
+        ("a", "'extra'"),
+        ("b", "more.tar"),
+        ("c", "'unknown'"),
     ):
         with pytest.raises(vitrail.DataError, match=sentence):
             open_data(tmp_path / name, "train")
@@ -496,7 +496,7 @@ def test_splits_anywhere_in_a_name_and_by_other_words(tmp_path):
     assert list_splits(tmp_path) == ("train", "val")
     assert len(open_data(tmp_path, "validation")) == 4
     make_tar(tmp_path / "train-test.tar", LABELS)
-    with pytest.raises(vitrail.DataError, match="could be of train or test: rename it"):
+    with pytest.raises(vitrail.DataError, match="train or test"):
         open_data(tmp_path, "train")
 
 
@@ -513,7 +513,7 @@ def test_a_mask_beside_an_image_is_not_the_image(tmp_path):
 
 def test_images_in_no_class_folder(tmp_path):
     (tmp_path / "a.png").write_bytes(picture(0))
-    with pytest.raises(vitrail.DataError, match=r"1 images lie in .* itself: expected a folder for each class"):
+    with pytest.raises(vitrail.DataError, match=r"1 images .*folder for each class"):
         open_data(tmp_path)
 
 
@@ -550,14 +550,14 @@ def test_more_parquet_files_than_may_be_open(tmp_path, monkeypatch):
 def test_two_folders_for_one_split(tmp_path):
     for name in ("train", "val", "validation"):
         make_folder(tmp_path / name, {"cat": 1})
-    with pytest.raises(vitrail.DataError, match="'val' and 'validation' both mean 'val'"):
+    with pytest.raises(vitrail.DataError, match="'val' and 'validation'"):
         open_data(tmp_path, "train")
 
 
 def test_a_split_that_cannot_be_made(tmp_path):
     make_folder(tmp_path / "test", {"cat": 1})
     for split in ("train", "val"):
-        with pytest.raises(vitrail.DataError, match=f"has no split '{split}': it has test"):
+        with pytest.raises(vitrail.DataError, match=f"'{split}': it has test"):
             open_data(tmp_path, split, holdout=0.5)
 
 
@@ -588,7 +588,7 @@ def test_parquet_with_labels_that_are_words_and_without_rows(tmp_path):
     pq.write_table(pa.table({"image": [image], "label": ["cat"]}), tmp_path / "a.parquet")
     source = open_data(tmp_path / "a.parquet")
     assert source.labels(0, 1).tolist() == [-1]
-    with pytest.raises(vitrail.DataError, match="its label is 'cat', not a number"):
+    with pytest.raises(vitrail.DataError, match="label is 'cat'"):
         source.read(0)
     table = pa.table({"image": [image], "label": [1]})
     pq.write_table(table.slice(0, 0), tmp_path / "b.parquet")
@@ -606,7 +606,7 @@ def test_parquet_with_labels_that_are_words_and_without_rows(tmp_path):
 def test_a_tar_that_is_a_link_to_nothing(tmp_path):
     make_tar(tmp_path / "a.tar", LABELS)
     (tmp_path / "b.tar").symlink_to("nothing")
-    with pytest.raises(vitrail.DataError, match="cannot be opened: No such file"):
+    with pytest.raises(vitrail.DataError, match="No such file"):
         open_data(tmp_path)
 
 

@@ -78,7 +78,7 @@ def pack(
     Beside the shards lie the names of the classes, checksums and dataset.json, which tells how they were made.
     """
     from vitrail.cli.printing import print_table
-    from vitrail.data.check.check import WHOLE
+    from vitrail.data.open import WHOLE
     from vitrail.data.packing.pack import pack_data as run
 
     with progress_bar("packing") as progress:

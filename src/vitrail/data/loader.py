@@ -1,8 +1,8 @@
-"""From a source to batches: fast, in an order that a seed decides, and able to go on from anywhere.
+"""Turn a source into batches, for training or for evaluation.
 
-The whole state of a training loader is one integer, how many samples have been used. Order is a function of (seed,
-epoch), augmentation of (seed, epoch, sample), so neither the number of workers nor a stop and a new start changes a
-byte, and any number of ranks sees the same samples in the same steps.
+The whole state of a training loader is one integer: how many samples have been used. The order depends on (seed,
+epoch) and augmentation on (seed, epoch, sample). So the number of workers and a restart change no byte, and any number
+of ranks sees the same samples in the same steps.
 """
 
 from __future__ import annotations
@@ -10,39 +10,33 @@ from __future__ import annotations
 import logging
 import math
 import random
-import re
-import signal
-import threading
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+from torch.utils.data import Dataset, get_worker_info
 
 from vitrail.config import Preprocessing
 from vitrail.data.open import Data, open_data
 from vitrail.data.order import Order, derive_seed
-from vitrail.data.parallel import exit_with_parent
 from vitrail.data.sources.source import Sample, Source
+from vitrail.data.torch_loader import EndlessSteps, EpochSteps, make_loader_options, stream_batches
 from vitrail.data.transforms.augment import Augmentation, augment_image, draw_crop_box
-from vitrail.data.transforms.decode import MOST_PIXELS_TRAINING, decode_image, decode_crop, to_channels
+from vitrail.data.transforms.decode import MOST_PIXELS_TRAINING, decode_crop, decode_image, to_channels
 from vitrail.data.transforms.preprocess import resize_and_crop
 from vitrail.errors import ConfigError, DataError
 
 log = logging.getLogger("vitrail")
 
 BROKEN_SHARE, BROKEN_LEAST = 0.001, 10
-"""More broken samples than this share of a source, and than this number, stop a run."""
+"""A run stops when more samples are broken than this share of the source, and more than this number."""
 REPLACEMENTS = 100
-"""How many others are tried in place of a broken sample before giving up."""
-WORKER_DEATHS = 3
-"""How often in a row workers may die, of memory for example, before giving up."""
+"""How many other samples are tried in place of a broken one."""
 
 
 @dataclass(frozen=True)
@@ -56,74 +50,55 @@ class BrokenSample:
 
 @dataclass(frozen=True)
 class Batch:
-    """Images of one size. Pixels are uint8: they are normalised on the device, where it costs nothing."""
+    """B images of one size. Pixels are uint8; they are normalised on the device, where that is cheap."""
 
     images: Tensor
     """(B, C, height, width) uint8."""
     labels: Tensor
     """(B,) int64."""
     indices: Tensor
-    """(B,) int64: the samples' numbers in their source, also where another takes a broken one's place; −1 where there
-    is none."""
+    """(B,) int64: the samples' numbers in the source; −1 for padding. A replaced sample keeps its own number."""
     mask: Tensor
-    """(B,) bool: False for what only fills up an evaluation batch, or could not be read there."""
+    """(B,) bool: False for padding of an evaluation batch, and for samples that could not be read there."""
     broken: tuple[BrokenSample, ...] = ()
 
     def to(self, device: torch.device | str) -> Batch:
-        """On another device; without waiting where memory is pinned."""
-        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in _TENSORS}
-        return replace(self, **moved)
+        """Return a copy on another device; the copy is asynchronous if memory is pinned."""
+        return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in _TENSORS})
 
     def pin_memory(self) -> Batch:
-        """For a fast way to a GPU."""
+        """Return a copy in pinned memory, from which copies to a GPU are fast. torch calls this."""
         return replace(self, **{name: getattr(self, name).pin_memory() for name in _TENSORS})
 
 
 _TENSORS = ("images", "labels", "indices", "mask")
 
 
-class _Loader:
-    """What training and evaluation share."""
-
-    def __init__(self, source: Data, batch_size: int, rank: int, ranks: int, most_broken: int | None) -> None:
-        self.source = open_data(source)
-        if ranks < 1 or not 0 <= rank < ranks or batch_size < 1 or batch_size % ranks:
-            raise ConfigError(
-                f"batch_size = {batch_size} for rank {rank} of {ranks}: a batch is shared by all ranks, so give a "
-                "multiple of their number, and ranks that count from 0"
-            )
-        if not len(self.source):
-            raise DataError("the data set is empty")
-        self.batch_size, self.rank, self.ranks = batch_size, rank, ranks
-        share = int(len(self.source) * BROKEN_SHARE)
-        self.most_broken = max(share, BROKEN_LEAST) if most_broken is None else most_broken
-        self._account = _Account(len(self.source), self.most_broken)
-
-    @property
-    def broken(self) -> dict[int, BrokenSample]:
-        """The samples found to be broken, by their numbers."""
-        return self._account.broken
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Batches in which every sample is seen once; the last may reach into the next epoch, or be filled up."""
-        return -(-len(self.source) // self.batch_size)
-
-
 @dataclass
-class _Account:
-    """Of broken samples. Not a part of the loader: one that nobody wants any more ends at once then, with workers."""
+class BrokenLog:
+    """Lists the broken samples of a source and raises an error when there are too many.
+
+    It is an object of its own so that the stream of batches does not refer to its loader: a loader that is no longer
+    used can then be freed at once, and its workers with it.
+    """
 
     total: int
+    """Samples in the source."""
     most: int
+    """Broken samples that are allowed."""
     broken: dict[int, BrokenSample] = field(default_factory=dict)
 
-    def add(self, found: Sequence[BrokenSample], instead: str) -> None:
-        """Each broken sample is named once; too many are an error that lists them."""
-        for broken in found:
-            if broken.index not in self.broken:
-                self.broken[broken.index] = broken
-                log.warning("%s: %s; %s", broken.name, broken.reason, instead)
+    @classmethod
+    def for_source(cls, source: Source, most_broken: int | None) -> BrokenLog:
+        share = int(len(source) * BROKEN_SHARE)
+        return cls(len(source), max(share, BROKEN_LEAST) if most_broken is None else most_broken)
+
+    def add(self, samples: Sequence[BrokenSample], consequence: str) -> None:
+        """Log each broken sample once; raise a DataError that lists all if there are more than allowed."""
+        for sample in samples:
+            if sample.index not in self.broken:
+                self.broken[sample.index] = sample
+                log.warning("%s: %s; %s", sample.name, sample.reason, consequence)
         if len(self.broken) > self.most:
             lines = "\n".join(f"  {broken.name}: {broken.reason}" for broken in self.broken.values())
             raise DataError(
@@ -131,56 +106,68 @@ class _Account:
                 f"`vitrail data check` finds them all\n{lines}"
             )
 
-
-def _batches(
-    samples: _Samples, steps: Callable[[int], Sampler[list[int]]], options: dict[str, Any], account: _Account
-) -> Iterator[Batch]:
-    """The batches of `steps(0)`. Where a worker dies, new ones go on with `steps(done)`."""
-    done = deaths = 0
-    while True:
-        with warnings.catch_warnings():
-            # More workers than cores is what a person asked for, and torch would say so again for every loader.
-            warnings.filterwarnings("ignore", message="This DataLoader will create")
-            loader = DataLoader(samples, batch_sampler=steps(done), **options)
-        try:
-            for batch in _without_interruption(loader):
-                if isinstance(batch, DataError):
-                    raise batch
-                account.add(batch.broken, samples.instead)
-                done, deaths = done + 1, 0
-                yield batch
-            return
-        except (RuntimeError, EOFError, OSError) as error:
-            # Found by torch; or in the middle of handing a batch over, when the other end of a connection is gone.
-            died = _WORKER_DIED.search(str(error)) if isinstance(error, RuntimeError) else options["num_workers"]
-            deaths += 1
-            if not died or deaths > WORKER_DEATHS:
-                raise
-            log.warning("a worker died (%s); new workers go on from there", error or type(error).__name__)
+    def check_batches(self, batches: Iterator[Batch | DataError], consequence: str) -> Iterator[Batch]:
+        """Pass batches on, and add their broken samples to the log."""
+        for batch in batches:
+            if isinstance(batch, DataError):
+                raise batch
+            self.add(batch.broken, consequence)
+            yield batch
 
 
-class _EndlessLoader(_Loader):
-    """What those of training share: the samples used so far on all ranks together are all of their state."""
+class Loader:
+    """The common part of all loaders: a source, and a batch that several ranks share."""
+
+    def __init__(self, source: Data, batch_size: int, rank: int, ranks: int, most_broken: int | None) -> None:
+        self.source = open_data(source)
+        if ranks < 1 or not 0 <= rank < ranks or batch_size < 1 or batch_size % ranks:
+            raise ConfigError(
+                f"batch_size = {batch_size} for rank {rank} of {ranks}: all ranks share a batch, so give a multiple "
+                "of the number of ranks; ranks count from 0"
+            )
+        if not len(self.source):
+            raise DataError("the data set is empty")
+        self.batch_size, self.rank, self.ranks = batch_size, rank, ranks
+        self._broken_log = BrokenLog.for_source(self.source, most_broken)
+
+    @property
+    def broken(self) -> dict[int, BrokenSample]:
+        """The broken samples so far, by their numbers in the source."""
+        return self._broken_log.broken
+
+    @property
+    def most_broken(self) -> int:
+        """How many broken samples are allowed."""
+        return self._broken_log.most
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches that contain every sample; the last one reaches into the next epoch, or is padded."""
+        return -(-len(self.source) // self.batch_size)
+
+
+class EndlessLoader(Loader):
+    """A loader for training. Its only state is `position`, the samples used so far on all ranks together."""
 
     position: int
 
     @property
     def epoch(self) -> float:
-        """How often the source has been seen."""
+        """How many times the source has been seen; a fraction within an epoch."""
         return self.position / len(self.source)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     @abstractmethod
-    def __next__(self) -> Batch:
-        """The next batch, wherever it comes from."""
+    def __next__(self) -> Batch: ...
 
 
-class TrainingLoader(_EndlessLoader):
-    """An endless sequence of batches. `position` is its state: save it, and give it back to go on from there.
+class TrainingLoader(EndlessLoader):
+    """An endless sequence of augmented training batches.
 
-    It is its own iterator: however often `iter` is called, there is one sequence.
+    To resume, save `position` and pass it to a new loader. The loader is its own iterator: there is one sequence,
+    however often `iter` is called.
     """
 
     def __init__(
@@ -201,24 +188,28 @@ class TrainingLoader(_EndlessLoader):
         most_pixels: int = MOST_PIXELS_TRAINING,
         most_broken: int | None = None,
     ) -> None:
-        """Where samples come from, and what becomes of them.
+        """Create the loader; workers start with the first batch.
 
         Args:
-            source: from `open_data`, or what that takes.
-            batch_size: images in a step on all ranks together.
-            image_size: height and width of the images in a batch, or one number.
-            seed: of order and augmentation.
-            augmentation: the paper's crop and flip if None.
+            source: a Source, or anything that `open_data` accepts.
+            batch_size: images of a step on all ranks together; a multiple of `ranks`.
+            image_size: (height, width) of the images in a batch, or one number for both.
+            seed: decides the order and the augmentation.
+            augmentation: None means the paper's random crop and flip.
             channels: 3, or 1 for grey.
             position: samples used so far on all ranks together.
-            workers: processes that read ahead; 0 reads in this one.
-            rank: which part of every batch is ours, of `ranks`.
-            ranks: how many share a batch.
-            pin_memory: if None, where there is a GPU.
-            start_method: "fork", "spawn" or "forkserver"; Python's own choice if None.
-            most_pixels: larger images are broken.
-            most_broken: more broken samples than this, on this rank since this start, stop the run; a thousandth of
-                the source, at least 10, if None.
+            workers: processes that read ahead; 0 reads in this process.
+            rank: which part of each batch this process gets, from 0 to `ranks` − 1.
+            ranks: how many processes share a batch.
+            pin_memory: None pins memory if there is a GPU.
+            start_method: "fork", "spawn" or "forkserver"; None leaves the choice to Python.
+            most_pixels: images with more pixels count as broken.
+            most_broken: how many broken samples this rank accepts before it stops; None means a thousandth of the
+                source, but at least 10.
+
+        Raises:
+            ConfigError: an argument is out of its range.
+            DataError: the source cannot be opened or is empty; or, while iterating, too many samples are broken.
         """
         super().__init__(source, batch_size, rank, ranks, most_broken)
         if position < 0 or workers < 0:
@@ -226,18 +217,18 @@ class TrainingLoader(_EndlessLoader):
         self.position = position
         size = Preprocessing(image_size=image_size).image_size
         samples = _TrainingSamples(self.source, size, seed, augmentation or Augmentation(), channels, most_pixels)
-        options = _loader_options(workers, pin_memory, start_method)
-        steps = partial(_EndlessSteps, position, batch_size, rank, ranks)
-        self._sequence = _batches(samples, steps, options, self._account)
+        steps = partial(EndlessSteps, position, batch_size, rank, ranks)
+        batches = stream_batches(samples, steps, make_loader_options(workers, pin_memory, start_method))
+        self._batches = self._broken_log.check_batches(batches, samples.consequence)
 
     def __next__(self) -> Batch:
-        batch = next(self._sequence)
+        batch = next(self._batches)
         self.position += self.batch_size
         return batch
 
 
-class EvaluationLoader(_Loader):
-    """Every sample once, in order, prepared as the preprocessing says. All ranks get equally many batches."""
+class EvaluationLoader(Loader):
+    """Every sample once, in order, resized and cropped for a model. All ranks get the same number of batches."""
 
     def __init__(
         self,
@@ -253,43 +244,53 @@ class EvaluationLoader(_Loader):
         most_pixels: int = MOST_PIXELS_TRAINING,
         most_broken: int | None = None,
     ) -> None:
-        """`preprocessing`: the model's. `batch_size`: on all ranks together. The rest as for training."""
+        """Create the loader; each `iter` starts a new pass.
+
+        Args:
+            source: a Source, or anything that `open_data` accepts.
+            preprocessing: `model.preprocessing` of the model that is evaluated.
+            batch_size: images of a step on all ranks together; a multiple of `ranks`.
+            workers, rank, ranks, pin_memory, start_method, most_pixels, most_broken: as for `TrainingLoader`.
+
+        Raises:
+            ConfigError: an argument is out of its range.
+            DataError: the source cannot be opened or is empty; or, while iterating, too many samples are broken.
+        """
         if not isinstance(preprocessing, Preprocessing):
             raise ConfigError(f"preprocessing is a {type(preprocessing).__name__}: give model.preprocessing")
         super().__init__(source, batch_size, rank, ranks, most_broken)
         self._samples = _EvaluationSamples(self.source, preprocessing, most_pixels)
-        self._options = _loader_options(workers, pin_memory, start_method)
+        self._options = make_loader_options(workers, pin_memory, start_method)
 
     def __len__(self) -> int:
         return self.steps_per_epoch
 
     def __iter__(self) -> Iterator[Batch]:
-        """Once through; each call begins anew."""
-        steps = partial(_Steps, len(self.source), self.batch_size, self.rank, self.ranks)
-        return _batches(self._samples, steps, self._options, self._account)
+        steps = partial(EpochSteps, len(self.source), self.batch_size, self.rank, self.ranks)
+        batches = stream_batches(self._samples, steps, self._options)
+        return self._broken_log.check_batches(batches, self._samples.consequence)
 
 
-class _Samples(Dataset[Batch | DataError], ABC):
-    """What a worker does with the numbers of a batch."""
+class _BatchMaker(Dataset[Batch | DataError], ABC):
+    """Makes whole batches in a worker process."""
 
-    instead: ClassVar[str]
-    """What becomes of a broken sample, for the log."""
+    consequence: ClassVar[str]
+    """What happens to a broken sample, for the log."""
 
     @abstractmethod
-    def batch(self, numbers: Sequence[int]) -> Batch:
-        """Made in a worker."""
+    def make_batch(self, numbers: Sequence[int]) -> Batch: ...
 
     def __getitems__(self, numbers: Sequence[int]) -> Batch | DataError:
-        """An error is handed over: raised in a worker it would arrive wrapped in that worker's traceback."""
+        """Return the error instead of raising it: torch would wrap it in the worker's traceback."""
         try:
-            return self.batch(numbers)
+            return self.make_batch(numbers)
         except DataError as error:
             return error
 
 
 @dataclass
-class _TrainingSamples(_Samples):
-    """Positions of the endless sequence become images."""
+class _TrainingSamples(_BatchMaker):
+    """Makes augmented batches from positions of the endless sequence."""
 
     source: Source
     image_size: tuple[int, int]
@@ -298,55 +299,53 @@ class _TrainingSamples(_Samples):
     channels: int
     most_pixels: int
 
-    instead = "another image takes its place"
+    consequence = "another image takes its place"
 
-    def batch(self, positions: Sequence[int]) -> Batch:
-        """Augmented images, none missing."""
+    def make_batch(self, positions: Sequence[int]) -> Batch:
         order = Order(len(self.source), self.seed, self.source.block, self.source.window)
         epochs, indices = order(np.asarray(positions))
-        images = _empty(len(positions), self.channels, self.image_size)
+        images = _allocate_images(len(positions), self.channels, self.image_size)
         labels = torch.empty(len(positions), dtype=torch.int64)
         broken: list[BrokenSample] = []
         for place, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist(), strict=True)):
-            images[place], labels[place] = self._image(epoch, index, broken)
+            images[place], labels[place] = self._read_or_replace(epoch, index, broken)
         mask = torch.ones(len(positions), dtype=torch.bool)
         return Batch(images, labels, torch.from_numpy(indices), mask, tuple(broken))
 
-    def _image(self, epoch: int, index: int, broken: list[BrokenSample]) -> tuple[Tensor, int]:
-        """One sample augmented; where it is broken another, which depends on nothing but seed, epoch and sample."""
+    def _read_or_replace(self, epoch: int, index: int, broken: list[BrokenSample]) -> tuple[Tensor, int]:
+        """Return one augmented sample; the replacement of a broken one depends only on seed, epoch and sample."""
         key = derive_seed(self.seed, epoch, index)
         for attempt in range(REPLACEMENTS):
             chosen = index if attempt == 0 else derive_seed(key, attempt) % len(self.source)
             try:
-                return self._augmented(self.source.read_checked(chosen), random.Random(key))
+                return self._augment(self.source.read_checked(chosen), random.Random(key))
             except Exception as error:
-                broken.append(BrokenSample(chosen, self.source.display_name(chosen), _reason(error)))
+                broken.append(describe_broken(self.source, chosen, error))
         raise DataError(f"{broken[0].name}: {broken[0].reason}; and every other that was tried is broken too")
 
-    def _augmented(self, sample: Sample, rng: random.Random) -> tuple[Tensor, int]:
+    def _augment(self, sample: Sample, rng: random.Random) -> tuple[Tensor, int]:
         options = self.augmentation
 
-        def box(height: int, width: int) -> tuple[int, int, int, int]:
+        def choose_box(height: int, width: int) -> tuple[int, int, int, int]:
             return draw_crop_box(height, width, rng, options.crop_area, options.crop_ratio)
 
-        image = decode_crop(sample.content, box, self.image_size, self.most_pixels)
+        image = decode_crop(sample.content, choose_box, self.image_size, self.most_pixels)
         return to_channels(augment_image(to_channels(image, 3), options, rng), self.channels), sample.label
 
 
 @dataclass
-class _EvaluationSamples(_Samples):
-    """Numbers of samples become images; −1 stands for none."""
+class _EvaluationSamples(_BatchMaker):
+    """Makes batches from sample numbers; −1 stands for padding."""
 
     source: Source
     preprocessing: Preprocessing
     most_pixels: int
 
-    instead = "it is not counted"
+    consequence = "it is not counted"
 
-    def batch(self, indices: Sequence[int]) -> Batch:
-        """Images as the model wants them; what is missing is masked."""
+    def make_batch(self, indices: Sequence[int]) -> Batch:
         channels = len(self.preprocessing.mean)
-        images = _empty(len(indices), channels, self.preprocessing.image_size).zero_()
+        images = _allocate_images(len(indices), channels, self.preprocessing.image_size).zero_()
         labels = torch.zeros(len(indices), dtype=torch.int64)
         mask = torch.zeros(len(indices), dtype=torch.bool)
         broken: list[BrokenSample] = []
@@ -360,89 +359,24 @@ class _EvaluationSamples(_Samples):
                 images[place] = resize_and_crop(to_channels(pixels, channels), self.preprocessing)
                 labels[place], mask[place] = sample.label, True
             except Exception as error:
-                broken.append(BrokenSample(index, self.source.display_name(index), _reason(error)))
+                broken.append(describe_broken(self.source, index, error))
         return Batch(images, labels, torch.tensor(indices), mask, tuple(broken))
 
 
-def _empty(count: int, channels: int, size: tuple[int, int]) -> Tensor:
-    """(count, channels, *size) in the memory order of decoded images, so that one is copied into it in one go; in a
-    worker in memory that is shared already, so that handing the batch over copies nothing."""
-    shape, alone = (count, *size, channels), get_worker_info() is None
-    pixels = torch.empty(math.prod(shape) if alone else 0, dtype=torch.uint8)
-    if not alone:
+def _allocate_images(count: int, channels: int, size: tuple[int, int]) -> Tensor:
+    """Return empty (count, channels, *size) uint8 pixels.
+
+    The memory order is that of decoded images, so that each is copied in one piece. In a worker the memory is already
+    shared, so that sending the batch copies nothing.
+    """
+    shape, is_worker = (count, *size, channels), get_worker_info() is not None
+    pixels = torch.empty(0 if is_worker else math.prod(shape), dtype=torch.uint8)
+    if is_worker:
         pixels.set_(torch.UntypedStorage._new_shared(math.prod(shape)))
     return pixels.view(shape).permute(0, 3, 1, 2)
 
 
-@dataclass
-class _EndlessSteps(Sampler[list[int]]):
-    """The positions of each step that fall to one rank, from a position and so many steps on."""
-
-    position: int
-    batch_size: int
-    rank: int
-    ranks: int
-    first: int
-
-    def __iter__(self) -> Iterator[list[int]]:
-        share = self.batch_size // self.ranks
-        start = self.position + self.first * self.batch_size + self.rank * share
-        while True:
-            yield list(range(start, start + share))
-            start += self.batch_size
-
-
-@dataclass
-class _Steps(Sampler[list[int]]):
-    """The samples of each step that fall to one rank, once, from a step on; −1 fills up."""
-
-    count: int
-    batch_size: int
-    rank: int
-    ranks: int
-    first: int
-
-    def __iter__(self) -> Iterator[list[int]]:
-        share = self.batch_size // self.ranks
-        for step in range(self.first, -(-self.count // self.batch_size)):
-            start = step * self.batch_size + self.rank * share
-            yield [index if index < self.count else -1 for index in range(start, start + share)]
-
-
-_WORKER_DIED = re.compile(r"DataLoader worker .*(exited unexpectedly|is killed)")
-
-
-def _without_interruption(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Its batches. torch would raise the death of a worker wherever the program happens to be, in the middle of a
-    training step; without its handler the death is found here, when the next batch is asked for."""
-    if not loader.num_workers or threading.current_thread() is not threading.main_thread():
-        return iter(loader)
-    before = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="This DataLoader will create")
-        batches = iter(loader)
-    if before is not None:
-        signal.signal(signal.SIGCHLD, before)
-    return batches
-
-
-def _reason(error: Exception) -> str:
-    """One strange sample is no reason to give up on all others, and is told as what it is."""
+def describe_broken(source: Source, index: int, error: Exception) -> BrokenSample:
+    """Describe a sample that failed with any error: one strange sample must not stop all others."""
     text = str(error) if isinstance(error, DataError) else f"unexpected {type(error).__name__}: {error}"
-    return " ".join(text.split())
-
-
-def _loader_options(workers: int, pin_memory: bool | None, start_method: str | None) -> dict[str, Any]:
-    return {
-        "num_workers": workers,
-        "collate_fn": _as_it_is,
-        "worker_init_fn": exit_with_parent,
-        "generator": torch.Generator(),  # of its own: else it would draw from the program's
-        "pin_memory": torch.cuda.is_available() if pin_memory is None else pin_memory,
-        "multiprocessing_context": start_method if workers else None,
-    }
-
-
-def _as_it_is(batch: Batch) -> Batch:
-    """A worker has made the batch already."""
-    return batch
+    return BrokenSample(index, source.display_name(index), " ".join(text.split()))

@@ -1,12 +1,12 @@
-"""From what a person names to a source: DATA is one grammar everywhere.
+"""Open a data set from its name. Every command and function of vitrail takes the same names:
 
-photos/                  a folder for each class, or train/, val/, test/ with such folders in them
-tiny-imagenet-200/       as it was released: its val/ has a table of names and classes
-photos/labels.csv        a CSV beside images; or a folder with one CSV in it
-photos/*.parquet         a Parquet file, or a folder of them named after their splits
+photos/                  one folder per class, or train/, val/ and test/ with one folder per class in each
+tiny-imagenet-200/       Tiny-ImageNet as released: its val/ has a table of file names and classes
+photos/labels.csv        a CSV next to its images, or a folder that contains one CSV
+photos/*.parquet         a Parquet file, or a folder of Parquet files named after their splits
 shards/                  tar files in the WebDataset layout, named after their splits
-digits                   the data set that is always there (./digits is a folder of that name)
-hf:owner/name            a data set of the hub, with the extra `datasets`
+digits                   the built-in data set (write ./digits for a folder of that name)
+hf:owner/name            a data set on the Hugging Face hub (needs the extra `datasets`)
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from typing import Any
 
 from vitrail.data.sources.folder import (
     ANNOTATED_FOLDER,
-    open_annotated_folder,
     find_annotation_table,
-    open_class_folders,
     list_class_folders,
-    read_csv_splits,
+    open_annotated_folder,
+    open_class_folders,
     open_csv,
+    read_csv_splits,
 )
 from vitrail.data.sources.source import SPLITS, ListSource, Source, hold_out
 from vitrail.errors import ConfigError, DataError, MissingExtraError, did_you_mean
 
 DEFAULT_HOLDOUT = 0.1
-CLASS_NAMES = ("classes.txt", "labels.txt")
-LOOKED_AT = 1000
-"""Labels that tell whether a part has any."""
-
+WHOLE = "all"
+"""The split name of a data set that has no splits."""
+CLASS_NAME_FILES = ("classes.txt", "labels.txt")
+LABELS_TO_INSPECT = 1000
+"""How many labels are read to decide whether a split has labels."""
 
 Data = str | Path | Source | Sequence[tuple[Any, int]]
-Parts = dict[str, Callable[[], Source]]
-"""How to open each split that is there."""
+SplitOpeners = dict[str, Callable[[], Source]]
+"""For each split that exists, a function that opens it."""
 
 
 def open_data(
@@ -48,95 +49,115 @@ def open_data(
     holdout: float | None = None,
     seed: int = 0,
 ) -> Source:
-    """A data set, or a part of it.
+    """Open a data set, or one split of it.
 
     Args:
-        data: see the top of this module; or a list of (image, label).
-        split: "train", "val" or "test" (or another word for these, such as "validation"); everything if None.
-        holdout: the share of every class that is set aside as "val" where the data has no such part. A tenth of data
-            that has no parts at all; nothing otherwise.
-        seed: chooses what is set aside.
+        data: a name as listed at the top of this module, a Source, or a list of (image, label) pairs.
+        split: "train", "val" or "test" (or a synonym such as "validation"); None opens the whole data set.
+        holdout: the share of each class, between 0 and 1, that becomes "val" when the data has no such split. The
+            default is a tenth for data without any splits, and nothing for data with splits.
+        seed: decides which images are held out.
+
+    Returns:
+        The samples by number. Nothing is decoded yet.
+
+    Raises:
+        ConfigError: the name of the split or the share is not allowed.
+        DataError: the data set or the split does not exist or cannot be read.
+        MissingExtraError: the format needs a package that is not installed.
     """
     split = next((ours for ours, names in SPLITS.items() if split in names), split)
     if split is not None and split not in SPLITS:
         raise ConfigError(f"split = {split!r}{did_you_mean(split, SPLITS) or ';'} there are {', '.join(SPLITS)}")
-    with _told(data):
-        return _opened(data, _parts(data), split, holdout, seed)
+    with _raise_data_errors(data):
+        openers = _find_splits(data)
+        return _open_whole(data, openers) if split is None else _open_split(data, openers, split, holdout, seed)
 
 
-def _opened(data: Data, parts: Parts, split: str | None, holdout: float | None, seed: int) -> Source:
-    if split is None:
-        return _whole(data, parts)
-    if split in parts and not (split == "train" and holdout and "val" not in parts):
-        return parts[split]()
-    if split == "test" or (parts and "train" not in parts) or ("val" in parts and split == "train"):
-        has = ", ".join(parts) or "one part: leave the split out, or take val, a tenth that is held out"
-        raise DataError(f"{data} has no split {split!r}: it has {has}")
-    if parts and not holdout:
+def _open_split(data: Data, openers: SplitOpeners, split: str, holdout: float | None, seed: int) -> Source:
+    if split in openers and not (split == "train" and holdout and "val" not in openers):
+        return openers[split]()
+    if split == "test" or (openers and "train" not in openers) or ("val" in openers and split == "train"):
+        available = ", ".join(openers) or "one part: leave the split out, or take val, a tenth that is held out"
+        raise DataError(f"{data} has no split {split!r}: it has {available}")
+    if openers and not holdout:
         raise DataError(
-            f"{data} has no split {split!r}: it has {', '.join(parts)}; holdout={DEFAULT_HOLDOUT} would set a part of "
-            "train aside"
+            f"{data} has no split {split!r}: it has {', '.join(openers)}; holdout={DEFAULT_HOLDOUT} would set a part "
+            "of train aside"
         )
-    whole = parts["train"]() if parts else _whole(data, parts)
-    rest, out = hold_out(whole, holdout or DEFAULT_HOLDOUT, seed)
-    return out if split == "val" else rest
+    whole = openers["train"]() if openers else _open_whole(data, openers)
+    rest, held = hold_out(whole, holdout or DEFAULT_HOLDOUT, seed)
+    return held if split == "val" else rest
+
+
+def open_splits(data: Data, split: str | None = None) -> dict[str, Source]:
+    """Open one split, or every split if None. Data without splits is returned under the name `WHOLE`."""
+    names = [split] if split else list_splits(data) or [None]
+    return {name or WHOLE: open_data(data, name) for name in names}
 
 
 def list_splits(data: Data) -> tuple[str, ...]:
-    """The parts that a data set comes in; none where it is one."""
-    with _told(data):
-        return tuple(_parts(data))
+    """Return the names of the splits that a data set has, such as ("train", "val"); empty if it has none."""
+    with _raise_data_errors(data):
+        return tuple(_find_splits(data))
 
 
 def choose_test_split(data: Data) -> str | None:
-    """What to test on, of the parts that a data set has: "test", or "val" where there is none with labels to be read;
-    None where there is neither. ImageNet's own test has labels nowhere, and often lies about as it is."""
+    """Return the split to test on: "test" if it has labels, otherwise "val", otherwise None.
+
+    ImageNet's test split, for example, is published without labels.
+    """
     splits = list_splits(data)
-    if "test" in splits and ("val" not in splits or _labelled(data)):
+    if "test" in splits and ("val" not in splits or _has_test_labels(data)):
         return "test"
     return "val" if "val" in splits else None
 
 
-def _labelled(data: Data) -> bool:
+def _has_test_labels(data: Data) -> bool:
     try:
         test = open_data(data, "test")
-        return bool((test.labels(0, min(len(test), LOOKED_AT)) >= 0).any())
+        return bool((test.labels(0, min(len(test), LABELS_TO_INSPECT)) >= 0).any())
     except DataError:
         return False
 
 
 @contextlib.contextmanager
-def _told(data: Data) -> Iterator[None]:
-    """What the system does not allow is a DataError."""
+def _raise_data_errors(data: Data) -> Iterator[None]:
+    """Turn an error of the operating system into a DataError."""
     try:
         yield
     except OSError as error:
         raise DataError(f"{data} cannot be opened: {error.strerror or error}") from None
 
 
-def _parts(data: Data) -> Parts:
+def _find_splits(data: Data) -> SplitOpeners:
     if isinstance(data, Source) or not isinstance(data, str | Path):
         return {}
     text = str(data)
     if text.startswith("hf:"):
-        return _hub_parts(text)
-    path = _place(text)
+        return _find_hub_splits(text)
+    path = _resolve_path(text)
     if path.suffix.lower() == ".csv" and path.is_file():
-        return {ours: partial(open_csv, path, theirs) for ours, theirs in _all_named(path, read_csv_splits(path))}
+        return {
+            ours: partial(open_csv, path, theirs) for ours, theirs in _match_all_splits(path, read_csv_splits(path))
+        }
     if not path.is_dir():
         return {}
-    if files := _shard_files(path):
-        return _parts_of_files(path, files)
+    if files := _list_shard_files(path):
+        return _group_by_split(path, files)
+    return _find_split_folders(path)
+
+
+def _find_split_folders(path: Path) -> SplitOpeners:
     folders = {child.name: child for child in path.iterdir() if child.is_dir() and not child.name.startswith(".")}
-    named = _named(set(folders))
-    if not any(list_class_folders(folders[theirs]) for _, theirs in named):
-        return {}  # classes that happen to be called like splits, perhaps
-    splits = _all_named(path, set(folders))
+    if not any(list_class_folders(folders[theirs]) for _, theirs in _match_splits(set(folders))):
+        return {}  # the folders may be classes that have the same names as splits
+    splits = _match_all_splits(path, set(folders))
     tables = {theirs: table for _, theirs in splits if (table := find_annotation_table(folders[theirs])) is not None}
-    if tables:  # Tiny-ImageNet as it was released: val/ has a table in place of classes, test/ has none
-        splits = [(ours, theirs) for ours, theirs in splits if theirs in tables or not _unlabelled(folders[theirs])]
-    named_here = (list_class_folders(folders[theirs]) for _, theirs in splits if theirs not in tables)
-    classes = sorted({name for names in named_here for name in names})  # so that they agree
+    if tables:  # Tiny-ImageNet: val/ has a table instead of class folders; test/ has neither and is left out
+        splits = [(ours, theirs) for ours, theirs in splits if theirs in tables or not _is_unlabelled(folders[theirs])]
+    class_lists = (list_class_folders(folders[theirs]) for _, theirs in splits if theirs not in tables)
+    classes = sorted({name for names in class_lists for name in names})  # one list, so that labels agree
     return {
         ours: partial(open_annotated_folder, tables[theirs], classes)
         if theirs in tables
@@ -145,122 +166,123 @@ def _parts(data: Data) -> Parts:
     }
 
 
-def _unlabelled(folder: Path) -> bool:
+def _is_unlabelled(folder: Path) -> bool:
     return list_class_folders(folder) == [ANNOTATED_FOLDER]
 
 
-def _parts_of_files(path: Path, files: Sequence[Path]) -> Parts:
-    found: dict[str | None, list[Path]] = {}
+def _group_by_split(path: Path, files: Sequence[Path]) -> SplitOpeners:
+    groups: dict[str | None, list[Path]] = {}
     for file in files:
-        found.setdefault(_split_of(path, file), []).append(file)
-    if None in found and len(found) > 1:
-        told = ", ".join(str(split) for split in found if split)
-        raise DataError(f"{path} has {told}, and beside them {found[None][0].name}, which is of no split: move it")
-    return {split: partial(_from_files, path, found[split]) for split in SPLITS if split in found}
+        groups.setdefault(_guess_split(path, file), []).append(file)
+    if None in groups and len(groups) > 1:
+        splits = ", ".join(str(split) for split in groups if split)
+        raise DataError(f"{path} has {splits}, and also {groups[None][0].name}, which is of no split: move it")
+    return {split: partial(_open_shards, path, groups[split]) for split in SPLITS if split in groups}
 
 
-def _place(text: str) -> Path:
-    """The path that is meant: in a folder with one CSV, that CSV."""
+def _resolve_path(text: str) -> Path:
+    """Return the path; for a folder with exactly one CSV, that CSV."""
     path = Path(text).expanduser()
     tables = sorted(path.glob("*.csv")) if path.is_dir() else []
     return tables[0] if len(tables) == 1 else path
 
 
-def _named(found: set[str]) -> list[tuple[str, str]]:
-    """Our names of splits, with the names they have here."""
-    named = [(ours, theirs) for ours, names in SPLITS.items() for theirs in sorted(found) if theirs.lower() in names]
-    for (ours, first), (again, second) in itertools.pairwise(named):
+def _match_splits(names: set[str]) -> list[tuple[str, str]]:
+    """Return (our name, their name) for each name that means a split."""
+    matches = [(ours, theirs) for ours, words in SPLITS.items() for theirs in sorted(names) if theirs.lower() in words]
+    for (ours, first), (again, second) in itertools.pairwise(matches):
         if ours == again:
             raise DataError(f"{first!r} and {second!r} both mean {ours!r}: rename one, or join them")
-    return named
+    return matches
 
 
-def _all_named(path: Path, found: set[str]) -> list[tuple[str, str]]:
-    """As `_named`; nothing that has another name is left out in silence."""
-    named = _named(found)
-    others = found - {theirs for _, theirs in named}
-    if named and others:
-        told = ", ".join(repr(other) for other in sorted(others))
-        raise DataError(f"{path} has {', '.join(theirs for _, theirs in named)}, and beside them {told}: of no split")
-    return named
+def _match_all_splits(path: Path, names: set[str]) -> list[tuple[str, str]]:
+    """As `_match_splits`, but raise a DataError if only some of the names mean a split."""
+    matches = _match_splits(names)
+    others = names - {theirs for _, theirs in matches}
+    if matches and others:
+        other_names = ", ".join(repr(other) for other in sorted(others))
+        split_names = ", ".join(theirs for _, theirs in matches)
+        raise DataError(f"{path} has {split_names}, and also {other_names}, of no split: rename or move what is extra")
+    return matches
 
 
-def _whole(data: Any, parts: Parts) -> Source:
+def _open_whole(data: Any, openers: SplitOpeners) -> Source:
     if isinstance(data, Source):
         return data
     if not isinstance(data, str | Path):
         return ListSource(data)
-    if parts:
-        raise DataError(f"{data} comes in parts: name one of {', '.join(parts)}")
+    if openers:
+        raise DataError(f"{data} has several splits: name one of {', '.join(openers)}")
     if str(data) == "digits":
         from vitrail.data.sources.builtin import DigitsSource
 
         return DigitsSource()
-    path = _place(str(data))
+    path = _resolve_path(str(data))
     if path.is_file():
-        return _from_file(path)
+        return _open_file(path)
     if not path.is_dir():
         kinds = "a folder, a .csv, .parquet or .tar file, hf:owner/name, or digits"
         raise DataError(f"there is no data set {str(data)!r}: give {kinds}")
-    if files := _shard_files(path):
-        return _from_files(path, files)
+    if files := _list_shard_files(path):
+        return _open_shards(path, files)
     return open_class_folders(path)
 
 
-def _from_file(path: Path) -> Source:
+def _open_file(path: Path) -> Source:
     if path.suffix.lower() == ".csv":
         return open_csv(path)
     if path.suffix.lower() in (".parquet", ".tar"):
-        return _from_files(path.parent, [path])
+        return _open_shards(path.parent, [path])
     raise DataError(f"{path} is no data set: give a folder, or a .csv, .parquet or .tar file")
 
 
-def _shard_files(folder: Path) -> list[Path]:
-    """The tar or Parquet files of a folder, directly, or in folders named after splits or `data`."""
-    inner = [child for child in sorted(folder.iterdir()) if child.is_dir() and _holds_shards(child.name)]
-    places = [folder, *inner]
+def _list_shard_files(folder: Path) -> list[Path]:
+    """Return the Parquet or tar files of a folder, including its subfolders named `data` or after a split."""
+    inner = [child for child in sorted(folder.iterdir()) if child.is_dir() and _may_hold_shards(child.name)]
     for suffix in (".parquet", ".tar"):
-        if found := [path for place in places for path in sorted(place.glob(f"*{suffix}"))]:
-            return found
+        if files := [path for place in [folder, *inner] for path in sorted(place.glob(f"*{suffix}"))]:
+            return files
     return []
 
 
-def _holds_shards(name: str) -> bool:
+def _may_hold_shards(name: str) -> bool:
     return name == "data" or any(name.lower() in names for names in SPLITS.values())
 
 
-def _split_of(root: Path, path: Path) -> str | None:
-    """By the folder that a file is in, else by a word of its name."""
+def _guess_split(root: Path, path: Path) -> str | None:
+    """Return the split that a file's folder means, or else a word of the file's name."""
     folder = path.parent.name.lower() if path.parent != root else ""
-    words = {folder} if _holds_shards(folder) and folder != "data" else set(re.split(r"[\W_]+", path.name.lower()))
-    found = [ours for ours, names in SPLITS.items() if words & set(names)]
-    if len(found) > 1:
-        raise DataError(f"{path.name} could be of {' or '.join(found)}: rename it")
-    return found[0] if found else None
+    is_split = _may_hold_shards(folder) and folder != "data"
+    words = {folder} if is_split else set(re.split(r"[\W_]+", path.name.lower()))
+    matches = [ours for ours, names in SPLITS.items() if words & set(names)]
+    if len(matches) > 1:
+        raise DataError(f"{path.name} could belong to {' or '.join(matches)}: rename it")
+    return matches[0] if matches else None
 
 
-def _from_files(folder: Path, files: Sequence[Path]) -> Source:
+def _open_shards(folder: Path, files: Sequence[Path]) -> Source:
     if files[0].suffix == ".parquet":
         from vitrail.data.sources.parquet import ParquetSource
 
-        return ParquetSource(files, _class_names(folder))
+        return ParquetSource(files, _read_class_names(folder))
     from vitrail.data.sources.shards import TarSource
 
-    return TarSource(files, _class_names(folder))
+    return TarSource(files, _read_class_names(folder))
 
 
-def _class_names(folder: Path) -> tuple[str, ...]:
-    for name in CLASS_NAMES:
+def _read_class_names(folder: Path) -> tuple[str, ...]:
+    for name in CLASS_NAME_FILES:
         if (folder / name).is_file():
             return tuple((folder / name).read_text(encoding="utf-8").removesuffix("\n").split("\n"))
     return ()
 
 
-def _hub_parts(source: str) -> Parts:
+def _find_hub_splits(name: str) -> SplitOpeners:
     try:
         import datasets  # noqa: F401
     except ImportError:
-        raise MissingExtraError(f"loading {source}", "datasets") from None
+        raise MissingExtraError(f"loading {name}", "datasets") from None
     from vitrail.data.sources.hub import HubSource, list_hub_splits
 
-    return {ours: partial(HubSource.load, source, theirs) for ours, theirs in _named(list_hub_splits(source))}
+    return {ours: partial(HubSource.load, name, theirs) for ours, theirs in _match_splits(list_hub_splits(name))}

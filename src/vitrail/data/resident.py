@@ -1,9 +1,9 @@
-"""A small data set that lives on the training device: decoded once, ordered, cropped and augmented there.
+"""Keep a small data set on the training device: decode it once, then order, crop and augment it there.
 
-Processes that decode and augment give an accelerator less than it can take when images are small. Here all pixels lie
-beside the model, and a batch is some hundred kernels away. The order of samples is that of `TrainingLoader`; chance is
-a function of (seed, position of the step), drawn for the batch of all ranks, of which each takes its part. So neither
-a stop and a new start nor the number of ranks changes a byte.
+When images are small, worker processes cannot keep an accelerator busy. Here all pixels are on the device, and making
+a batch takes some hundred kernels. Samples come in the order of `TrainingLoader`. Random numbers depend on (seed,
+position of the step) and are drawn for the batch of all ranks; each rank takes its rows. So neither a restart nor the
+number of ranks changes a byte.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from torch import Tensor
 
 from vitrail.config import Preprocessing
 from vitrail.data.loader import (
-    BROKEN_LEAST,
-    BROKEN_SHARE,
     REPLACEMENTS,
     Batch,
+    BrokenLog,
     BrokenSample,
+    EndlessLoader,
     EvaluationLoader,
-    _Account,
-    _EndlessLoader,
-    _reason,
+    describe_broken,
 )
 from vitrail.data.open import Data, open_data
 from vitrail.data.order import Order, derive_seed
@@ -39,11 +37,10 @@ from vitrail.data.transforms.decode import MOST_PIXELS_TRAINING, decode_image, t
 from vitrail.errors import ConfigError, DataError
 from vitrail.system.device import send_to_device
 
-AT_ONCE = 1024
-"""Samples that are read and decoded before they go to the device together."""
-AHEAD = 64
-"""Batches whose order is worked out at a time."""
-INSTEAD = "another image takes its place"
+DECODE_CHUNK = 1024
+"""Samples that are decoded, then copied to the device together."""
+ORDER_CHUNK = 64
+"""Batches whose order is computed at a time."""
 
 
 class ResidentImages:
@@ -57,82 +54,88 @@ class ResidentImages:
         most_pixels: int = MOST_PIXELS_TRAINING,
         most_broken: int | None = None,
     ) -> None:
-        """Decode all of it. `most_broken` and `most_pixels` as for a TrainingLoader."""
+        """Decode the whole source and copy it to the device.
+
+        Args:
+            source: a Source, or anything that `open_data` accepts; all images must have the same size.
+            device: where the pixels are kept.
+            most_pixels, most_broken: as for `TrainingLoader`.
+
+        Raises:
+            DataError: the images differ in size, do not fit on the device, or too many are broken.
+        """
         self.source, self.device = open_data(source), torch.device(device)
         count = len(self.source)
         if not count:
             raise DataError("the data set is empty")
-        most = max(int(count * BROKEN_SHARE), BROKEN_LEAST) if most_broken is None else most_broken
-        self.account = _Account(count, most)
+        self.broken_log = BrokenLog.for_source(self.source, most_broken)
         self.pixels = torch.empty(0, dtype=torch.uint8, device=self.device)
-        """(samples, 3, height, width) uint8; what is broken holds nothing of meaning."""
+        """(samples, 3, height, width) uint8; the pixels of broken samples are meaningless."""
         self.labels = torch.zeros(count, dtype=torch.int64, device=self.device)
-        self._first = -1
-        # A source is read by one thread alone; decoding releases Python's lock.
+        self._first_index = -1  # the first sample that could be decoded
+        # One thread reads the source, many decode: decoding releases Python's lock.
         with ThreadPoolExecutor(resolve_worker_count(None)) as threads:
-            for start in range(0, count, AT_ONCE):
-                self._add(range(start, min(start + AT_ONCE, count)), threads, most_pixels)
-        if self._first < 0:
-            broken = next(iter(self.account.broken.values()))
+            for start in range(0, count, DECODE_CHUNK):
+                self._add(range(start, min(start + DECODE_CHUNK, count)), threads, most_pixels)
+        if self._first_index < 0:
+            broken = next(iter(self.broken_log.broken.values()))
             raise DataError(f"{broken.name}: {broken.reason}; and every other image is broken too")
 
-    def stand_ins(self, seed: int) -> Tensor:
-        """(samples,) int64: each sample's own number; for a broken one that of another, by the seed and its number."""
-        found = torch.arange(len(self.source))
-        for index, broken in self.account.broken.items():
+    def choose_replacements(self, seed: int) -> Tensor:
+        """Return (samples,) int64: each sample's own number, or that of its replacement if it is broken."""
+        numbers = torch.arange(len(self.source))
+        for index, broken in self.broken_log.broken.items():
             key = derive_seed(seed, index)
-            tried = (derive_seed(key, attempt) % len(self.source) for attempt in range(1, REPLACEMENTS))
-            other = next((other for other in tried if other not in self.account.broken), None)
+            candidates = (derive_seed(key, attempt) % len(self.source) for attempt in range(1, REPLACEMENTS))
+            other = next((other for other in candidates if other not in self.broken_log.broken), None)
             if other is None:
                 raise DataError(f"{broken.name}: {broken.reason}; and every other that was tried is broken too")
-            found[index] = other
-        return found.to(self.device)
+            numbers[index] = other
+        return numbers.to(self.device)
 
     def _add(self, indices: range, threads: ThreadPoolExecutor, most_pixels: int) -> None:
-        read = [_tried(partial(self.source.read_checked, index)) for index in indices]
-        decoded = list(threads.map(partial(_pixels, most_pixels=most_pixels), read))
+        samples = [_read_or_error(self.source, index) for index in indices]
+        decoded = list(threads.map(partial(_decode_or_error, most_pixels=most_pixels), samples))
         broken, places, images, labels = [], [], [], []
-        for index, sample, image in zip(indices, read, decoded, strict=True):
+        for index, sample, image in zip(indices, samples, decoded, strict=True):
             if isinstance(image, Exception):
-                broken.append(BrokenSample(index, self.source.display_name(index), _reason(image)))
+                broken.append(describe_broken(self.source, index, image))
                 continue
             assert isinstance(sample, Sample)
-            self._check(index, image)
+            self._check_size(index, image)
             places.append(index)
             images.append(image)
             labels.append(sample.label)
-        self.account.add(broken, INSTEAD)
+        self.broken_log.add(broken, "another image takes its place")
         if places:
             where = torch.tensor(places, device=self.device)
             self.pixels[where] = torch.stack(images).to(self.device)
             self.labels[where] = torch.tensor(labels, device=self.device)
 
-    def _check(self, index: int, image: Tensor) -> None:
-        """The first image decides the size of all, and how much room they need."""
-        if self._first < 0:
+    def _check_size(self, index: int, image: Tensor) -> None:
+        """Allocate memory at the first image; check that every later one has the same size."""
+        if self._first_index < 0:
             size = len(self.source) * image.numel()
-            free = _free(self.device)
+            free = _free_bytes(self.device)
             if free is not None and size > free // 2:
                 raise DataError(
                     f"{size:,} bytes of pixels are more than half of the {free:,} that are free on {self.device}: "
                     "give data.on_device=false and data.workers, or take smaller images"
                 )
-            self._first = index
+            self._first_index = index
             self.pixels = torch.zeros(len(self.source), *image.shape, dtype=torch.uint8, device=self.device)
         elif image.shape != self.pixels.shape[1:]:
             (height, width), (first_height, first_width) = image.shape[1:], self.pixels.shape[2:]
+            name, first_name = self.source.display_name(index), self.source.display_name(self._first_index)
             raise DataError(
-                f"{self.source.display_name(index)} is {width}×{height} pixels and {self.source.display_name(self._first)} "
-                f"{first_width}×{first_height}: on the device all images must have one size; give "
+                f"{name} is {width}×{height} pixels and {first_name} {first_width}×{first_height}: "
+                "on the device all images must have one size; give "
                 "data.on_device=false and data.workers, or make the images one size first"
             )
 
 
-class ResidentLoader(_EndlessLoader):
-    """An endless sequence of batches that are on the device already. `position` is its state, as a TrainingLoader's.
-
-    It is its own iterator: however often `iter` is called, there is one sequence.
-    """
+class ResidentLoader(EndlessLoader):
+    """An endless sequence of training batches that are made on the device; used like a `TrainingLoader`."""
 
     def __init__(
         self,
@@ -150,22 +153,19 @@ class ResidentLoader(_EndlessLoader):
         most_pixels: int = MOST_PIXELS_TRAINING,
         most_broken: int | None = None,
     ) -> None:
-        """Where samples come from, and what becomes of them.
+        """Copy the source to the device, unless it is there already, and create the loader.
 
         Args:
-            source: from `open_data`, or what that takes; or images that are on `device` already, with an account of
-                what is broken.
-            batch_size: images in a step on all ranks together. It is part of what chance depends on.
-            image_size: height and width of the images in a batch, or one number.
-            device: where pixels are kept and batches made.
-            seed: of order and augmentation.
-            augmentation: the paper's crop and flip if None.
-            channels: 3, or 1 for grey.
-            position: samples used so far on all ranks together.
-            rank: which part of every batch is ours, of `ranks`. Each rank keeps all pixels.
-            ranks: how many share a batch.
-            most_pixels: larger images are broken.
-            most_broken: more broken samples than this stop the run; a thousandth of the source, at least 10, if None.
+            source: `ResidentImages` on the same device, or anything that `open_data` accepts.
+            batch_size: images of a step on all ranks together. Random numbers depend on it.
+            device: where pixels are kept and batches are made.
+            rank: which part of each batch this process gets. Each rank keeps all pixels.
+            image_size, seed, augmentation, channels, position, ranks, most_pixels, most_broken: as for
+                `TrainingLoader`.
+
+        Raises:
+            ConfigError: an argument is out of its range.
+            DataError: the data cannot be kept on the device; see `ResidentImages`.
         """
         super().__init__(
             source.source if isinstance(source, ResidentImages) else source, batch_size, rank, ranks, most_broken
@@ -179,128 +179,130 @@ class ResidentLoader(_EndlessLoader):
         self.image_size = Preprocessing(image_size=image_size).image_size
         if not isinstance(source, ResidentImages):
             source = ResidentImages(self.source, self.device, most_pixels=most_pixels, most_broken=most_broken)
-        self.images, self._account, self.most_broken = source, source.account, source.account.most
-        self._stand_ins = source.stand_ins(seed)
-        self._all = torch.ones(batch_size // ranks, dtype=torch.bool, device=self.device)
+        self.images, self._broken_log = source, source.broken_log
+        self._replacements = source.choose_replacements(seed)
+        self._mask = torch.ones(batch_size // ranks, dtype=torch.bool, device=self.device)
         self._order = Order(len(self.source), seed, self.source.block, self.source.window)
-        self._ahead: Tensor | None = None
-        self._first = position
-        """The position that `_ahead` begins from."""
+        self._upcoming: Tensor | None = None
+        """(ORDER_CHUNK, share) int64: the samples of the next batches."""
+        self._upcoming_from = position
+        """The position that `_upcoming` starts from."""
         self.generator = torch.Generator(self.device)
         self.make: Callable[[Tensor], tuple[Tensor, Tensor]] = self._make
-        """Numbers of a batch's samples → its images and labels, drawing from the generator."""
+        """Makes the images and labels of a batch from its sample numbers, with random numbers of `generator`."""
         self.aside: torch.cuda.Stream | None = None
-        """Where given, batches are made there one ahead, while the device is at work on the last."""
-        self._begun: tuple[int, Batch] | None = None
+        """If set, the next batch is made on this stream while the device works on the current one."""
+        self._prefetched: tuple[int, Batch] | None = None
 
     def __next__(self) -> Batch:
-        batch = self._made(self.position) if self.aside is None else self._made_aside(self.aside)
+        batch = self._make_batch(self.position) if self.aside is None else self._take_prefetched(self.aside)
         self.position += self.batch_size
         return batch
 
-    def _made(self, position: int) -> Batch:
-        indices = self._numbers(position)
+    def _make_batch(self, position: int) -> Batch:
+        indices = self._choose_samples(position)
         self.generator.manual_seed(derive_seed(self.seed, position))
         images, labels = self.make(indices)
-        return Batch(images, labels, indices, self._all)
+        return Batch(images, labels, indices, self._mask)
 
-    def _made_aside(self, aside: torch.cuda.Stream) -> Batch:
-        """A copy of what is made there, where the next one is then begun: after all that was asked of the device so
-        far, and beside what will be."""
+    def _take_prefetched(self, aside: torch.cuda.Stream) -> Batch:
+        """Return a copy of the prefetched batch and start the next one on the other stream.
 
-        def begin(position: int) -> tuple[int, Batch]:
+        The next batch waits for the work queued so far and runs beside the work queued later.
+        """
+
+        def start(position: int) -> tuple[int, Batch]:
             aside.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(aside):
-                return position, self._made(position)
+                return position, self._make_batch(position)
 
-        if self._begun is None or self._begun[0] != self.position:
-            self._begun = begin(self.position)
+        if self._prefetched is None or self._prefetched[0] != self.position:
+            self._prefetched = start(self.position)
         torch.cuda.current_stream(self.device).wait_stream(aside)
-        made = self._begun[1]
-        batch = Batch(made.images.clone(), made.labels.clone(), made.indices.clone(), made.mask)
-        self._begun = begin(self.position + self.batch_size)
+        ready = self._prefetched[1]
+        batch = Batch(ready.images.clone(), ready.labels.clone(), ready.indices.clone(), ready.mask)
+        self._prefetched = start(self.position + self.batch_size)
         return batch
 
-    def _numbers(self, position: int) -> Tensor:
-        """Of a batch's samples; those of many batches are worked out and sent at a time."""
-        ahead, rest = divmod(position - self._first, self.batch_size)
-        if self._ahead is None or rest or not 0 <= ahead < AHEAD:
-            share, self._first, ahead = self.batch_size // self.ranks, position, 0
-            starts = position + self.rank * share + np.arange(AHEAD) * self.batch_size
-            _, numbers = self._order((starts[:, None] + np.arange(share)).ravel())
-            self._ahead = send_to_device(torch.from_numpy(numbers).view(AHEAD, share), self.device)
-        return self._ahead[ahead]
+    def _choose_samples(self, position: int) -> Tensor:
+        """Return the sample numbers of a batch; the order of many batches is computed and copied at a time."""
+        number, rest = divmod(position - self._upcoming_from, self.batch_size)
+        if self._upcoming is None or rest or not 0 <= number < ORDER_CHUNK:
+            share, self._upcoming_from, number = self.batch_size // self.ranks, position, 0
+            starts = position + self.rank * share + np.arange(ORDER_CHUNK) * self.batch_size
+            _, indices = self._order((starts[:, None] + np.arange(share)).ravel())
+            self._upcoming = send_to_device(torch.from_numpy(indices).view(ORDER_CHUNK, share), self.device)
+        return self._upcoming[number]
 
     def _make(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         start = self.rank * len(indices)
-        chosen = self._stand_ins[indices]
+        chosen = self._replacements[indices]
         pixels = self.images.pixels[chosen]
         old_size = (pixels.shape[2], pixels.shape[3])
-        draws = draw_parameters(self.batch_size, self.augmentation, self.generator, old_size, self.image_size)
-        draws = draws.rows(start, start + len(indices))
-        images = apply_parameters(pixels, draws, get_magnitude(self.augmentation), self.image_size)
+        drawn = draw_parameters(self.batch_size, self.augmentation, self.generator, old_size, self.image_size)
+        own = drawn.select_rows(start, start + len(indices))
+        images = apply_parameters(pixels, own, get_magnitude(self.augmentation), self.image_size)
         if self.channels == 1:
             images = luma(images).to(torch.uint8)
         return images, self.images.labels[chosen]
 
 
 class CachedBatches:
-    """The batches of an evaluation, which are the same every time: prepared in the first pass, and kept on a device.
+    """The batches of an evaluation, prepared in the first pass and then kept on the device.
 
-    Where they would take more than half of what is free there, they are prepared every time.
+    If they would take more than half of the device's free memory, they are prepared in every pass.
     """
 
     def __init__(self, loader: EvaluationLoader, device: torch.device | str) -> None:
         self.loader, self.device = loader, torch.device(device)
-        self._kept: list[Batch] | None = None
+        self._cache: list[Batch] | None = None
 
     @property
     def source(self) -> Source:
-        """Where samples come from."""
         return self.loader.source
 
     @property
     def broken(self) -> dict[int, BrokenSample]:
-        """The samples found to be broken, by their numbers."""
+        """The broken samples so far, by their numbers in the source."""
         return self.loader.broken
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Once through. A pass that is left early keeps nothing."""
-        if self._kept is not None:
-            yield from self._kept
+        """Iterate once. A pass that is not finished caches nothing."""
+        if self._cache is not None:
+            yield from self._cache
             return
-        kept: list[Batch] = []
-        keeping: bool | None = None
+        batches: list[Batch] = []
+        fits: bool | None = None
         for batch in self.loader:
-            if keeping is None:
-                free = _free(self.device)
-                keeping = free is None or batch.images.numel() * len(self) <= free // 2
+            if fits is None:
+                free = _free_bytes(self.device)
+                fits = free is None or batch.images.numel() * len(self) <= free // 2
             moved = batch.to(self.device)
-            if keeping:
-                kept.append(moved)
+            if fits:
+                batches.append(moved)
             yield moved
-        if keeping:
-            self._kept = kept
+        if fits:
+            self._cache = batches
 
 
-def _free(device: torch.device) -> int | None:
-    """Bytes of an accelerator's memory that nobody uses; None for the CPU."""
+def _free_bytes(device: torch.device) -> int | None:
+    """Return the free memory of a GPU in bytes; None for the CPU."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
-def _tried(function: Callable[[], Sample]) -> Sample | Exception:
-    """One strange sample is no reason to give up on all others."""
+def _read_or_error(source: Source, index: int) -> Sample | Exception:
+    """Return the error instead of raising it: one strange sample must not stop all others."""
     try:
-        return function()
+        return source.read_checked(index)
     except Exception as error:
         return error
 
 
-def _pixels(sample: Sample | Exception, most_pixels: int) -> Tensor | Exception:
-    """(3, height, width) uint8; an error, of reading or of decoding, as it is."""
+def _decode_or_error(sample: Sample | Exception, most_pixels: int) -> Tensor | Exception:
+    """Return (3, height, width) uint8 pixels, or the error of reading or decoding."""
     if isinstance(sample, Exception):
         return sample
     try:

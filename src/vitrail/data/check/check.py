@@ -13,16 +13,14 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from vitrail.data.check.report import FACTS, NO_FILE, SplitFacts, DataReport
-from vitrail.data.open import Data, open_data, list_splits
+from vitrail.data.check.report import FACTS, NO_FILE, DataReport, SplitFacts
+from vitrail.data.open import Data, open_splits
 from vitrail.data.parallel import map_samples, resolve_worker_count
 from vitrail.data.sources.folder import IMAGE_SUFFIXES, FileSource
 from vitrail.data.sources.source import Source, make_printable
 from vitrail.data.transforms.decode import FORMATS, decode_to_pillow, open_image
 from vitrail.errors import DataError
 
-WHOLE = "all"
-"""The name of the only part of a data set that does not come in parts."""
 EXTENSIONS = dict(
     zip(FORMATS, (("jpg", "jpeg"), ("png",), ("webp",), ("gif",), ("bmp",), ("tif", "tiff"), ("ppm",)), strict=True)
 )
@@ -44,7 +42,7 @@ def check_data(data: Data, workers: int | None = None, progress: Progress | None
         progress: told how far it is.
     """
     workers = resolve_worker_count(workers)
-    sources = opened(data)
+    sources = open_splits(data)
     total, done, parts = sum(map(len, sources.values())), 0, []
     for split, source in sources.items():
         part = SplitFacts(split, source, np.zeros(len(source), FACTS), ignored=list(_ignored(data, source)))
@@ -63,12 +61,6 @@ def check_data(data: Data, workers: int | None = None, progress: Progress | None
                 if progress:
                     progress(done, total)
     return DataReport(parts)
-
-
-def opened(data: Data, split: str | None = None) -> dict[str, Source]:
-    """One split, or all that are there; `WHOLE` where there are none."""
-    splits = [split] if split else list_splits(data) or [None]
-    return {name or WHOLE: open_data(data, name) for name in splits}
 
 
 def file_kind(content: bytes) -> tuple[str, str]:

@@ -19,8 +19,8 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail import __version__
-from vitrail.data.check.check import EXTENSIONS, Progress, file_kind, opened
-from vitrail.data.open import Data
+from vitrail.data.check.check import EXTENSIONS, Progress, file_kind
+from vitrail.data.open import Data, open_splits
 from vitrail.data.order import Order
 from vitrail.data.packing.pack_journal import BrokenRecord, PackJournal, read_finished_pack
 from vitrail.data.packing.writers import WRITERS, PackedSample, ShardWriter
@@ -78,7 +78,7 @@ def pack_data(
     workers, out, folder = resolve_worker_count(workers), Path(out).expanduser(), _folder(data)
     if folder and Path(str(data)).expanduser().is_dir() and out.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{out} lies inside of {data}, and would become a part of it: give another folder")
-    sources = opened(data, split)
+    sources = open_splits(data, split)
     plan = {
         "vitrail": __version__,
         "source": _title(data),
@@ -123,7 +123,9 @@ def _named(
     """What cannot be used has a name beside the reason."""
     for job, answers in prepared:
         yield [
-            {"name": _short(source.display_name(index), folder), "reason": answer} if isinstance(answer, str) else answer
+            {"name": _short(source.display_name(index), folder), "reason": answer}
+            if isinstance(answer, str)
+            else answer
             for index, answer in zip(job, answers, strict=True)
         ]
 

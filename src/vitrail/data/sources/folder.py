@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.data.order import Indices
+from vitrail.data.sources.source import Sample, Source, make_printable, read_file
 from vitrail.data.sources.table_cache import MappedTable, load_or_build_table
-from vitrail.data.sources.source import Sample, Source, read_file, make_printable
 from vitrail.errors import DataError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
@@ -67,7 +67,9 @@ def open_class_folders(root: Path, classes: Sequence[str] | None = None) -> File
     """
     here, classes = list_class_folders(root), list_class_folders(root) if classes is None else list(classes)
     folders = [(label, root / name) for label, name in enumerate(classes) if name in here]
-    facts = [f"{label} {make_printable(f)} {_stat(f).st_mtime_ns}" for label, top in folders for f in _folders(top, root)]
+    facts = [
+        f"{label} {make_printable(f)} {_stat(f).st_mtime_ns}" for label, top in folders for f in _folders(top, root)
+    ]
 
     def build(folder: Path) -> None:
         _write(folder, ((path, label) for label, top in folders for path in _images(root, top)))
@@ -78,7 +80,9 @@ def open_class_folders(root: Path, classes: Sequence[str] | None = None) -> File
     if flat and len(files):
         log.warning("%s: %d images lie beside the folders of the classes, and are not used", root, flat)
     if not len(files):
-        told = f"{flat} images lie in {root} itself" if flat else f"{root} holds no images ({', '.join(IMAGE_SUFFIXES)})"
+        told = (
+            f"{flat} images lie in {root} itself" if flat else f"{root} holds no images ({', '.join(IMAGE_SUFFIXES)})"
+        )
         raise DataError(f"{told}: expected a folder for each class with images in it, or a CSV that tells their labels")
     return files
 
@@ -103,9 +107,13 @@ def open_annotated_folder(table: Path, classes: Sequence[str]) -> FileSource:
             name, _, rest = line.partition("\t")
             label = rest.partition("\t")[0]
             if name != Path(name).name:
-                raise DataError(f"{make_printable(table)}, line {number}: {name!r} is not the name of a file in {ANNOTATED_FOLDER}")
+                raise DataError(
+                    f"{make_printable(table)}, line {number}: {name!r} is not the name of a file in {ANNOTATED_FOLDER}"
+                )
             if label not in numbers:
-                raise DataError(f"{make_printable(table)}, line {number}: the class {label!r} has no folder in other parts")
+                raise DataError(
+                    f"{make_printable(table)}, line {number}: the class {label!r} has no folder in other parts"
+                )
             yield os.fsencode(f"{ANNOTATED_FOLDER}/{name}"), numbers[label]
 
     facts = f"{stat.st_size} {stat.st_mtime_ns} {' '.join(classes)}"

@@ -147,8 +147,8 @@ def _columns(schema: Any, path: Path) -> tuple[str, str, tuple[str, ...]]:
     label = next((name for name in LABEL_COLUMNS if name in schema.names), None)
     if image is None or label is None:
         raise DataError(
-            f"{make_printable(path)} has the columns {', '.join(schema.names)}: it needs one of {', '.join(IMAGE_COLUMNS)} and "
-            f"one of {', '.join(LABEL_COLUMNS)}"
+            f"{make_printable(path)} has the columns {', '.join(schema.names)}: it needs one of "
+            f"{', '.join(IMAGE_COLUMNS)} and one of {', '.join(LABEL_COLUMNS)}"
         )
     try:
         features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]

@@ -17,8 +17,8 @@ import numpy as np
 
 from vitrail.data.order import Indices
 from vitrail.data.sources.folder import IMAGE_SUFFIXES
-from vitrail.data.sources.table_cache import MappedTable, load_or_build_table
 from vitrail.data.sources.source import MOST_BYTES, Sample, Source, make_printable
+from vitrail.data.sources.table_cache import MappedTable, load_or_build_table
 from vitrail.errors import DataError
 
 RECORD_DTYPE = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("length", "<u4"), ("label", "<i4")])

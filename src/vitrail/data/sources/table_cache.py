@@ -46,7 +46,9 @@ def load_or_build_table(what: str, fingerprint: str, build: Callable[[Path], Non
     The folder appears whole or not at all, so two processes that build it at once do not disturb each other.
     """
     name = hashlib.sha256(f"{VERSION}\n{what}".encode(errors="surrogateescape")).hexdigest()[:24]
-    folder = find_cache_folder() / f"{name}-{hashlib.sha256(fingerprint.encode(errors='surrogateescape')).hexdigest()[:16]}"
+    folder = (
+        find_cache_folder() / f"{name}-{hashlib.sha256(fingerprint.encode(errors='surrogateescape')).hexdigest()[:16]}"
+    )
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=folder.parent))

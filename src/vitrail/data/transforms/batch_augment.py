@@ -82,16 +82,16 @@ class AugmentationParameters(NamedTuple):
     color_jitter: JitterParameters | None = None
     erasing: ErasingParameters | None = None
 
-    def rows(self, start: int, stop: int) -> AugmentationParameters:
-        """Of some of the images."""
-        found: AugmentationParameters = _rows(self, start, stop)
-        return found
+    def select_rows(self, start: int, stop: int) -> AugmentationParameters:
+        """Return the parameters of the images from `start` to `stop`."""
+        rows: AugmentationParameters = _select_rows(self, start, stop)
+        return rows
 
 
-def _rows(drawn: Any, start: int, stop: int) -> Any:
-    if drawn is None or isinstance(drawn, Tensor):
-        return None if drawn is None else drawn[start:stop]
-    return type(drawn)(*(_rows(part, start, stop) for part in drawn))
+def _select_rows(parameters: Any, start: int, stop: int) -> Any:
+    if parameters is None or isinstance(parameters, Tensor):
+        return None if parameters is None else parameters[start:stop]
+    return type(parameters)(*(_select_rows(part, start, stop) for part in parameters))
 
 
 def augment_batch(
@@ -112,7 +112,9 @@ def get_magnitude(config: Augmentation) -> float:
     return 0.0 if config.rand_augment is None else config.rand_augment[1]
 
 
-def apply_parameters(images: Tensor, draws: AugmentationParameters, magnitude: float, image_size: tuple[int, int]) -> Tensor:
+def apply_parameters(
+    images: Tensor, draws: AugmentationParameters, magnitude: float, image_size: tuple[int, int]
+) -> Tensor:
     """Images (B, 3, height, width) uint8 → (B, 3, *image_size) uint8, in the order of Augmentation's fields."""
     images = batch_operations.crop_and_resize(images, draws.boxes, image_size, draws.mirrored)
     if draws.shift is not None:
@@ -140,7 +142,9 @@ def draw_parameters(
     """All chances of `count` images of one height and width, on the generator's device. What is off takes nothing."""
     uniform = partial(torch.rand, generator=generator, device=generator.device, dtype=torch.float32)
     drawn, fits = draw_boxes(count, generator, *old_size, config.crop_area, config.crop_ratio)
-    draws = AugmentationParameters(torch.where(fits[:, None], drawn, _centre(*old_size, config.crop_ratio, generator.device)))
+    draws = AugmentationParameters(
+        torch.where(fits[:, None], drawn, _centre(*old_size, config.crop_ratio, generator.device))
+    )
     if config.flip:
         draws = draws._replace(mirrored=uniform(count) < config.flip)
     if config.shift:
@@ -149,7 +153,9 @@ def draw_parameters(
     if config.three_augment:
         low, high = BLUR_RADII
         kinds, radii = _whole(uniform(count), 3), low + (high - low) * uniform(count)
-        draws = draws._replace(three_augment=ThreeAugmentParameters(kinds, radii, _jitter(count, generator, THREE_JITTER)))
+        draws = draws._replace(
+            three_augment=ThreeAugmentParameters(kinds, radii, _jitter(count, generator, THREE_JITTER))
+        )
     if config.rand_augment is not None:
         rounds = config.rand_augment[0]
         operations = _whole(uniform(count, rounds), len(OPERATIONS))

@@ -199,7 +199,9 @@ def _factor(magnitude: float) -> float:
 # ---- Geometry --------------------------------------------------------------------------------------------------------
 
 
-def build_affine_matrices(operations: Tensor, signs: Tensor, magnitude: float, height: int, width: int) -> tuple[Tensor, Tensor]:
+def build_affine_matrices(
+    operations: Tensor, signs: Tensor, magnitude: float, height: int, width: int
+) -> tuple[Tensor, Tensor]:
     """Where in the old image a place (x, y) of the new one lies, (a x + b y + c, d x + e y + f), origin in the upper
     left corner: (…, 2, 3) float64; and (…) bool, whether that is elsewhere at all.
 

@@ -39,7 +39,9 @@ class Mixing(Config):
     """How often a batch is mixed at all."""
 
 
-def mix_batch(images: Tensor, labels: Tensor, num_classes: int, config: Mixing, rng: random.Random) -> tuple[Tensor, Tensor]:
+def mix_batch(
+    images: Tensor, labels: Tensor, num_classes: int, config: Mixing, rng: random.Random
+) -> tuple[Tensor, Tensor]:
     """Images (B, C, height, width) and labels (B,) → images and float32 targets (B, K), one-hot where nothing mixes."""
     targets = one_hot(labels, num_classes)
     if not (config.mixup or config.cutmix) or rng.random() >= config.rate:
