@@ -15,7 +15,7 @@ from vitrail.data.loader import Batch
 from vitrail.data.transforms.mixing import Mixing, mix_batch
 from vitrail.objectives.build import build_objective
 from vitrail.objectives.classification import Classification, sigmoid_losses
-from vitrail.objectives.metrics import add, means
+from vitrail.objectives.metrics import add_sums, compute_means
 
 CLASSES = 7
 OPTIONS = {
@@ -204,8 +204,8 @@ def test_evaluation_is_the_same_in_any_batches():
     for start, stop in ((0, 3), (3, 8)):
         cut = slice(start, stop)
         part = replace(given, images=given.images[cut], labels=given.labels[cut], mask=given.mask[cut])
-        add(total, evaluated(part, 0).sums)
-    assert means(total) == pytest.approx(means(evaluated(given, 0).sums), rel=1e-6)
+        add_sums(total, evaluated(part, 0).sums)
+    assert compute_means(total) == pytest.approx(compute_means(evaluated(given, 0).sums), rel=1e-6)
 
 
 def test_a_batch_that_only_fills_up_counts_nothing():

@@ -22,16 +22,16 @@ from vitrail.model.patches import PatchEmbed
 from vitrail.objectives.build import build_objective
 from vitrail.objectives.masked_patches import (
     MaskedPatches,
-    at,
-    choose,
-    colours_4x4,
+    choose_corruption,
     compare_colours,
     compare_pixels,
+    compute_colours_4x4,
+    compute_mean_colour,
     corrupt,
-    mean_colour,
-    patch_pixels,
+    extract_patch_pixels,
+    gather_patches,
 )
-from vitrail.objectives.metrics import add, means
+from vitrail.objectives.metrics import add_sums, compute_means
 
 TARGETS = ["mean-colour", "colours-4x4", "pixels"]
 OPTIONS = {
@@ -102,7 +102,7 @@ def places_of(image: np.ndarray, stride: int) -> list[np.ndarray]:
 @pytest.mark.parametrize(("pictures", "stride", "classes"), [(photographs, 16, 512), (digits, 4, 8), (digits, 2, 8)])
 def test_mean_colours_of_real_images(pictures, stride, classes):
     images = pictures()
-    found = mean_colour(images, stride)
+    found = compute_mean_colour(images, stride)
     expected = [[colour_of(place) for place in places_of(image, stride)] for image in images.numpy()]
     assert found.dtype == torch.int64
     assert found.tolist() == expected
@@ -114,7 +114,7 @@ def test_mean_colours_of_real_images(pictures, stride, classes):
 @pytest.mark.parametrize(("pictures", "stride"), [(lambda: photographs()[:1, :, 160:288, 96:288], 16), (digits, 4)])
 def test_colours_of_4x4_cells_of_real_images(pictures, stride):
     images = pictures()
-    found = colours_4x4(images, stride)
+    found = compute_colours_4x4(images, stride)
     expected = [
         [[colour_of(cell) for cell in places_of(place, stride // 4)] for place in places_of(image, stride)]
         for image in images.numpy()
@@ -130,27 +130,27 @@ def test_three_bits_by_hand():
     image[0, 0, 0, 4] = 63  # a mean just below 64
     image[0, 1, :, 4:] = 64
     image[0, 2, :, 4:] = 200
-    assert mean_colour(image, 4).tolist() == [[7 * 64 + 0 * 8 + 1, 1 * 64 + 2 * 8 + 6]]
-    assert mean_colour(image[:, :1], 4).tolist() == [[7, 1]]
-    assert colours_4x4(image, 4)[0, 1].tolist() == [64 + 16 + 6] + [128 + 16 + 6] * 15
+    assert compute_mean_colour(image, 4).tolist() == [[7 * 64 + 0 * 8 + 1, 1 * 64 + 2 * 8 + 6]]
+    assert compute_mean_colour(image[:, :1], 4).tolist() == [[7, 1]]
+    assert compute_colours_4x4(image, 4)[0, 1].tolist() == [64 + 16 + 6] + [128 + 16 + 6] * 15
 
 
 @given(rows=st.integers(1, 4), columns=st.integers(1, 4), stride=st.sampled_from([4, 8]), channels=st.integers(1, 4))
 @settings(max_examples=30, deadline=None)
 def test_patches_are_in_the_order_of_the_models(rows, columns, stride, channels):
     images = batch(2, (rows * stride, columns * stride), channels).images
-    pixels = patch_pixels(images, stride)
+    pixels = extract_patch_pixels(images, stride)
     assert torch.equal(pixels, PatchEmbed(channels, stride, 8).split_patches(images))
     if channels <= 3:
         squares = pixels.view(-1, channels, stride, stride).numpy()
-        assert mean_colour(images, stride).view(-1).tolist() == [colour_of(square) for square in squares]
+        assert compute_mean_colour(images, stride).view(-1).tolist() == [colour_of(square) for square in squares]
 
 
 def test_strides_of_memory_do_not_matter():
     """Batches come channels last."""
     images = batch().images
     turned = images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
-    assert torch.equal(colours_4x4(images, 4), colours_4x4(turned, 4))
+    assert torch.equal(compute_colours_4x4(images, 4), compute_colours_4x4(turned, 4))
 
 
 # ---- What is corrupted -----------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ IMAGES, PATCHES = 600, 196
 
 @pytest.mark.parametrize("corrupted", [0.5, 0.15])
 def test_proportions(corrupted):
-    choices = choose(torch.arange(IMAGES), PATCHES, key=1, corrupted=corrupted)
+    choices = choose_corruption(torch.arange(IMAGES), PATCHES, key=1, corrupted=corrupted)
     count = {0.5: 98, 0.15: 29}[corrupted]
     assert choices.places.shape == (IMAGES, count)
     assert all(len(set(row)) == count for row in choices.places.tolist())
@@ -176,7 +176,7 @@ def test_proportions(corrupted):
 
 
 def test_every_place_is_corrupted_equally_often_and_swapped_with_every_other():
-    choices = choose(torch.arange(20_000), 6, key=2, masked=0.0, swapped=1.0)
+    choices = choose_corruption(torch.arange(20_000), 6, key=2, masked=0.0, swapped=1.0)
     # Three of six in each image: counts vary less than those of coins would, so this is strict.
     counts = torch.bincount(choices.places.flatten(), minlength=6).double()
     assert ((counts - 10_000).abs() < 4 * math.sqrt(20_000 / 4)).all()
@@ -190,7 +190,7 @@ def test_every_place_is_corrupted_equally_often_and_swapped_with_every_other():
 
 
 def test_what_becomes_of_a_patch_has_nothing_to_do_with_which_it_is():
-    choices = choose(torch.arange(20_000), 6, key=3, masked=0.4, swapped=0.2)
+    choices = choose_corruption(torch.arange(20_000), 6, key=3, masked=0.4, swapped=0.2)
     cells = (torch.arange(3) * 6 + choices.places).flatten()  # the order of choosing, and the place
     for chosen, share in ((choices.masked, 0.4), (choices.swapped, 0.2)):
         for cell in range(18):
@@ -204,7 +204,7 @@ def test_what_becomes_of_a_patch_has_nothing_to_do_with_which_it_is():
 @given(patches=st.integers(1, 40), corrupted=st.floats(0.001, 1), key=st.integers(0, 2**64 - 1))
 @settings(max_examples=100, deadline=None)
 def test_any_number_of_patches(patches, corrupted, key):
-    choices = choose(torch.arange(5), patches, key, corrupted)
+    choices = choose_corruption(torch.arange(5), patches, key, corrupted)
     assert choices.places.shape == (5, max(1, round(corrupted * patches)))
     assert 0 <= choices.others.min() <= choices.others.max() < patches
     assert patches == 1 or (choices.others != choices.places).all()
@@ -213,13 +213,13 @@ def test_any_number_of_patches(patches, corrupted, key):
 def test_choices_belong_to_samples_and_keys():
     """Not to the batch they are in: eight together are four and four."""
     samples = torch.tensor([5, 900, 3, 2**40, 7, 8, 6, 0])
-    whole = choose(samples, 24, key=3)
-    halves = choose(samples[:4], 24, key=3), choose(samples[4:], 24, key=3)
+    whole = choose_corruption(samples, 24, key=3)
+    halves = choose_corruption(samples[:4], 24, key=3), choose_corruption(samples[4:], 24, key=3)
     for name, first, second in zip(whole._fields, *halves, strict=True):
         assert torch.equal(getattr(whole, name), torch.cat([first, second])), name
     for first, second in pairwise(whole.places.sort(dim=1).values.tolist()):
         assert first != second
-    assert not torch.equal(whole.places, choose(samples, 24, key=4).places)
+    assert not torch.equal(whole.places, choose_corruption(samples, 24, key=4).places)
 
 
 # ---- Corruption ------------------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def test_corruption_place_by_place():
     """Every token is the mask embedding, another patch's or its own, to the bit, and as often as chosen."""
     generator = torch.Generator().manual_seed(0)
     tokens, mask_token = torch.randn(100, 196, 8, generator=generator), torch.randn(1, 8, generator=generator)
-    choices = choose(torch.arange(100), 196, key=5)
+    choices = choose_corruption(torch.arange(100), 196, key=5)
     found = corrupt(tokens, mask_token, choices)
     expected, seen = tokens.tolist(), Counter()
     before = tokens.tolist()
@@ -251,7 +251,7 @@ def test_corruption_place_by_place():
 
 def test_gradients_go_where_values_came_from():
     tokens, mask_token = torch.randn(2, 6, 4, requires_grad=True), torch.randn(1, 4, requires_grad=True)
-    choices = choose(torch.arange(2), 6, key=1, masked=0.5, swapped=0.4)
+    choices = choose_corruption(torch.arange(2), 6, key=1, masked=0.5, swapped=0.4)
     corrupt(tokens, mask_token, choices).sum().backward()
     uses = torch.ones(2, 6)
     for image in range(2):
@@ -296,7 +296,7 @@ def test_pixels_are_compared_by_squares():
 def test_only_corrupted_patches_count(target):
     """Other targets at the other places change nothing; at a corrupted one they do."""
     trained, given_batch = MaskedPatches(vit(), target=target).train(), batch()
-    choices = choose(given_batch.indices, 24, key=7)
+    choices = choose_corruption(given_batch.indices, 24, key=7)
     loss = trained(given_batch, 7).loss
     targets = trained.targets(given_batch.images, trained.images(given_batch))
     corrupted = torch.zeros(4, 24, dtype=torch.bool).scatter(1, choices.places, True)
@@ -317,9 +317,11 @@ def test_only_corrupted_patches_count(target):
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_gpu_corrupts_the_same_patches_and_is_never_waited_for(target):
     here, there = batch(), batch().to("cuda")
-    for first, second in zip(choose(here.indices, 24, 5), choose(there.indices, 24, 5), strict=True):
+    for first, second in zip(
+        choose_corruption(here.indices, 24, 5), choose_corruption(there.indices, 24, 5), strict=True
+    ):
         assert torch.equal(first, second.cpu())
-    assert torch.equal(colours_4x4(here.images, 4), colours_4x4(there.images, 4).cpu())
+    assert torch.equal(compute_colours_4x4(here.images, 4), compute_colours_4x4(there.images, 4).cpu())
     trained = MaskedPatches(vit(), target=target).train()
     expected = trained(here, 5).loss.item()
     trained.cuda()(there, 5).loss.backward()  # what CUDA sets up on first use may wait
@@ -341,7 +343,7 @@ def test_forward_is_the_papers_steps(target, options):
     trained, given_batch = MaskedPatches(vit(**options), target=target).train(), batch()
     outcome = trained(given_batch, 9)
     images = given_batch.images.float() / 127.5 - 1
-    choices = choose(given_batch.indices, 24, key=9)
+    choices = choose_corruption(given_batch.indices, 24, key=9)
     encoded = trained.model.encode(corrupt(trained.model.tokens(images), trained.mask_token, choices))
     predictions = (encoded @ trained.prediction.weight.T + trained.prediction.bias)[:, -24:].double()
     losses, right = [], []
@@ -421,8 +423,8 @@ def test_eight_are_four_and_four(target, corrupted):
     for start in (0, 4):
         half = trained(part_of(whole, start, start + 4), 6)
         (half.loss / 2).backward()
-        add(total, half.sums)
-    assert means(total) == pytest.approx(means(outcome.sums), rel=1e-6)
+        add_sums(total, half.sums)
+    assert compute_means(total) == pytest.approx(compute_means(outcome.sums), rel=1e-6)
     assert total["loss"][1] == 8 * max(1, round(24 * corrupted))
     for name, parameter in trained.named_parameters():
         if name in expected:
@@ -439,8 +441,8 @@ def test_evaluation_counts_what_the_mask_says(target):
     outcome, alone = evaluated(filled, 1), evaluated(part_of(whole, 0, 2), 1)
     assert outcome.loss.item() == pytest.approx(alone.loss.item(), rel=1e-6)
     assert outcome.sums["loss"][1] == 2 * 12
-    assert means(outcome.sums) == pytest.approx(means(alone.sums), rel=1e-6)
-    assert outcome.loss.item() == pytest.approx(means(alone.sums)["loss"], rel=1e-6)
+    assert compute_means(outcome.sums) == pytest.approx(compute_means(alone.sums), rel=1e-6)
+    assert outcome.loss.item() == pytest.approx(compute_means(alone.sums)["loss"], rel=1e-6)
     nothing = evaluated(replace(filled, mask=torch.zeros(4, dtype=torch.bool)), 1)
     assert nothing.loss.item() == 0
     assert nothing.sums["loss"].tolist() == [0, 0]
@@ -488,7 +490,10 @@ def test_what_is_compiled_is_called():
 
 def test_at():
     values = torch.arange(24).view(2, 4, 3)
-    assert at(values, torch.tensor([[3, 0], [1, 1]])).tolist() == [[[9, 10, 11], [0, 1, 2]], [[15, 16, 17]] * 2]
+    assert gather_patches(values, torch.tensor([[3, 0], [1, 1]])).tolist() == [
+        [[9, 10, 11], [0, 1, 2]],
+        [[15, 16, 17]] * 2,
+    ]
 
 
 def test_built_from_plain_values():

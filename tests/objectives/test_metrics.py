@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitrail.objectives.metrics import add, hits, means, sum_and_count
+from vitrail.objectives.metrics import add_sums, compute_means, find_hits, sum_and_count
 
 finite = st.floats(-1e6, 1e6, width=32)
 pairs = st.lists(st.tuples(finite, st.booleans()), max_size=40)
@@ -46,7 +46,7 @@ def test_any_type_and_shape():
 
 def test_counts_stay_whole_beyond_float32():
     total = {"loss": torch.tensor([0.0, 2.0**24], dtype=torch.float64)}
-    add(total, {"loss": sum_and_count(torch.ones(1))})
+    add_sums(total, {"loss": sum_and_count(torch.ones(1))})
     assert total["loss"].tolist() == [1, 2**24 + 1]
 
 
@@ -61,9 +61,9 @@ def test_means_over_batches_are_means_over_samples(batches):
             sums[name] = sum_and_count(values, mask)
             samples.setdefault(name, []).extend(value for value, kept in found if kept)
         before = {name: pair.clone() for name, pair in sums.items()}
-        add(total, sums)
+        add_sums(total, sums)
         assert all(torch.equal(pair, before[name]) for name, pair in sums.items())  # only the total changes
-    result = means(total)
+    result = compute_means(total)
     assert result.keys() == samples.keys()
     for name, values in samples.items():
         if values:
@@ -75,11 +75,11 @@ def test_means_over_batches_are_means_over_samples(batches):
 def test_a_total_is_not_its_first_batch():
     first = {"loss": torch.tensor([1.0, 1.0], dtype=torch.float64)}
     total = {}
-    add(total, first)
-    add(total, {"loss": torch.tensor([2.0, 1.0], dtype=torch.float64)})
+    add_sums(total, first)
+    add_sums(total, {"loss": torch.tensor([2.0, 1.0], dtype=torch.float64)})
     assert first["loss"].tolist() == [1, 1]
     assert total["loss"].tolist() == [3, 2]
-    assert means({}) == {}
+    assert compute_means({}) == {}
 
 
 @settings(deadline=None)
@@ -88,7 +88,7 @@ def test_hits_are_a_loop_over_ranks(classes, k, seed):
     generator = torch.Generator().manual_seed(seed)
     logits = torch.stack([torch.randperm(classes, generator=generator) for _ in range(6)]).float()  # no ties
     labels = torch.randint(classes, (6,), generator=generator)
-    found = hits(logits, labels, k)
+    found = find_hits(logits, labels, k)
     assert (found.shape, found.dtype) == ((6,), torch.bool)
     for row, label, hit in zip(logits.tolist(), labels.tolist(), found.tolist(), strict=True):
         rank = sum(other > row[label] for other in row)
@@ -98,6 +98,6 @@ def test_hits_are_a_loop_over_ranks(classes, k, seed):
 def test_hits_worked_by_hand():
     logits = torch.tensor([[0.1, 0.7, 0.2], [0.5, 0.3, 0.2], [0.3, 0.3001, 0.0]])
     labels = torch.tensor([1, 1, 2])
-    assert hits(logits, labels).tolist() == [True, False, False]
-    assert hits(logits, labels, 2).tolist() == [True, True, False]
-    assert hits(logits, labels, 3).tolist() == hits(logits, labels, 9).tolist() == [True] * 3
+    assert find_hits(logits, labels).tolist() == [True, False, False]
+    assert find_hits(logits, labels, 2).tolist() == [True, True, False]
+    assert find_hits(logits, labels, 3).tolist() == find_hits(logits, labels, 9).tolist() == [True] * 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -40,6 +41,7 @@ GOLDEN = {
 }
 """Their losses over twenty steps are in golden_losses.json; `python tests/training/test_loop.py` writes it anew."""
 GOLDEN_FILE = runs.HERE / "golden_losses.json"
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +57,7 @@ def changed(name: str) -> dict:
     return {key: {**runs.TREE.get(key, {}), **value} for key, value in sections.items()}
 
 
-@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize("name", ["softmax", *(pytest.param(n, marks=SLOW) for n in GOLDEN if n != "softmax")])
 def test_golden_losses(tmp_path, name):
     run_training(runs.config(tmp_path, **changed(name)))
     golden = json.loads(GOLDEN_FILE.read_text())[name]
@@ -63,6 +65,7 @@ def test_golden_losses(tmp_path, name):
     assert len(set(golden)) == 20
 
 
+@SLOW
 def test_masked_patches_learn_more_than_the_histogram_of_colours(tmp_path):
     """On real digits: a guess that knows only how common each colour is has the entropy of the histogram as loss."""
     run_training(
@@ -161,8 +164,8 @@ def test_a_step_without_a_finite_gradient_changes_nothing_and_is_counted(tmp_pat
     ("optimizer", "broken_at", "log_every"),
     [
         ({"kind": "adamw", "averaging": 0.9}, range(5, 8), 6),
-        ({"kind": "sgd", "momentum": 0.9}, range(1, 3), 1),
-        ({"kind": "muon", "weight_decay": 0.1}, range(5, 8), 6),
+        pytest.param({"kind": "sgd", "momentum": 0.9}, range(1, 3), 1, marks=SLOW),
+        pytest.param({"kind": "muon", "weight_decay": 0.1}, range(5, 8), 6, marks=SLOW),
     ],
     ids=["AdamW, an average, rare records", "SGD, the first steps left out, frequent records", "Muon, with decay"],
 )
@@ -187,7 +190,7 @@ def test_not_waiting_for_the_norm_changes_nothing(tmp_path, monkeypatch, optimiz
     ("optimizer", "broken_at"),
     [
         ({"kind": "muon", "averaging": 0.9, "eps": 1e-4}, range(1, 3)),
-        ({"kind": "sgd", "momentum": 0.9, "averaging": None}, range(19, 21)),
+        pytest.param({"kind": "sgd", "momentum": 0.9, "averaging": None}, range(19, 21), marks=SLOW),
     ],
     ids=["Muon and AdamW, the first steps left out", "SGD without an average, the last steps left out"],
 )
@@ -226,7 +229,7 @@ def test_steps_that_are_recorded_make_the_same_run(tmp_path, monkeypatch, optimi
 
 def test_too_many_in_a_row_end_the_run_and_the_last_good_checkpoint_stays(tmp_path, monkeypatch, deferred):
     broken(monkeypatch, range(8, 100))
-    with pytest.raises(TrainingError, match=r"no finite gradient in the 5 steps up to step 12.*checkpoint of step 9"):
+    with pytest.raises(TrainingError, match=r"step 12.*checkpoint of step 9"):
         run_training(runs.config(tmp_path, run={"most_skipped": 5}))
     kept = runs.tensors(runs.checkpoints(tmp_path)[-1])
     assert all(torch.isfinite(tensor).all() for tensor in kept.values())
@@ -248,7 +251,7 @@ def test_signals_save_and_stop(tmp_path, monkeypatch):
     stopped = tmp_path / "stopped"
     before = signal.getsignal(signal.SIGINT)
     for at in (7, 13):
-        with pytest.raises(Stopped, match=f"stopped after step {at} of 20"):
+        with pytest.raises(Stopped, match=f"step {at} of 20"):
             run_training(runs.config(stopped))
         assert runs.checkpoints(stopped)[-1].name == f"step-{at:08}"
     assert signal.getsignal(signal.SIGINT) is before
@@ -268,9 +271,7 @@ def test_the_command_stopped_by_a_signal_says_so_with_exit_code_3(tmp_path):
     _, stderr = child.communicate(timeout=60)
     assert child.returncode == 3, stderr
     last = stderr.splitlines()[-1]
-    assert last.startswith("stopped after step ")
-    assert last.endswith("of 100000: the same command goes on from there")
-    step = int(last.split()[3])
+    step = int(re.search(r"step (\d+) of 100000", last).group(1))
     assert runs.checkpoints(tmp_path / "run")[-1].name == f"step-{step:08}"
 
 
@@ -322,7 +323,7 @@ def test_an_evaluation_that_a_signal_interrupts_is_made_up_for(tmp_path, monkeyp
 
     monkeypatch.setattr(loop, "measure", measure)
     stopped = tmp_path / "stopped"
-    with pytest.raises(Stopped, match="stopped after step 16 of 20"):
+    with pytest.raises(Stopped, match="step 16 of 20"):
         run_training(runs.config(stopped))
     assert [entry["step"] for entry in runs.records(stopped) if entry["kind"] == "evaluation"] == [8]
     with monkeypatch.context() as patch:
@@ -355,6 +356,7 @@ def test_a_record_may_begin_before_a_stop_and_end_after_it(tmp_path, monkeypatch
     assert all(speed > 50 for speed in speeds if speed is not None)
 
 
+@SLOW
 def test_the_scale_of_fp16_is_a_part_of_a_checkpoint(tmp_path, monkeypatch):
     """People use it on GPUs alone; torch computes it on a CPU as well, so it can be shown here."""
     monkeypatch.setattr("vitrail.training.build.choose_precision", lambda name, ranks: torch.float16)
@@ -387,7 +389,7 @@ def test_other_images_are_another_run(tmp_path, monkeypatch):
     (tmp_path / "photos").rename(tmp_path / "moved")
     run_training(runs.config("run", model={"in_channels": 3}, data={"source": "moved", "batch_size": 8}))
     make_folder(tmp_path / "photos", {"oak": 20, "elm": 20})
-    with pytest.raises(ConfigError, match=r"was begun with other images than photos has now: give another run\.folder"):
+    with pytest.raises(ConfigError, match=r"images.*photos"):
         run_training(runs.config("run", **tiny))
 
 
@@ -402,7 +404,7 @@ def test_other_weights_are_another_run(tmp_path):
             run_training(runs.resolve(tree))
             run_training(runs.resolve(tree))  # which is finished
             continue
-        with pytest.raises(ConfigError, match=r"was begun with other weights than .*weights has now: give another"):
+        with pytest.raises(ConfigError, match="other weights"):
             run_training(runs.resolve(tree))
 
 
@@ -411,7 +413,7 @@ def test_labels_that_training_has_not_are_refused_before_it_starts(tmp_path):
 
     make_tar(tmp_path / "data/train-0.tar", [0, 1] * 20)
     make_tar(tmp_path / "data/val-0.tar", [0, 1, 2] * 4)
-    with pytest.raises(DataError, match="the classes of val are not those of train"):
+    with pytest.raises(DataError, match="classes of val"):
         run_training(runs.config(tmp_path / "run", model={"in_channels": 3}, data={"source": str(tmp_path / "data")}))
     assert not (tmp_path / "run").exists()
 
@@ -425,7 +427,9 @@ def test_weights_of_lower_precision_are_trained_in_full(tmp_path):
     assert {tensor.dtype for tensor in vitrail.load(tmp_path / "run").state_dict().values()} == {torch.float32}
 
 
-@pytest.mark.parametrize("run", [{"gradient_checkpointing": True}, {"precision": "bf16"}], ids=str)
+@pytest.mark.parametrize(
+    "run", [{"gradient_checkpointing": True}, pytest.param({"precision": "bf16"}, marks=SLOW)], ids=str
+)
 def test_ways_to_compute_change_little(tmp_path, run):
     run_training(runs.config(tmp_path, run=run))
     golden = json.loads(GOLDEN_FILE.read_text())["softmax"]

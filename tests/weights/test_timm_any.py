@@ -305,6 +305,7 @@ def fine_tuning(folder, name: str = SMALL, **sections):
     return runs.resolve({section: {**values, **sections.get(section, {})} for section, values in tree.items()})
 
 
+@pytest.mark.slow
 def test_fine_tuned_the_run_loads_and_goes_on(pretrained, tmp_path):
     changed = {"model": {"weights": f"timm:{SMALL}", "stochastic_depth": 0.1}, "optimizer": {"layer_decay": 0.7}}
     config = fine_tuning(tmp_path / "run", **changed)
@@ -332,6 +333,7 @@ def test_the_bias_of_a_new_head(pretrained, tmp_path):
     assert torch.equal(model(torch.randn(2, 3, 32, 32)), torch.full((2, 10), -10.0))
 
 
+@pytest.mark.slow
 def test_fine_tuned_from_a_native_folder(saved, tmp_path):
     run_training(fine_tuning(tmp_path / "run", model={"weights": str(saved)}, run={"gradient_checkpointing": True}))
     assert vitrail.load(tmp_path / "run").num_classes == 10

@@ -9,7 +9,7 @@ from striped import stripes
 import vitrail
 from vitrail.errors import ConfigError, DataError
 from vitrail.training.run_training import run_training
-from vitrail.workflows.finetune import finetune, folder_name, look_at, raised
+from vitrail.workflows.finetune import finetune, name_run_folder, summarise_data, choose_image_size
 
 SMALL = [
     "model.width=32",
@@ -119,25 +119,25 @@ def test_a_wrong_override(folder):
 def test_the_resolution_is_raised_as_far_as_the_images_go(size, short_side, found):
     patch = 16 if size == 224 else 4
     model = vitrail.create_model(f"Ti/{patch}", image_size=size, device="meta")
-    assert raised(model, short_side, gpu=True) == found
+    assert choose_image_size(model, short_side, gpu=True) == found
 
 
 def test_a_cpu_is_not_asked_for_what_takes_hours():
     base = vitrail.create_model("B/16", device="meta")
-    assert raised(base, 1000, gpu=False) == (224, 224)
-    assert raised(base, 1000, gpu=True) == (336, 336)
+    assert choose_image_size(base, 1000, gpu=False) == (224, 224)
+    assert choose_image_size(base, 1000, gpu=True) == (336, 336)
     tiny = vitrail.create_model("Ti/16", device="meta")
-    assert raised(tiny, 1000, gpu=False) == (336, 336)
+    assert choose_image_size(tiny, 1000, gpu=False) == (336, 336)
 
 
 def test_what_is_looked_at(folder):
-    look = look_at(str(folder))
+    look = summarise_data(str(folder))
     assert (look.images, look.classes, look.short_side, look.has_validation) == (60, 3, 32, False)
 
 
 def test_the_same_command_has_the_same_folder():
-    assert folder_name("/a/my photos/", "hf:google/vit-base") == "finetune-my-photos-from-vit-base"
-    assert folder_name("photos/labels.csv", None) == "finetune-labels.csv"
+    assert name_run_folder("/a/my photos/", "hf:google/vit-base") == "finetune-my-photos-from-vit-base"
+    assert name_run_folder("photos/labels.csv", None) == "finetune-labels.csv"
 
 
 def test_a_length_that_was_given_is_warmed_up_to_in_its_own_time(folder, here):

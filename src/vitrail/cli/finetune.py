@@ -28,7 +28,7 @@ def finetune(
     sweep: Annotated[
         bool, typer.Option(help="Choose the learning rate on a held-out part, as the paper does.")
     ] = False,
-    quick: Annotated[
+    fit_linear_head: Annotated[
         bool, typer.Option(help="Only solve a head on the frozen model: seconds on a CPU; lists doubtful labels.")
     ] = False,
     overrides: Annotated[
@@ -56,7 +56,7 @@ def finetune(
     if start is not None and start != SCRATCH and not Path(start).exists() and did_you_mean(start, [SCRATCH]):
         raise ConfigError(f"there is no model {start!r}{did_you_mean(start, [SCRATCH])}")
     model = PANE if start is None else start
-    if quick:
+    if fit_linear_head:
         _quick(data, model, sweep, given, unnamed=start is None)
         return
     print_lines(_told(run(data, None if model == SCRATCH else model, sweep, given), unnamed=start is None))
@@ -64,14 +64,14 @@ def finetune(
 
 def _quick(data: str, model: str, sweep: bool, overrides: list[str], unnamed: bool) -> None:
     from vitrail.errors import ConfigError
-    from vitrail.workflows.linear_head import quick
+    from vitrail.workflows.linear_head import fit_linear_head
 
     if sweep:
         raise ConfigError("--quick trains nothing that a --sweep could choose a learning rate for: give one of them")
     if model == SCRATCH:
         raise ConfigError("--quick needs a model to take as it is: give --from MODEL, or no --from")
     with interruptible("the features computed so far are kept"), progress_bar("features") as progress:
-        print_lines(_told(quick(data, model, overrides, progress=progress), unnamed))
+        print_lines(_told(fit_linear_head(data, model, overrides, progress=progress), unnamed))
 
 
 def _told(lines: Iterator[str], unnamed: bool) -> Iterator[str]:

@@ -16,11 +16,11 @@ def quickstart(
     ] = None,
 ) -> None:
     """Everything in miniature on built-in handwritten digits, offline: pre-train, fine-tune larger, test."""
-    from vitrail.workflows.quickstart import beside, compared
+    from vitrail.workflows.quickstart import quickstart_with_model, compare_runs
     from vitrail.workflows.quickstart import quickstart as run
 
     if start is None:
         print_lines(run(folder))
         return
-    print_lines(beside(start, folder))
-    print_table("Handwritten digits", ["from", "images in training", "test accuracy"], compared(start, folder))
+    print_lines(quickstart_with_model(start, folder))
+    print_table("Handwritten digits", ["from", "images in training", "test accuracy"], compare_runs(start, folder))

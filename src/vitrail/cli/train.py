@@ -37,12 +37,12 @@ def train(
         raise ConfigError("name a recipe (`vitrail train --list` shows them) or a .toml file")
     if not recipe.endswith(".toml"):
         find_recipe(recipe)  # says what is near, before torch is imported
-    from vitrail.workflows.train import configured, run
+    from vitrail.workflows.train import build_config, train
 
-    config = configured(recipe, overrides or [])
+    config = build_config(recipe, overrides or [])
     if show:
         from vitrail.training.resolve import to_toml
 
         print(to_toml(config), end="")
         return
-    print_lines(run(config))
+    print_lines(train(config))

@@ -1,1 +1,1 @@
-"""What a model is trained for. An objective is a module whose forward takes a batch and gives a loss and sums."""
+"""Training objectives: modules whose forward takes a batch and returns a loss and the sums it measured."""

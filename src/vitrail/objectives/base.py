@@ -1,4 +1,4 @@
-"""What every objective is to the training loop."""
+"""The interface between an objective and the training loop."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from vitrail.objectives.metrics import Sums
 
 
 class Outcome(NamedTuple):
-    """Of one batch."""
+    """What an objective computes for one batch."""
 
     loss: Tensor
-    """The mean over the batch, to be differentiated."""
+    """The mean over the batch, with its gradient."""
     sums: Sums
-    """What was measured, summed over samples: always "loss"."""
+    """Measurements summed over samples, with counts; always with "loss"."""
 
 
-def evaluated(sums: Sums) -> Outcome:
-    """Of a batch in evaluation: the mean over what was counted; 0 for a batch that only fills up."""
+def evaluation_outcome(sums: Sums) -> Outcome:
+    """Return the outcome of an evaluation batch. Its loss is the mean over the counted samples, 0 if there are none."""
     total, count = sums["loss"].unbind()
     return Outcome((total / count.clamp(min=1)).float(), sums)
 
 
 class Objective(nn.Module, ABC):
-    """A model, whatever else is trained with it, and how a batch becomes a loss.
+    """A model, the other modules trained with it, and the loss of a batch.
 
-    A module, because sharding and the averaging of gradients over ranks hang on module calls.
+    It is a module because sharding and the averaging of gradients over ranks work on module calls.
     """
 
     better: str
-    """The metric by which one evaluation is better than another: "accuracy" (higher) or "loss" (lower)."""
+    """The metric that compares two evaluations: "accuracy" (higher is better) or "loss" (lower is better)."""
     mean: Tensor
     std: Tensor
 
@@ -43,7 +43,7 @@ class Objective(nn.Module, ABC):
         super().__init__()
         self.model = model
         preprocessing = model.preprocessing
-        # As buffers, so that normalising on an accelerator copies nothing there in every step.
+        # Buffers, so that normalising on an accelerator copies nothing to it in every step.
         shape = (len(preprocessing.mean), 1, 1)
         mean, std = torch.tensor(preprocessing.mean).view(shape), torch.tensor(preprocessing.std).view(shape)
         self.register_buffer("mean", mean, persistent=False)
@@ -51,16 +51,18 @@ class Objective(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: Batch, key: int) -> Outcome:
-        """A batch on the model's device → loss and sums.
+        """Return loss and sums of a batch on the model's device.
 
-        `key`: decides all that is random here. In training it changes with every step; in evaluation it stays.
-        `self.training` says which it is: an evaluation counts only samples of `batch.mask`.
+        An evaluation (`self.training` is False) counts only the samples of `batch.mask`.
+
+        Args:
+            key: decides everything random here. It changes with every training step and is fixed in evaluation.
         """
 
     @abstractmethod
     def parts_to_compile(self) -> list[nn.Module]:
-        """The modules that take the time, as they are called."""
+        """Return the modules worth compiling, as they are called."""
 
     def images(self, batch: Batch) -> Tensor:
-        """(B, C, height, width) uint8 → float32, as the model's preprocessing says."""
+        """Return the (B, C, height, width) images as float32, normalised for the model."""
         return (batch.images.float() / 255 - self.mean) / self.std

@@ -1,4 +1,4 @@
-"""From the values of a run's configuration to an objective."""
+"""Build an objective from the values of a run's configuration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def build_objective(
     mixing: Mixing,
     seed: int,
 ) -> Objective:
-    """What the model is trained for. Values that mean nothing to `kind` are left aside; only mixing is refused."""
+    """Return the objective. Values that `kind` does not use are ignored, except mixing, which is an error."""
     if kind == "classification":
         return Classification(model, loss=loss, label_smoothing=label_smoothing, mixing=mixing)
     if kind != "masked-patches":

@@ -1,4 +1,4 @@
-"""Supervised classification: one class of many (softmax), or yes and no for each class (sigmoid).
+"""Supervised classification: one class of many (softmax), or yes or no for each class (sigmoid).
 
 Shapes: B images, K classes.
 """
@@ -15,18 +15,18 @@ from vitrail.data.loader import Batch
 from vitrail.data.transforms.mixing import Mixing, mix_batch, one_hot
 from vitrail.errors import ConfigError
 from vitrail.model.base import ImageModel
-from vitrail.objectives.base import Objective, Outcome, evaluated
-from vitrail.objectives.metrics import Sums, hits, sum_and_count
+from vitrail.objectives.base import Objective, Outcome, evaluation_outcome
+from vitrail.objectives.metrics import Sums, find_hits, sum_and_count
 
 Loss = Literal["softmax", "sigmoid"]
 TOP = 5
-"""Evaluations also count labels among so many first guesses, where there are more classes than that."""
+"""Evaluations with more classes than this also count labels among so many first guesses."""
 
 
 class Classification(Objective):
-    """Images and labels in; the loss, and how many first guesses are right.
+    """Trains a model to predict labels; measures the loss and the share of right first guesses.
 
-    Training mixes images and smooths targets as asked. Evaluation does neither: its loss is the plain one.
+    Training mixes images and smooths targets as configured. Evaluation does neither.
     """
 
     better = "accuracy"
@@ -39,7 +39,7 @@ class Classification(Objective):
         label_smoothing: float = 0.0,
         mixing: Mixing | None = None,
     ) -> None:
-        """A model with a head, and how it is trained.
+        """Take a model with a head.
 
         Args:
             loss: "softmax": cross entropy of one class of many. "sigmoid": binary cross entropies, summed over classes.
@@ -61,57 +61,54 @@ class Classification(Objective):
         self.mixing = mixing or Mixing()
 
     def forward(self, batch: Batch, key: int) -> Outcome:
-        """Mean loss; sums of "loss" and "accuracy", in evaluation also of "top5". `key` decides what is mixed."""
-        return self._training(batch, key) if self.training else self._evaluation(batch)
+        """Return the mean loss and sums of "loss" and "accuracy", in evaluation also "top5"; `key` decides the mixing."""
+        return self.learn(*self.inputs(batch, key)) if self.training else self._evaluate(batch)
 
     def parts_to_compile(self) -> list[nn.Module]:
-        """The model, which is called whole."""
+        """Return the model, which is called as a whole."""
         return [self.model]
 
-    def _training(self, batch: Batch, key: int) -> Outcome:
-        return self.learn(*self.inputs(batch, key))
-
     def inputs(self, batch: Batch, key: int) -> tuple[Tensor, ...]:
-        """Normalised images, mixed where that is asked for, and their labels (B,) or targets (B, K)."""
+        """Return normalised images, mixed if configured, and their labels (B,) or targets (B, K)."""
         images, targets = self.images(batch), batch.labels
         if self.mixing.mixup or self.mixing.cutmix:
             return mix_batch(images, targets, self.model.num_classes, self.mixing, random.Random(key))
         return images, targets
 
     def learn(self, *inputs: Tensor) -> Outcome:
-        """What a step of training computes."""
+        """Compute the outcome of a training step from `inputs`."""
         images, targets = inputs
         logits = self.model(images).float()
         losses = self.losses(logits, targets, self.label_smoothing)
         likeliest = targets if targets.ndim == 1 else targets.argmax(dim=1)
-        sums = {"loss": sum_and_count(losses), "accuracy": sum_and_count(hits(logits, likeliest))}
+        sums = {"loss": sum_and_count(losses), "accuracy": sum_and_count(find_hits(logits, likeliest))}
         return Outcome(losses.mean(), sums)
 
-    def _evaluation(self, batch: Batch) -> Outcome:
+    def _evaluate(self, batch: Batch) -> Outcome:
         logits = self.model(self.images(batch)).float()
         losses = self.losses(logits, batch.labels)
         sums: Sums = {
             "loss": sum_and_count(losses, batch.mask),
-            "accuracy": sum_and_count(hits(logits, batch.labels), batch.mask),
+            "accuracy": sum_and_count(find_hits(logits, batch.labels), batch.mask),
         }
         if self.model.num_classes > TOP:
-            sums[f"top{TOP}"] = sum_and_count(hits(logits, batch.labels, TOP), batch.mask)
-        return evaluated(sums)
+            sums[f"top{TOP}"] = sum_and_count(find_hits(logits, batch.labels, TOP), batch.mask)
+        return evaluation_outcome(sums)
 
     def losses(self, logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        """(B, K) logits; (B,) labels or (B, K) targets that sum to 1 → (B,)."""
+        """Return the (B,) losses of (B, K) logits and (B,) labels or (B, K) targets that sum to 1."""
         if self.loss == "softmax":
             return F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="none")
         return sigmoid_losses(logits, targets, smoothing)
 
 
 def sigmoid_losses(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """(B, K) logits; (B,) labels or (B, K) targets → (B,): binary cross entropies, summed over the classes.
+    """Return (B,) binary cross entropies, summed over the classes, of (B, K) logits and (B,) labels or (B, K) targets.
 
-    The sum, as in the released pre-training on ImageNet-21k: a mean would make the one right class of thousands small.
+    The sum is what the released pre-training on ImageNet-21k uses; a mean over thousands of classes would be tiny.
     """
     classes = logits.shape[1]
     targets = one_hot(targets, classes) if targets.ndim == 1 else targets
     targets = targets * (1 - smoothing) + smoothing / classes
-    # torch's own function takes the difference of two large numbers: 7% off for a rightly low logit of −12.
+    # torch's own function subtracts two large numbers: it is 7% off for a logit of −12 and target 0.
     return -(targets * F.logsigmoid(logits) + (1 - targets) * F.logsigmoid(-logits)).sum(dim=1)

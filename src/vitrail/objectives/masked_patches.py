@@ -1,9 +1,8 @@
 """Masked patch prediction: the paper's self-supervision (section 4.6, appendix B.1.2).
 
-Half of the patch embeddings of an image are corrupted: of those, 80% become a learned mask embedding, 10% that of
-another patch of the image, 10% stay. From what the encoder makes of the corrupted places, the patches themselves are
-predicted, by default as their mean colour in 3 bits a channel. Corruption comes before positions are added, so that a
-masked patch still knows its place.
+Half of the patch embeddings of an image are corrupted: 80% of those become a learned mask embedding, 10% the embedding
+of another patch of the image, and 10% stay. The model predicts the original patches at the corrupted places, by default
+their mean colour in 3 bits a channel. Positions are added after the corruption, so a masked patch still has its place.
 
 Shapes: B images, C channels, N patches in row-major order, M corrupted ones, D width, K colours.
 """
@@ -22,24 +21,24 @@ from vitrail.errors import ConfigError
 from vitrail.model.base import ImageModel
 from vitrail.model.initialise import fill_lecun_normal
 from vitrail.model.vit import VisionTransformer
-from vitrail.objectives.base import Objective, Outcome, evaluated
+from vitrail.objectives.base import Objective, Outcome, evaluation_outcome
 from vitrail.objectives.metrics import sum_and_count
-from vitrail.objectives.noise import integers, uniform
+from vitrail.objectives.noise import draw_integers, draw_uniform
 
 Target = Literal["mean-colour", "colours-4x4", "pixels"]
 BITS = 3
-"""Of each channel of a colour."""
+"""Bits of each channel of a colour."""
 CELLS = 4
-"""Rows and columns that a patch is averaged down to for the target "colours-4x4"."""
+"""Rows and columns of cells in a patch for the target "colours-4x4"."""
 MOST_CHANNELS = 3
-"""Of colours: 3 bits of each of 3 channels make 512 classes, and a fourth channel would make 4,096."""
+"""Largest number of channels of a colour target: 3 make 512 classes, and a fourth would make 4,096."""
 
 
 class MaskedPatches(Objective):
-    """Images in; how badly their corrupted patches are predicted.
+    """Trains a model to predict the corrupted patches of images.
 
-    What the model has and this does not use (head, pooling) is frozen, because ranks would wait for its gradients. It
-    learns again once the weights were saved and loaded.
+    Head and pooling, which this does not use, are frozen, because ranks would wait for their gradients. A model that is
+    saved and loaded again has them unfrozen.
     """
 
     better = "loss"
@@ -55,25 +54,25 @@ class MaskedPatches(Objective):
         swapped: float = 0.1,
         seed: int = 0,
     ) -> None:
-        """A Vision Transformer, with or without a head, and how it is trained.
+        """Take a Vision Transformer, with or without a head.
 
         Args:
-            target: "mean-colour": the patch's mean colour, one of 8^C. "colours-4x4": that of each of 4×4 cells; the
-                loss is the mean over them. "pixels": all normalised pixels, by mean squared error.
-            corrupted: the share of every image's patches, rounded to a whole number of them and at least one.
-            masked: of those, how many become the mask embedding.
-            swapped: of those, how many become the embedding of another patch; the rest stays.
-            seed: of the initial mask embedding and prediction layer.
+            target: "mean-colour": the patch's mean colour, one of 8^C. "colours-4x4": the mean colour of each of 4×4
+                cells; the loss is the mean over them. "pixels": all normalised pixels, by mean squared error.
+            corrupted: share of the patches of each image to corrupt, above 0 to 1; at least one patch.
+            masked: share of the corrupted patches that become the mask embedding.
+            swapped: share of the corrupted patches that become the embedding of another patch; the rest stays.
+            seed: seed of the initial mask embedding and prediction layer.
         """
         super().__init__(model)
-        _check(model, target, corrupted, masked, swapped)
+        _check_options(model, target, corrupted, masked, swapped)
         self.target: Target = target
         self.corrupted, self.masked, self.swapped = corrupted, masked, swapped
-        # Drawn on the CPU, like a model's values; from another sequence than a model of the same seed.
+        # Drawn on the CPU, like a model's weights, but from another sequence than a model with the same seed.
         generator = torch.Generator().manual_seed(derive_seed(seed, 1))
         token = torch.empty(1, self.model.width, device="cpu").normal_(std=0.02, generator=generator)
         self.mask_token = nn.Parameter(token)
-        outputs = outputs_of(target, self.model.in_channels, self.model.stride)
+        outputs = count_outputs(target, self.model.in_channels, self.model.stride)
         self.prediction = nn.Linear(self.model.width, outputs, device="meta").to_empty(device="cpu")
         with torch.no_grad():
             fill_lecun_normal(self.prediction, generator)
@@ -81,41 +80,41 @@ class MaskedPatches(Objective):
             unused.requires_grad_(False)
 
     def forward(self, batch: Batch, key: int) -> Outcome:
-        """Mean loss over corrupted patches; sums of "loss" and, for colours, "accuracy", which count those patches.
+        """Return the mean loss over corrupted patches, and sums of "loss" and, for colours, "accuracy" over them.
 
-        `key` and the samples' numbers decide what is corrupted, and how.
+        `key` and the sample numbers decide what is corrupted, and how.
         """
         images = self.images(batch)
         tokens, grid = self.model.tokens(images), self.model.measure_grid(images)
-        choices = choose(batch.indices, tokens.shape[1], key, self.corrupted, self.masked, self.swapped)
+        choices = choose_corruption(batch.indices, tokens.shape[1], key, self.corrupted, self.masked, self.swapped)
         encoded = self.model.encode(corrupt(tokens, self.mask_token, choices), grid)
         patches = encoded[:, self.model.prefix :]
-        predictions = self.prediction(at(patches, choices.places)).float()
-        targets = at(self.targets(batch.images, images), choices.places)
+        predictions = self.prediction(gather_patches(patches, choices.places)).float()
+        targets = gather_patches(self.targets(batch.images, images), choices.places)
         compare = compare_pixels if self.target == "pixels" else compare_colours
         measured = compare(predictions, targets)
         if self.training:
             return Outcome(measured["loss"].mean(), {name: sum_and_count(values) for name, values in measured.items()})
         mask = batch.mask[:, None].expand_as(choices.places)
-        return evaluated({name: sum_and_count(values, mask) for name, values in measured.items()})
+        return evaluation_outcome({name: sum_and_count(values, mask) for name, values in measured.items()})
 
     def targets(self, images: Tensor, normalised: Tensor) -> Tensor:
-        """(B, C, height, width), uint8 and normalised → (B, N, …): colours from the first, pixels from the second."""
+        """Return the (B, N, …) targets: colours of the uint8 images, or pixels of the normalised ones."""
         match self.target:
             case "mean-colour":
-                return mean_colour(images, self.model.stride)[:, :, None]
+                return compute_mean_colour(images, self.model.stride)[:, :, None]
             case "colours-4x4":
-                return colours_4x4(images, self.model.stride)
+                return compute_colours_4x4(images, self.model.stride)
             case "pixels":
-                return patch_pixels(normalised, self.model.stride)
+                return extract_patch_pixels(normalised, self.model.stride)
 
     def parts_to_compile(self) -> list[nn.Module]:
-        """The encoder, and a hybrid's ResNet: `tokens` and `encode` are methods, so the model is never called whole."""
+        """Return the encoder and a hybrid's ResNet: the model itself is never called as a whole."""
         parts = (self.model.backbone, self.model.encoder)
         return [part for part in parts if part is not None]
 
 
-def _check(model: ImageModel, target: str, corrupted: float, masked: float, swapped: float) -> None:
+def _check_options(model: ImageModel, target: str, corrupted: float, masked: float, swapped: float) -> None:
     if not isinstance(model, VisionTransformer):
         raise ConfigError(
             f"masked patches are predicted by a Vision Transformer, plain or hybrid, and a {type(model).__name__} has "
@@ -140,8 +139,8 @@ def _check(model: ImageModel, target: str, corrupted: float, masked: float, swap
         )
 
 
-def outputs_of(target: Target, channels: int, stride: int) -> int:
-    """How many numbers the prediction of a patch has."""
+def count_outputs(target: Target, channels: int, stride: int) -> int:
+    """Return the number of outputs that predict one patch."""
     if target == "pixels":
         return channels * stride * stride
     cells = CELLS * CELLS if target == "colours-4x4" else 1
@@ -151,34 +150,34 @@ def outputs_of(target: Target, channels: int, stride: int) -> int:
 # ---- Corruption ------------------------------------------------------------------------------------------------------
 
 
-class Choices(NamedTuple):
-    """Which patches of each image are corrupted, and how. What is neither masked nor swapped stays as it is."""
+class Corruption(NamedTuple):
+    """Which patches of each image are corrupted, and how. Those neither masked nor swapped stay as they are."""
 
     places: Tensor
-    """(B, M) int64, no two of an image alike."""
+    """(B, M) int64: the corrupted patches, without repetition in an image."""
     masked: Tensor
     """(B, M) bool."""
     swapped: Tensor
     """(B, M) bool."""
     others: Tensor
-    """(B, M) int64: the place in the same image whose embedding a swapped one gets. Never its own, unless there is
-    no other. Of the same image, because which images share a batch depends on ranks."""
+    """(B, M) int64: the patch whose embedding a swapped one gets. It is another patch, if there is one, of the same
+    image, because the number of ranks decides which images share a batch."""
 
 
-def choose(
+def choose_corruption(
     samples: Tensor, patches: int, key: int, corrupted: float = 0.5, masked: float = 0.8, swapped: float = 0.1
-) -> Choices:
-    """(B,) sample numbers, N patches in each → what to corrupt.
+) -> Corruption:
+    """Choose the patches to corrupt in images of N `patches`, from their (B,) sample numbers.
 
-    The same number in every image, so that shapes are fixed and the means of ranks weigh the same; what becomes of each
-    is drawn for it alone.
+    Every image gets the same number, so that shapes are fixed and all ranks have the same weight. What happens to each
+    chosen patch is drawn independently.
     """
     count = max(1, round(corrupted * patches))
-    order = uniform(derive_seed(key, 0), samples, patches).argsort(dim=1, stable=True)  # stable: ties, too, are no accident
+    order = draw_uniform(derive_seed(key, 0), samples, patches).argsort(dim=1, stable=True)  # stable, for ties
     places = order[:, :count]
-    kind = uniform(derive_seed(key, 1), samples, count)
-    steps = 1 + integers(derive_seed(key, 2), samples, count, patches - 1)
-    return Choices(
+    kind = draw_uniform(derive_seed(key, 1), samples, count)
+    steps = 1 + draw_integers(derive_seed(key, 2), samples, count, patches - 1)
+    return Corruption(
         places,
         masked=kind < masked,
         swapped=(kind >= masked) & (kind < masked + swapped),
@@ -186,17 +185,17 @@ def choose(
     )
 
 
-def corrupt(tokens: Tensor, mask_token: Tensor, choices: Choices) -> Tensor:
-    """(B, N, D) embedded patches and (1, D) → the patches with the chosen ones replaced."""
+def corrupt(tokens: Tensor, mask_token: Tensor, choices: Corruption) -> Tensor:
+    """Return the (B, N, D) embedded patches with the chosen ones replaced; `mask_token` is (1, D)."""
     places, masked, swapped, others = choices
     own = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[:2])
     sources = own.scatter(1, places, torch.where(swapped, others, places))
     hidden = torch.zeros_like(own, dtype=torch.bool).scatter(1, places, masked)
-    return torch.where(hidden[:, :, None], mask_token, at(tokens, sources))
+    return torch.where(hidden[:, :, None], mask_token, gather_patches(tokens, sources))
 
 
-def at(values: Tensor, places: Tensor) -> Tensor:
-    """(B, N, …) and (B, M) → (B, M, …): what stands at the places of each image."""
+def gather_patches(values: Tensor, places: Tensor) -> Tensor:
+    """Return the (B, M, …) values at the (B, M) places of each image, out of (B, N, …)."""
     images = torch.arange(len(values), device=values.device)
     return values[images[:, None], places]
 
@@ -204,51 +203,51 @@ def at(values: Tensor, places: Tensor) -> Tensor:
 # ---- Targets ---------------------------------------------------------------------------------------------------------
 
 
-def mean_colour(images: Tensor, stride: int) -> Tensor:
-    """(B, C, height, width) uint8 → (B, N) int64 from 0 to 8^C − 1: red · 64 + green · 8 + blue, each from 0 to 7."""
-    return colours(images, stride).flatten(1)
+def compute_mean_colour(images: Tensor, stride: int) -> Tensor:
+    """Return (B, N) int64 colours of (B, C, height, width) uint8: red · 64 + green · 8 + blue, each from 0 to 7."""
+    return quantise_colours(images, stride).flatten(1)
 
 
-def colours_4x4(images: Tensor, stride: int) -> Tensor:
-    """(B, C, height, width) uint8 → (B, N, 16) int64: the mean colours of 4×4 cells of each patch, row by row."""
-    cells: Tensor = colours(images, stride // CELLS).unflatten(2, (-1, CELLS)).unflatten(1, (-1, CELLS))
+def compute_colours_4x4(images: Tensor, stride: int) -> Tensor:
+    """Return (B, N, 16) int64: the mean colours of the 4×4 cells of each patch, row by row."""
+    cells: Tensor = quantise_colours(images, stride // CELLS).unflatten(2, (-1, CELLS)).unflatten(1, (-1, CELLS))
     return cells.transpose(2, 3).flatten(3).flatten(1, 2)  # from B, rows, 4, columns, 4
 
 
-def colours(images: Tensor, side: int) -> Tensor:
-    """(B, C, height, width) uint8 → (B, height / side, width / side) int64: the 3-bit mean colour of each square.
+def quantise_colours(images: Tensor, side: int) -> Tensor:
+    """Return (B, height / side, width / side) int64: the 3-bit mean colour of each square of uint8 images.
 
-    In whole numbers, so that a mean on the border of two levels falls to the same one on every device.
+    Integer arithmetic rounds the same way on every device.
     """
-    levels = (squares(images, side).sum(dim=(3, 5), dtype=torch.int64) << BITS) // (256 * side * side)
+    levels = (split_into_squares(images, side).sum(dim=(3, 5), dtype=torch.int64) << BITS) // (256 * side * side)
     number = levels[:, 0]
     for level in levels[:, 1:].unbind(1):
         number = (number << BITS) + level
     return number
 
 
-def patch_pixels(images: Tensor, stride: int) -> Tensor:
-    """(B, C, height, width) → (B, N, C · stride²): the pixels of each patch as (channel, row, column)."""
-    return squares(images, stride).permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+def extract_patch_pixels(images: Tensor, stride: int) -> Tensor:
+    """Return (B, N, C · stride²): the pixels of each patch, ordered by channel, row and column."""
+    return split_into_squares(images, stride).permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
 
-def squares(images: Tensor, side: int) -> Tensor:
-    """(B, C, height, width) → (B, C, height / side, side, width / side, side), without a copy."""
-    cut: Tensor = images.unflatten(3, (-1, side)).unflatten(2, (-1, side))
-    return cut
+def split_into_squares(images: Tensor, side: int) -> Tensor:
+    """View (B, C, height, width) as (B, C, height / side, side, width / side, side), without a copy."""
+    split: Tensor = images.unflatten(3, (-1, side)).unflatten(2, (-1, side))
+    return split
 
 
 # ---- Losses ----------------------------------------------------------------------------------------------------------
 
 
 def compare_colours(predictions: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """(B, M, cells · K) and (B, M, cells) → "loss" and "accuracy" of each patch, (B, M): means over its cells."""
+    """Return (B, M) "loss" and "accuracy" of each patch, means over its cells: (B, M, cells · K) and (B, M, cells)."""
     logits = predictions.unflatten(2, (targets.shape[2], -1))
     losses = F.cross_entropy(logits.flatten(0, 2), targets.flatten(), reduction="none").view_as(targets)
-    right = logits.argmax(dim=3) == targets
-    return {"loss": losses.mean(dim=2), "accuracy": right.float().mean(dim=2)}
+    is_right = logits.argmax(dim=3) == targets
+    return {"loss": losses.mean(dim=2), "accuracy": is_right.float().mean(dim=2)}
 
 
 def compare_pixels(predictions: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """(B, M, C · stride²) twice → "loss" of each patch, (B, M): the mean squared difference."""
+    """Return the (B, M) "loss" of each patch: the mean squared difference of its C · stride² pixels."""
     return {"loss": (predictions - targets).square().mean(dim=2)}

@@ -1,4 +1,4 @@
-"""What a run measures, as sums with counts: they add up over batches and over ranks, and only then is a mean taken."""
+"""Measurements as sums with counts: they are added up over batches and ranks before a mean is taken."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 Sums = dict[str, Tensor]
-"""For each name a tensor of two values: a sum and how many it was summed over."""
+"""For each name a tensor of two values: a sum and the number of values in it."""
 
 
 def sum_and_count(values: Tensor, mask: Tensor | None = None) -> Tensor:
-    """(B,) values of samples → their sum and number, (2,) float64; only those of `mask` where there is one.
+    """Return the sum and the number of (B,) values as (2,) float64; with a mask, only of the values it selects.
 
-    float64, so that counts stay whole and the order of adding does not show in the digits that are printed.
+    float64 keeps counts whole and hides the order of addition in the printed digits.
     """
     values = values.detach().double()
     if mask is None:
@@ -22,22 +22,22 @@ def sum_and_count(values: Tensor, mask: Tensor | None = None) -> Tensor:
     return torch.stack([torch.where(mask, values, 0).sum(), mask.sum().double()])
 
 
-def add(total: Sums, sums: Sums) -> None:
-    """Into `total`, in place."""
+def add_sums(total: Sums, sums: Sums) -> None:
+    """Add `sums` to `total` in place."""
     for name, pair in sums.items():
         total[name] = total[name] + pair if name in total else pair
 
 
-def means(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """The mean of each; not a number where nothing was counted."""
+def compute_means(sums: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the mean of each; NaN if nothing was counted."""
     if not sums:
         return {}
     pairs = torch.stack(list(sums.values())).tolist()  # one wait for an accelerator, not one for each
     return {name: total / count if count else float("nan") for name, (total, count) in zip(sums, pairs, strict=True)}
 
 
-def hits(logits: Tensor, labels: Tensor, k: int = 1) -> Tensor:
-    """(B, K) logits and (B,) labels → (B,) bool: whether the label is among the k largest."""
+def find_hits(logits: Tensor, labels: Tensor, k: int = 1) -> Tensor:
+    """Return (B,) bool: whether each label is among the k largest of its (K,) logits."""
     if k == 1:
         return logits.argmax(dim=1) == labels
     return (logits.topk(min(k, logits.shape[1]), dim=1).indices == labels[:, None]).any(dim=1)

@@ -92,8 +92,8 @@ class RequestMiddleware:
         except Exception:
             log.exception("%s %s", scope["method"], path)
             if not status:
-                error = HttpError(500, "this server has failed at the request; its log says why")
-                await _send_error(error, send_with_headers, metrics)
+                failure = HttpError(500, "this server has failed at the request; its log says why")
+                await _send_error(failure, send_with_headers, metrics)
         finally:
             metrics.count_request(path, status or CLIENT_GONE, time.perf_counter() - started)
 

@@ -16,22 +16,22 @@ import numpy as np
 import torch
 
 from vitrail.config import show_size
-from vitrail.data.open import DEFAULT_HOLDOUT, open_data, list_splits
+from vitrail.data.open import DEFAULT_HOLDOUT, list_splits, open_data
 from vitrail.data.sources.source import Source
 from vitrail.data.transforms.decode import decode_to_pillow
 from vitrail.errors import ConfigError, DataError
 from vitrail.model.architecture import VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.model.cost import compute_cost, count_tokens
-from vitrail.model.timm_model import TimmModel, kept_for_backward
+from vitrail.model.timm_model import TimmModel, measure_activation_bytes
 from vitrail.system.files import short_name
-from vitrail.training.build import open_training_data, count_steps
+from vitrail.training.build import count_steps, open_training_data
 from vitrail.training.config import RunConfig
 from vitrail.training.resolve import resolve
 from vitrail.training.run_training import run_training
-from vitrail.training.sweep import choose_best, change_config, run_trials
+from vitrail.training.sweep import change_config, choose_best, run_trials
 from vitrail.weights.load import load
-from vitrail.workflows.train import told
+from vitrail.workflows.train import describe_result
 
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03)
 """Those that the paper tries, for batches of 512."""
@@ -48,7 +48,7 @@ SCRATCH_LEARNING_RATES = (0.0003, 0.001, 0.003)
 
 
 @dataclass(frozen=True)
-class Look:
+class DataSummary:
     """What there is to train on."""
 
     images: int
@@ -64,24 +64,24 @@ def finetune(data: str, model: str | None = None, sweep: bool = False, overrides
     given = {override.partition("=")[0].strip().rpartition(".")[2] for override in overrides}
     if sweep and "learning_rate" in given:
         raise ConfigError("--sweep chooses the learning rate: leave optimizer.learning_rate out, or --sweep")
-    look = look_at(data)
+    look = summarise_data(data)
     if model is None:
         yield "training from scratch, which needs many images; `--from MODEL` starts from a trained model"
-        tree = from_scratch(look)
+        tree = make_scratch_config(look)
         rates: Sequence[float] = SCRATCH_LEARNING_RATES
     else:
-        tree = from_model(look, load(model), model)
-        rates = [rate_for(rate, tree["data"]["batch_size"]) for rate in LEARNING_RATES]
+        tree = make_finetune_config(look, load(model), model)
+        rates = [scale_learning_rate(rate, tree["data"]["batch_size"]) for rate in LEARNING_RATES]
     tree["data"]["source"] = data
-    tree["run"]["folder"] = f"runs/{folder_name(data, model)}"
-    config = paced(resolve(tree, overrides), given, look)
-    yield chosen(config, look)
+    tree["run"]["folder"] = f"runs/{name_run_folder(data, model)}"
+    config = set_intervals(resolve(tree, overrides), given, look)
+    yield describe_choices(config, look)
     if sweep:
-        config = yield from swept(config, rates, look)
-    yield from told(config, run_training(config))
+        config = yield from sweep_learning_rates(config, rates, look)
+    yield from describe_result(config, run_training(config))
 
 
-def paced(config: RunConfig, given: set[str], look: Look) -> RunConfig:
+def set_intervals(config: RunConfig, given: set[str], look: DataSummary) -> RunConfig:
     """With a warm-up and intervals that suit the length, whoever chose that; what was `given` stays."""
     steps = count_steps(config, look.images)
     fitting = {
@@ -94,7 +94,7 @@ def paced(config: RunConfig, given: set[str], look: Look) -> RunConfig:
     return RunConfig(**tree)
 
 
-def swept(config: RunConfig, rates: Sequence[float], look: Look) -> Generator[str, None, RunConfig]:
+def sweep_learning_rates(config: RunConfig, rates: Sequence[float], look: DataSummary) -> Generator[str, None, RunConfig]:
     """Train with each learning rate, choose by the held-out part, and give the configuration of the final training."""
     if open_training_data(config.data).evaluation is None:
         raise ConfigError("--sweep chooses by a part that is held out: leave data.holdout and data.validate_on alone")
@@ -111,7 +111,7 @@ def swept(config: RunConfig, rates: Sequence[float], look: Look) -> Generator[st
     return change_config(config, update)
 
 
-def look_at(data: str) -> Look:
+def summarise_data(data: str) -> DataSummary:
     """How many images, how many classes, how large."""
     splits = list_splits(data)
     source = open_data(data, "train") if splits else open_data(data)
@@ -125,7 +125,7 @@ def look_at(data: str) -> Look:
             f"{data} has no image of {empty!r} that can be read: `vitrail data check` tells what was left out; export "
             "those as JPEG, or take the folder away"
         )
-    return Look(len(source), source.num_classes, _short_side(source), "val" in splits)
+    return DataSummary(len(source), source.num_classes, _short_side(source), "val" in splits)
 
 
 def _short_side(source: Source) -> int:
@@ -142,18 +142,18 @@ def _short_side(source: Source) -> int:
     return int(statistics.median(sides))
 
 
-def from_model(look: Look, model: ImageModel, name: str) -> dict[str, Any]:
+def make_finetune_config(look: DataSummary, model: ImageModel, name: str) -> dict[str, Any]:
     """The paper's way, on less data."""
-    size = raised(model, look.short_side, torch.cuda.is_available())
-    tree = _shared(look)
+    size = choose_image_size(model, look.short_side, torch.cuda.is_available())
+    tree = _make_shared_config(look)
     tree["model"] = {"weights": name, "image_size": size}
-    rate = rate_for(LEARNING_RATES[2], tree["data"]["batch_size"])
+    rate = scale_learning_rate(LEARNING_RATES[2], tree["data"]["batch_size"])
     tree["optimizer"] = {"kind": "sgd", "momentum": 0.9, "learning_rate": rate, "clip_norm": 1.0}
-    tree["optimizer"]["accumulate"] = parts_for(model, size, tree["data"]["batch_size"])
+    tree["optimizer"]["accumulate"] = count_batch_parts(model, size, tree["data"]["batch_size"])
     return tree
 
 
-def parts_for(model: ImageModel, size: tuple[int, int], batch: int) -> int:
+def count_batch_parts(model: ImageModel, size: tuple[int, int], batch: int) -> int:
     """In how many parts a GPU's memory holds a batch. A layer keeps about 34 bytes of a token's channel in bf16."""
     if not torch.cuda.is_available():
         return 1
@@ -161,7 +161,7 @@ def parts_for(model: ImageModel, size: tuple[int, int], batch: int) -> int:
     if isinstance(a, VitArchitecture):
         image = 34 * count_tokens(a, size) * a.width * a.depth
     elif isinstance(model, TimmModel):
-        image = kept_for_backward(model.architecture.copy_at_size(size)) // 2  # bf16 takes half of float32
+        image = measure_activation_bytes(model.architecture.copy_at_size(size)) // 2  # bf16 takes half of float32
     else:
         image = 60_000_000 * a.backbone.width_factor * size[0] * size[1] // 224**2  # of a ResNet-50, and more of others
     free, _ = torch.cuda.mem_get_info()
@@ -171,18 +171,18 @@ def parts_for(model: ImageModel, size: tuple[int, int], batch: int) -> int:
     return parts
 
 
-def from_scratch(look: Look) -> dict[str, Any]:
+def make_scratch_config(look: DataSummary) -> dict[str, Any]:
     """A small ViT, AdamW and regularisation: little data and no pre-training is not what ViTs are best at."""
     # About 64 patches: enough to see shapes, few enough for a CPU.
     patch = next((patch for patch in (4, 8, 16) if patch * 8 >= min(look.short_side, 128)), 16)
     size = patch * 8
-    tree = _shared(look)
+    tree = _make_shared_config(look)
     tree["model"] = {"name": f"Ti/{patch}", "image_size": size, "depth": 6, "pool": "average", "stochastic_depth": 0.1}
     tree["optimizer"] = {"kind": "adamw", "learning_rate": SCRATCH_LEARNING_RATES[1], "weight_decay": 0.05}
     return tree
 
 
-def _shared(look: Look) -> dict[str, Any]:
+def _make_shared_config(look: DataSummary) -> dict[str, Any]:
     """Batch and length: small batches for few images, so that there are enough steps in a pass over them."""
     most = PAPER_BATCH if torch.cuda.is_available() else 32
     batch = max(2, min(most, 2 ** int(math.log2(max(look.images * 0.9 / 4, 2)))))
@@ -197,12 +197,12 @@ def _shared(look: Look) -> dict[str, Any]:
     }
 
 
-def rate_for(rate: float, batch: int) -> float:
+def scale_learning_rate(rate: float, batch: int) -> float:
     """A learning rate of the paper's for another batch size: noise grows as a batch shrinks, so it goes by the root."""
     return float(f"{rate * math.sqrt(batch / PAPER_BATCH):.2g}")
 
 
-def raised(model: ImageModel, short_side: int, gpu: bool) -> tuple[int, int]:
+def choose_image_size(model: ImageModel, short_side: int, gpu: bool) -> tuple[int, int]:
     """A resolution half as high again, in whole patches, unless the images have no more to show, or it takes a GPU."""
     if isinstance(model, TimmModel):
         stride = model.stride
@@ -224,7 +224,7 @@ def raised(model: ImageModel, short_side: int, gpu: bool) -> tuple[int, int]:
     return (height, width) if not gpu and flops > MOST_ON_A_CPU else (higher, wider)
 
 
-def chosen(config: RunConfig, look: Look) -> str:
+def describe_choices(config: RunConfig, look: DataSummary) -> str:
     """What was picked, in a line."""
     size = show_size(config.model.image_size) if config.model.image_size else "its own size"
     steps = config.schedule.steps
@@ -232,15 +232,15 @@ def chosen(config: RunConfig, look: Look) -> str:
     return (
         f"{look.images:,} images of {look.classes} classes, about {look.short_side} pixels: training at {size} "
         f"for {length} of {config.data.batch_size}, learning rate {config.optimizer.learning_rate:g}; crops from "
-        f"{config.data.augmentation.crop_area[0]:.0%} of the area on, {mirrored(config.data.augmentation.flip)}"
+        f"{config.data.augmentation.crop_area[0]:.0%} of the area on, {describe_flip(config.data.augmentation.flip)}"
     )
 
 
-def mirrored(flip: float) -> str:
+def describe_flip(flip: float) -> str:
     """Whether images are, in words."""
     return "mirrored at random (data.augmentation.flip=0 where left and right matter)" if flip else "not mirrored"
 
 
-def folder_name(data: str, model: str | None) -> str:
+def name_run_folder(data: str, model: str | None) -> str:
     """finetune-photos-from-quickstart: the same for the same command, so that it goes on where it was stopped."""
     return f"finetune-{short_name(data)}" + (f"-from-{short_name(model)}" if model else "")
