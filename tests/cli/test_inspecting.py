@@ -67,7 +67,7 @@ def test_control_c_says_what_there_is(here, run, monkeypatch):
     def interrupt(*given, **others):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(inspect, "look_inside", interrupt)
+    monkeypatch.setattr(inspect, "inspect_model", interrupt)
     code, _, err = run("inspect", "模型 <b>")
     assert (code, err) == (130, "stopped: the report is not finished\n")
 

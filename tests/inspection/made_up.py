@@ -20,10 +20,10 @@ from vitrail.inspection.findings import (
     Layers,
     Neighbours,
     Positions,
-    Shown,
+    ShownImage,
     Tokens,
 )
-from vitrail.system.figures import BLUE, INK, drawn, set_title
+from vitrail.system.figures import BLUE, INK, new_figure, set_title
 
 Grid = tuple[int, int]
 FACTS = (
@@ -39,7 +39,7 @@ RECORDS = tuple({"kind": "train", "part": "train", "step": step, "loss": 2 / ste
 def vit(
     name: str = "vit",
     *,
-    images: Sequence[Shown] | int = 2,
+    images: Sequence[ShownImage] | int = 2,
     depth: int = 3,
     heads: int = 2,
     grid: Grid = (4, 6),
@@ -75,7 +75,7 @@ def vit(
     return Findings(**(parts | others))
 
 
-def resnet(name: str = "resnet", *, images: Sequence[Shown] | int = 2, seed: int = 1, **others: Any) -> Findings:
+def resnet(name: str = "resnet", *, images: Sequence[ShownImage] | int = 2, seed: int = 1, **others: Any) -> Findings:
     """Without attention and positions, of few classes, with grids that get smaller."""
     draw = np.random.default_rng(seed)
     names = ("stage 1, unit 1", "stage 2, unit 1")
@@ -101,7 +101,7 @@ def nothing(name: str = "nothing") -> Findings:
     return vit(name, images=(), card="", images_from="", measured_on="", records=(), **parts)
 
 
-def made_images(count: int, size: Grid, channels: int = 3) -> tuple[Shown, ...]:
+def made_images(count: int, size: Grid, channels: int = 3) -> tuple[ShownImage, ...]:
     """A disc that wanders over a shaded ground."""
     down, across = np.mgrid[0 : size[0], 0 : size[1]]
     images = []
@@ -110,7 +110,7 @@ def made_images(count: int, size: Grid, channels: int = 3) -> tuple[Shown, ...]:
         middle = (size[0] * (0.3 + 0.1 * number), size[1] * (0.3 + 0.1 * number))
         ground[np.hypot(down - middle[0], across - middle[1]) < size[0] / 5] = (230, 190, 60)
         guesses = ((f"disc {number}", 0.6 + 0.01 * number), ("ground", 0.3), ("a thing with a long name indeed", 0.004))
-        images.append(Shown(f"image-{number}.png", ground[..., :channels].astype(np.uint8), guesses))
+        images.append(ShownImage(f"image-{number}.png", ground[..., :channels].astype(np.uint8), guesses))
     return tuple(images)
 
 
@@ -195,7 +195,7 @@ def _drawing(title: str) -> dict[str, bytes]:
     """With all kinds of things in it: a line that is cut off at the frame, an image, words."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "drawing.png"
-        with drawn(path, 6, 3) as figure:
+        with new_figure(path, 6, 3) as figure:
             left, right = figure.subplots(1, 2)
             left.plot([0, 1, 2], [0, len(title), 1], color=BLUE)
             left.set_ylim(0, 5)

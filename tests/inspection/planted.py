@@ -83,7 +83,9 @@ def attending(
 
     `options` are others of `create_model`: pool, registers, … The width follows from the number of tokens.
     """
-    prefix = options.get("registers", 0) + options.get("class_token", options.get("pool", "class") in POOLS_WITH_CLASS_TOKEN)
+    prefix = options.get("registers", 0) + options.get(
+        "class_token", options.get("pool", "class") in POOLS_WITH_CLASS_TOKEN
+    )
     tokens = prefix + rows * columns
     model = vitrail.create_model(
         f"Ti/{patch_size}",

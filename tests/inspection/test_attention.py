@@ -20,13 +20,13 @@ from samples import SMALL, images, randomise, small_vit
 from vitrail.errors import InputError, NotApplicableError
 from vitrail.inspection.measure import anatomy
 from vitrail.inspection.measure.attention import (
-    attention_names,
-    attention_of_images,
     attention_rollout,
+    describe_readout,
     head_attention,
     mean_attention_distance,
+    measure_attention,
+    name_attention_layers,
     rollout_by_layer,
-    what_is_read,
 )
 from vitrail.model.architecture import Backbone, TimmArchitecture, VitArchitecture
 from vitrail.model.create import build_empty_model
@@ -148,7 +148,7 @@ def layer_by_hand(number: int, module: SelfAttention, x: torch.Tensor) -> list[l
 @torch.no_grad()
 def reading_by_hand(model, batch, image: int) -> list[float]:
     """How much of each token the representation takes."""
-    prefix, patches = model.prefix, math.prod(model.grid_of(batch))
+    prefix, patches = model.prefix, math.prod(model.measure_grid(batch))
     zeros = [0.0] * (prefix + patches)
     match model.architecture.pool:
         case "class":
@@ -239,13 +239,13 @@ def test_rows_sum_to_one_and_one_pass_gives_the_same(kind):
     np.testing.assert_allclose(rollout.sum(axis=-1), 1, rtol=0, atol=1e-12)
     np.testing.assert_allclose(heads.sum(axis=-1), 1, rtol=0, atol=1e-12)
 
-    found = attention_of_images(model, batch)
+    found = measure_attention(model, batch)
     layers = len(found.layers)
     assert found.rollout.shape == (2, layers, 2, 3)
     assert found.heads.shape == (2, layers, 4, 2, 3)
     assert found.prefix == anatomy.prefix_names(model)
-    assert found.layers == attention_names(model)
-    assert found.reads == what_is_read(model)
+    assert found.layers == name_attention_layers(model)
+    assert found.reads == describe_readout(model)
     flat = np.concatenate([found.rollout_prefix, found.rollout.reshape(2, layers, 6)], axis=-1)
     assert np.array_equal(flat, rollout)
     flat = np.concatenate([found.heads_prefix, found.heads.reshape(2, layers, 4, 6)], axis=-1)
@@ -264,7 +264,7 @@ def test_rows_sum_to_one_and_one_pass_gives_the_same(kind):
 def test_any_grid(rows, columns, depth, pool, registers):
     model = small_vit(image_size=(8 * rows, 8 * columns), depth=depth, pool=pool, registers=registers)
     batch = images(size=model.image_size)
-    found = attention_of_images(model, batch)
+    found = measure_attention(model, batch)
     assert found.rollout.shape == (2, depth, rows, columns)
     total = found.rollout.sum(axis=(-2, -1)) + found.rollout_prefix.sum(axis=-1)
     np.testing.assert_allclose(total, 1, rtol=0, atol=1e-6)
@@ -277,11 +277,11 @@ def test_any_grid(rows, columns, depth, pool, registers):
 @pytest.mark.parametrize("options", [{}, {"position": "sin-cos", "pool": "average"}, MODELS["axial, attention pool"]])
 def test_another_image_size_than_the_models_own(options):
     model, batch = small_vit(dtype=torch.float64, **options), images(size=(32, 16), dtype=torch.float64)
-    found, distance = attention_of_images(model, batch), mean_attention_distance(model, batch)
+    found, distance = measure_attention(model, batch), mean_attention_distance(model, batch)
     assert found.rollout.shape[2:] == (4, 2)
     assert attention_rollout(model, batch).shape == (2, 4, 2)
     resized = small_vit(dtype=torch.float64, **options).resize((32, 16))
-    np.testing.assert_allclose(found.rollout, attention_of_images(resized, batch).rollout, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(found.rollout, measure_attention(resized, batch).rollout, rtol=0, atol=1e-12)
     np.testing.assert_allclose(distance, mean_attention_distance(resized, batch), rtol=0, atol=1e-10)
 
 
@@ -300,7 +300,7 @@ def test_in_parts_as_at_once(kind, monkeypatch):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("measure", [mean_attention_distance, attention_rollout, head_attention, attention_of_images])
+@pytest.mark.parametrize("measure", [mean_attention_distance, attention_rollout, head_attention, measure_attention])
 def test_maps_of_a_layer_are_gone_before_those_of_the_next_are_made(measure, monkeypatch):
     model, made_so_far, weights = small_vit(depth=4), [], SelfAttention.weights
 
@@ -319,11 +319,11 @@ def test_maps_of_a_layer_are_gone_before_those_of_the_next_are_made(measure, mon
 
 def test_modes_hooks_and_gradients_are_left_as_they_were():
     model = small_vit(dropout=0.5, attention_dropout=0.5, stochastic_depth=0.5, pool="attention")
-    calm = attention_of_images(model, images())
+    calm = measure_attention(model, images())
     model.train()
     model.encoder.blocks[1].eval()
     before = [module.training for module in model.modules()]
-    assert np.array_equal(attention_of_images(model, images()).heads, calm.heads)
+    assert np.array_equal(measure_attention(model, images()).heads, calm.heads)
     mean_attention_distance(model, images())
     assert [module.training for module in model.modules()] == before
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
@@ -344,9 +344,9 @@ def test_numbers_are_float64_whatever_the_model_is():
 
 
 def test_names():
-    assert attention_names(small_vit(depth=3)) == ("1", "2", "3")
+    assert name_attention_layers(small_vit(depth=3)) == ("1", "2", "3")
     axial = small_vit(block="axial", pool="average")
-    assert attention_names(axial) == ("1 rows", "1 columns", "2 rows", "2 columns")
+    assert name_attention_layers(axial) == ("1 rows", "1 columns", "2 rows", "2 columns")
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ READ = {
 
 @pytest.mark.parametrize("kind", READ)
 def test_what_is_read(kind):
-    assert what_is_read(made(kind)[0]) == READ[kind]
+    assert describe_readout(made(kind)[0]) == READ[kind]
 
 
 @torch.no_grad()
@@ -560,7 +560,7 @@ def test_timms_networks_as_by_hand(name, size, prefix, stride, reads, monkeypatc
         "average": [0.0] * first + [1 / 6] * 6,
     }[reads]
     assert np.ptp([head for layer in maps[0] for head in layer]) > 0.3
-    found, rollout = attention_of_images(model, batch), np.array(rollout_by_hand(maps[0], reading))
+    found, rollout = measure_attention(model, batch), np.array(rollout_by_hand(maps[0], reading))
     np.testing.assert_allclose(rollout_by_layer(model, batch)[0], rollout, rtol=0, atol=1e-10)
     np.testing.assert_allclose(found.rollout[0].reshape(-1, 6), rollout[:, first:], rtol=0, atol=1e-10)
     heads = [[product([reading], head)[0] for head in layer] for layer in maps[0]]
@@ -574,7 +574,7 @@ def test_timms_networks_as_by_hand(name, size, prefix, stride, reads, monkeypatc
 def test_timms_mean_may_include_the_prefix():
     model = of_timm("vit_tiny_patch16_224", (32, 48))
     model.peer.global_pool, model.peer.pool_include_prefix = "avg", True
-    assert what_is_read(model) == "the mean of all tokens"
+    assert describe_readout(model) == "the mean of all tokens"
     batch = images(size=(32, 48), dtype=torch.float64)
     with vitrail.record_attention(model) as maps, torch.no_grad():
         model(batch)
@@ -597,7 +597,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.parametrize("measure", [mean_attention_distance, attention_rollout, head_attention, attention_of_images])
+@pytest.mark.parametrize("measure", [mean_attention_distance, attention_rollout, head_attention, measure_attention])
 def test_timms_networks_that_do_not_attend_from_patch_to_patch(name, measure):
     model = empty(name)
     with pytest.raises(NotApplicableError, match=REFUSED[name]) as caught:
@@ -609,15 +609,15 @@ def test_timms_networks_that_do_not_attend_from_patch_to_patch(name, measure):
 def test_timms_poolings_that_have_no_row_of_attention():
     model = empty("test_vit3")
     pictures = torch.empty(1, 3, *model.image_size, device="meta")
-    for measure in (attention_rollout, head_attention, attention_of_images):
+    for measure in (attention_rollout, head_attention, measure_attention):
         with pytest.raises(NotApplicableError, match='pools its tokens by "map"'):
             measure(model, pictures)
     with pytest.raises(NotApplicableError, match='pools its tokens by "map"'):
-        what_is_read(model)
+        describe_readout(model)
     assert mean_attention_distance(of_timm("test_vit3", (32, 32)), images(size=(32, 32), dtype=torch.float64)).size
 
 
-MEASURES = [mean_attention_distance, attention_rollout, rollout_by_layer, head_attention, attention_of_images]
+MEASURES = [mean_attention_distance, attention_rollout, rollout_by_layer, head_attention, measure_attention]
 
 
 @pytest.mark.parametrize("measure", MEASURES)
@@ -643,7 +643,7 @@ def test_models_whose_weights_are_no_numbers_give_none(kind):
             parameter.fill_(math.nan)
     for measure in (mean_attention_distance, attention_rollout, rollout_by_layer):
         assert np.isnan(measure(model, images())).all()
-    assert np.isnan(attention_of_images(model, images()).rollout).all()
+    assert np.isnan(measure_attention(model, images()).rollout).all()
 
 
 def parallel() -> TimmModel:
@@ -659,7 +659,7 @@ def parallel() -> TimmModel:
 
 def test_attentions_side_by_side_have_no_rollout():
     model, batch = parallel(), images(size=(32, 48), dtype=torch.float64)
-    for measure in (attention_rollout, rollout_by_layer, attention_of_images):
+    for measure in (attention_rollout, rollout_by_layer, measure_attention):
         with pytest.raises(NotApplicableError, match=r"several attentions side by side in a block.*[^.]$"):
             measure(model, batch)
     assert mean_attention_distance(model, batch).shape == (4, 2)
@@ -675,9 +675,9 @@ def test_timms_own_network_of_parallel_attentions_has_no_rollout():
 def test_a_resnet_has_no_attention():
     model = vitrail.create_model("BiT-R50x1", device="meta")
     pictures = torch.empty(1, 3, 224, 224, device="meta")
-    for measure in (mean_attention_distance, attention_rollout, rollout_by_layer, head_attention, attention_of_images):
+    for measure in (mean_attention_distance, attention_rollout, rollout_by_layer, head_attention, measure_attention):
         with pytest.raises(NotApplicableError, match="a ResNet has no attention"):
             measure(model, pictures)
-    for say in (attention_names, what_is_read):
+    for say in (name_attention_layers, describe_readout):
         with pytest.raises(NotApplicableError, match="a ResNet has no attention"):
             say(model)

@@ -13,9 +13,9 @@ from made_up import made_layers, nothing, resnet, vit
 from matplotlib.figure import Figure
 from PIL import Image
 
-from vitrail.inspection.draw.canvas import cut, mosaic
-from vitrail.inspection.draw.figures import draw_between, draw_findings, farthest
-from vitrail.inspection.findings import Absent, Distance, Filters, Layers, Positions, Shown, Tokens
+from vitrail.inspection.draw.canvas import join_tiles, shorten_text
+from vitrail.inspection.draw.figures import draw_between, draw_findings, find_farthest
+from vitrail.inspection.findings import Absent, Distance, Filters, Layers, Positions, ShownImage, Tokens
 
 ALL = ["filters-1", "positions", "distance", "rollout", "tokens", "layers", "curves"]
 HOSTILE = "$\\frac{ <b>&amp;</b> \x1b[31m\n中文 \udcff ]]>"
@@ -134,7 +134,7 @@ def test_what_is_absent_is_not_drawn(tmp_path, parts):
 
 
 def test_names_of_any_kind_break_nothing(tmp_path):
-    image = Shown(HOSTILE, np.zeros((8, 8, 3), np.uint8), ((HOSTILE * 9, 0.5), (HOSTILE, float("nan"))))
+    image = ShownImage(HOSTILE, np.zeros((8, 8, 3), np.uint8), ((HOSTILE * 9, 0.5), (HOSTILE, float("nan"))))
     found = vit(HOSTILE * 9, images=[image])
     layers = Layers((HOSTILE, "$"), ("$x^{", HOSTILE), np.eye(2), 4)
     distance = replace(found.distance, layers=(HOSTILE, "$_", "<b>"))
@@ -158,7 +158,7 @@ def test_the_vectors_of_a_large_model_stay_small(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Figure, "savefig", only_vectors)
     draw = np.random.default_rng(0)
-    images = [Shown("noise", draw.integers(0, 256, (224, 224, 3), np.uint8), ()) for _ in range(8)]
+    images = [ShownImage("noise", draw.integers(0, 256, (224, 224, 3), np.uint8), ()) for _ in range(8)]
     filters = (Filters("patch embedding", draw.normal(size=(28, 16, 16, 3)), np.full(28, 0.02)),)
     findings = vit(images=images, depth=12, heads=12, grid=(14, 14), filters=filters)
     paths = draw_findings(findings, tmp_path)
@@ -243,7 +243,7 @@ def test_how_much_of_a_large_grid_is_shown_is_said(parts):
 
 def test_a_mosaic_has_gaps_of_what_is_not_a_number():
     tiles = np.arange(24.0).reshape(2, 3, 2, 2)
-    picture = mosaic(tiles, 1)
+    picture = join_tiles(tiles, 1)
     assert picture.shape == (5, 8)
     assert np.isnan(picture[2]).all()
     assert np.isnan(picture[:, [2, 5]]).all()
@@ -302,7 +302,7 @@ def test_a_line_outside_of_the_axis_is_not_in_the_legend(parts):
 
     near = Distance(("1",), np.array([[3.0, 4.0]]), (64, 96), 1)
     found = only("distance", near, positions=vit().positions)
-    uniform = farthest(found)
+    uniform = find_farthest(found)
     assert uniform > 30
     heads = {"a head", "mean of the heads"}
     assert legend(top=1.05 * uniform) == heads | {"uniform attention"}
@@ -313,15 +313,15 @@ def test_a_line_outside_of_the_axis_is_not_in_the_legend(parts):
 def test_how_far_an_axis_must_reach():
     nowhere = Distance(("1", "2"), np.array([[np.nan, np.inf], [np.nan, np.nan]]), (64, 96), 1)
     far = Distance(("1", "2"), np.array([[np.nan, np.inf], [7.5, 500.0]]), (64, 96), 1)
-    assert farthest(nothing()) == farthest(only("distance", nowhere)) == 0
-    assert farthest(only("distance", far)) == 500
+    assert find_farthest(nothing()) == find_farthest(only("distance", nowhere)) == 0
+    assert find_farthest(only("distance", far)) == 500
     places = [(16 * row, 16 * column) for row in range(4) for column in range(6)]
     uniform = np.mean([math.dist(one, other) for one in places for other in places])
     known = only("distance", nowhere, positions=vit(grid=(4, 6)).positions)
-    assert farthest(known) == pytest.approx(uniform)
-    assert farthest(replace(known, distance=far)) == 500
+    assert find_farthest(known) == pytest.approx(uniform)
+    assert find_farthest(replace(known, distance=far)) == 500
     axial = replace(nowhere, layers=("1 rows", "1 columns"))
-    assert farthest(replace(known, distance=axial)) == 0
+    assert find_farthest(replace(known, distance=axial)) == 0
 
 
 def test_heads_that_never_attend_to_patches_are_left_out(parts):
@@ -364,7 +364,7 @@ def test_at_most_eight_images_each_with_its_guesses(parts, count, shape):
 
 
 def test_the_map_is_brightest_over_the_patch_with_most(parts):
-    image = Shown("plain", np.full((16, 24, 1), 100, np.uint8), ())
+    image = ShownImage("plain", np.full((16, 24, 1), 100, np.uint8), ())
     found = vit(images=[image], depth=2, grid=(4, 6))
     rollout = np.full((1, 2, 4, 6), 0.01)
     rollout[0, 0, 0, 0] = 0.5  # of the first layer, which is not drawn
@@ -461,14 +461,16 @@ def test_two_models_are_named_on_their_sides(tmp_path, monkeypatch):
 
 
 def test_long_names_are_cut_where_they_tell_least():
-    assert cut("runs/a/model", 12) == "runs/a/model"
-    assert cut("runs/a/long/model", 8) == "…g/model"
-    assert cut("Egyptian cat", 8, end=True) == "Egyptia…"
-    assert cut("two\nlines\t$", 40) == "two\\nlines\\t$"
+    assert shorten_text("runs/a/model", 12) == "runs/a/model"
+    assert shorten_text("runs/a/long/model", 8) == "…g/model"
+    assert shorten_text("Egyptian cat", 8, end=True) == "Egyptia…"
+    assert shorten_text("two\nlines\t$", 40) == "two\\nlines\\t$"
 
 
 def test_one_head_of_one_layer(parts):
-    tiny = vit(depth=1, heads=1, grid=(1, 1), images=[Shown("dot", np.zeros((4, 4, 1), np.uint8), (("zero", 1.0),))])
+    tiny = vit(
+        depth=1, heads=1, grid=(1, 1), images=[ShownImage("dot", np.zeros((4, 4, 1), np.uint8), (("zero", 1.0),))]
+    )
     drawn = parts(tiny)
     assert list(drawn) == ALL
     assert dots(drawn["distance"].axes[0]).tolist() == [[1, tiny.distance.pixels.item()]]

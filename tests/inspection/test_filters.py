@@ -13,7 +13,7 @@ from torch import nn
 from peers import timm
 from samples import randomise, small_vit
 from vitrail.errors import ConfigError, NotApplicableError
-from vitrail.inspection.measure.filters import embedding_filters, filters_of
+from vitrail.inspection.measure.filters import embedding_filters, measure_filters
 from vitrail.model.architecture import Backbone, ResNetArchitecture, TimmArchitecture, VitArchitecture
 from vitrail.model.create import build_empty_model
 from vitrail.model.variants import BIT, HYBRID
@@ -25,7 +25,9 @@ def hybrid(**options):
     """A ResNet of two units, then patches of 2 pixels of its feature map: 512 channels at an eighth of the image."""
     fields = {"image_size": 32, "patch_size": 2, "width": 32, "depth": 1, "mlp_dim": 32, "num_heads": 2, **options}
     backbone = Backbone(blocks=(1, 1), **HYBRID)
-    return randomise(build_empty_model(VitArchitecture(backbone=backbone, num_classes=3, **fields)).to_empty(device="cpu"))
+    return randomise(
+        build_empty_model(VitArchitecture(backbone=backbone, num_classes=3, **fields)).to_empty(device="cpu")
+    )
 
 
 def bit(**options):
@@ -75,7 +77,7 @@ def assert_same_up_to_sign(found, rows, shape, atol=1e-9):
 def test_of_the_patch_projection(channels):
     model = small_vit(width=64, in_channels=channels)
     weight = model.patch_embed.projection.weight.unflatten(1, (channels, 8, 8))
-    (found,) = filters_of(model)
+    (found,) = measure_filters(model)
     assert found.of == "patch embedding"
     assert len(found.components) == 28
     assert_same_up_to_sign(found, as_rows(weight), (8, 8, channels))
@@ -95,7 +97,7 @@ def test_a_component_lies_as_the_convolution_sees_the_patch():
 
 def test_of_a_hybrid_its_projection_then_its_root():
     model = hybrid()
-    projection, root = filters_of(model)
+    projection, root = measure_filters(model)
     assert (projection.of, root.of) == ("patch projection of the feature map", "root convolution")
     weight = model.patch_embed.projection.weight.unflatten(1, (512, 2, 2))
     assert_same_up_to_sign(projection, as_rows(weight), (2, 2, 512))
@@ -105,7 +107,7 @@ def test_of_a_hybrid_its_projection_then_its_root():
 
 def test_of_a_convolutional_stem_its_first_convolution():
     model = small_vit(conv_stem=STEM)
-    (found,) = filters_of(model)
+    (found,) = measure_filters(model)
     assert found.of == "first convolution of the stem"
     assert len(found.components) == 7, "eight filters, centred"
     assert_same_up_to_sign(found, as_rows(model.patch_embed.layers[0][0].weight), (3, 3, 3))
@@ -113,10 +115,10 @@ def test_of_a_convolutional_stem_its_first_convolution():
 
 def test_of_bit_its_root_as_it_is_applied():
     model = bit()
-    (found,) = filters_of(model)
+    (found,) = measure_filters(model)
     assert found.of == "root convolution"
     weight = model.backbone.root.weight
-    rows = as_rows(standardised(weight, BIT["standardise_eps"]))
+    rows = as_rows(standardise_weight(weight, BIT["standardise_eps"]))
     assert_same_up_to_sign(found, rows, (7, 7, 3), atol=1e-5)
     assert abs(PCA().fit(as_rows(weight)).explained_variance_ratio_[:28] - found.explained).max() > 1e-4, (
         "not as stored"
@@ -134,7 +136,7 @@ def test_of_bit_its_root_as_it_is_applied():
 )
 def test_of_networks_of_timm(name, layer, of):
     model = network(name, layer)
-    (found,) = filters_of(model)
+    (found,) = measure_filters(model)
     weight = model.peer.get_submodule(layer).weight
     assert found.of == of
     assert len(found.components) == min(28, len(weight) - 1)
@@ -143,7 +145,7 @@ def test_of_networks_of_timm(name, layer, of):
 
 def test_of_a_hybrid_of_timm():
     model = network("vit_tiny_r_s16_p8_224", "patch_embed.proj", "patch_embed.backbone.conv")
-    projection, first = filters_of(model)
+    projection, first = measure_filters(model)
     assert (projection.of, first.of) == ("patch projection of the feature map", "first convolution")
     assert_same_up_to_sign(projection, as_rows(model.peer.patch_embed.proj.weight), (8, 8, 64))
     assert first.components.shape == (28, 7, 7, 3)
@@ -152,7 +154,7 @@ def test_of_a_hybrid_of_timm():
 def test_timms_own_standardised_convolutions_are_shown_as_they_are_applied():
     model = network("nf_resnet26", "stem.conv")
     convolution = model.peer.get_submodule("stem.conv")
-    (found,) = filters_of(model)
+    (found,) = measure_filters(model)
     with torch.no_grad():  # the answers to single points are the filters, whatever happens on the way
         points = torch.zeros(3, 3, 15, 15)
         points[torch.arange(3), torch.arange(3), 7, 7] = 1
@@ -165,7 +167,7 @@ def test_timms_own_standardised_convolutions_are_shown_as_they_are_applied():
 
 def test_what_sees_the_image_first_may_be_no_convolution():
     with pytest.raises(NotApplicableError, match="naflexvit_base_patch16_gap that sees the image is no convolution"):
-        filters_of(network("naflexvit_base_patch16_gap"))
+        measure_filters(network("naflexvit_base_patch16_gap"))
 
 
 def test_planted_patterns_are_found_in_the_order_of_their_strength():
@@ -180,7 +182,7 @@ def test_planted_patterns_are_found_in_the_order_of_their_strength():
     planted = (mixing * strengths) @ pictures + constant
     with torch.no_grad():
         model.patch_embed.projection.weight.copy_(torch.from_numpy(planted))
-    (found,) = filters_of(model)
+    (found,) = measure_filters(model)
     assert len(found.components) == 4, "what float32 rounds off is no component"
     signs = np.sign(pictures[np.arange(4), abs(pictures).argmax(axis=1)])
     np.testing.assert_allclose(found.components.reshape(4, 64), pictures * signs[:, None], rtol=0, atol=1e-5)
@@ -222,7 +224,7 @@ def test_filters_that_are_not_numbers_have_none(value):
     model = small_vit()
     model.patch_embed.projection.weight[3, 5] = value
     with pytest.raises(NotApplicableError, match=r"weights of the patch embedding are not all numbers.*[^.]$"):
-        filters_of(model)
+        measure_filters(model)
     model = bit()
     model.backbone.root.weight[3, 1, 2, 2] = value
     with pytest.raises(NotApplicableError, match="weights of the root convolution are not all numbers"):
@@ -230,7 +232,7 @@ def test_filters_that_are_not_numbers_have_none(value):
     model = network("test_vit4", "patch_embed.proj")
     model.peer.patch_embed.proj.weight[3, 1, 2, 2] = value
     with pytest.raises(NotApplicableError, match="weights of the patch embedding are not all numbers"):
-        filters_of(model)
+        measure_filters(model)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -238,6 +240,6 @@ def test_in_any_precision_and_compiled_and_without_a_trace(dtype):
     model = small_vit(dtype=dtype).train()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     rows = as_rows(model.patch_embed.projection.weight.unflatten(1, (3, 8, 8)))
-    assert_same_up_to_sign(filters_of(torch.compile(model, backend="eager"))[0], rows, (8, 8, 3))
+    assert_same_up_to_sign(measure_filters(torch.compile(model, backend="eager"))[0], rows, (8, 8, 3))
     assert model.training
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())

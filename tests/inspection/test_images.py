@@ -19,7 +19,14 @@ from vitrail.data.transforms.decode import decode_image
 from vitrail.data.transforms.preprocess import prepare
 from vitrail.errors import DataError, NotApplicableError
 from vitrail.inspection import images
-from vitrail.inspection.images import batch, from_folder, from_source, photographs, seen, spread
+from vitrail.inspection.images import (
+    pick_from_folder,
+    pick_from_source,
+    pick_photographs,
+    prepare_batch,
+    render_input,
+    spread_evenly,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +52,7 @@ def flat(root, count: int, first: int = 0):
 
 @given(st.integers(0, 2000), st.integers(1, 200))
 def test_some_of_many_are_evenly_spread(count, most):
-    found = spread(count, most)
+    found = spread_evenly(count, most)
     assert len(found) == min(count, most)
     if found:
         gaps = np.diff([*found, count])
@@ -56,14 +63,14 @@ def test_some_of_many_are_evenly_spread(count, most):
 
 def test_a_folder_of_many_images(tmp_path):
     root = flat(tmp_path / "photos", 10)
-    picked = from_folder(str(root), 3, most=5, show=2)
+    picked = pick_from_folder(str(root), 3, most=5, show=2)
     assert same(picked.measured, [decode_image(picture(number)) for number in (0, 2, 4, 6, 8)])
     assert [name for name, _ in picked.shown] == ["000.png", "004.png"]
     assert same([pixels for _, pixels in picked.shown], [decode_image(picture(number)) for number in (0, 4)])
     assert picked.measured_on == f"5 of the 10 images of {root.name}"
     assert picked.shown_from == f"2 of the 10 images of {root.name}"
     assert picked.broken == ()
-    few = from_folder(str(root), 3)
+    few = pick_from_folder(str(root), 3)
     assert (len(few.measured), len(few.shown)) == (10, 8)
     assert few.measured_on == f"10 images of {root.name}"
 
@@ -76,7 +83,7 @@ def test_images_may_lie_at_any_depth(tmp_path):
     (root / "dogs" / "0001.JPG").write_bytes(picture(91, "JPEG"))
     if sys.platform != "win32":
         (root / "dogs" / "round").symlink_to(root)
-    names = [name for name, _ in from_folder(str(root), 3).shown]
+    names = [name for name, _ in pick_from_folder(str(root), 3).shown]
     assert names == ["000.png", "cats/new/0000.png", "cats/old/0000.png", "dogs/0000.png", "dogs/0001.JPG"]
 
 
@@ -84,19 +91,19 @@ def test_what_is_broken_is_left_out_and_named(tmp_path):
     root = flat(tmp_path / "photos", 4)
     (root / "000.png").write_bytes(b"no image")
     (root / "002.png").write_bytes(b"")
-    picked = from_folder(str(root), 3)
+    picked = pick_from_folder(str(root), 3)
     assert [name for name, _ in picked.shown] == ["001.png", "003.png"]
     assert picked.broken == ("000.png: not an image of a known kind", "002.png: empty")
     assert picked.measured_on == f"2 of the 4 images of {root.name}"
     for number in (1, 3):
         (root / f"00{number}.png").write_bytes(b"")
     with pytest.raises(DataError, match=r"none of 4 images of .*photos can be read; the first, 000.png: not an image"):
-        from_folder(str(root), 3)
+        pick_from_folder(str(root), 3)
 
 
 def test_a_single_file(tmp_path):
     path = flat(tmp_path / "photos", 3) / "001.png"
-    picked = from_folder(str(path), 3)
+    picked = pick_from_folder(str(path), 3)
     assert [name for name, _ in picked.shown] == ["001.png"]
     assert same(picked.measured, [decode_image(picture(1))])
     assert (picked.shown_from, picked.measured_on) == ("001.png", "001.png")
@@ -106,13 +113,13 @@ def test_home_is_understood(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
     flat(tmp_path / "photos", 2)
-    assert len(from_folder("~/photos", 3).measured) == 2
+    assert len(pick_from_folder("~/photos", 3).measured) == 2
 
 
 def test_data_sets_are_understood(tmp_path):
-    digits = from_folder("digits", 1, most=4, show=2)
+    digits = pick_from_folder("digits", 1, most=4, show=2)
     source = open_data("digits")
-    assert same(digits.measured, [source.read(index).content for index in spread(len(source), 4)])
+    assert same(digits.measured, [source.read(index).content for index in spread_evenly(len(source), 4)])
     assert [name for name, _ in digits.shown] == [
         f"digits:{index} (label: {source.read(index).label})" for index in (0, 898)
     ]
@@ -120,12 +127,12 @@ def test_data_sets_are_understood(tmp_path):
     for part, first in (("train", 0), ("val", 20)):
         make_tar(tmp_path / "shards" / f"{part}-000.tar", [0, 1, 0], first)
     (tmp_path / "shards" / "classes.txt").write_text("cat\nn01440764\n")
-    picked = from_folder(str(tmp_path / "shards"), 3)
+    picked = pick_from_folder(str(tmp_path / "shards"), 3)
     assert same(picked.measured, [decode_image(picture(number)) for number in (20, 21, 22)])
     assert [name.rsplit(" (")[1] for name, _ in picked.shown] == ["label: cat)", "label: tench)", "label: cat)"]
     assert picked.measured_on == "3 images of shards (val)"
     (tmp_path / "shards" / "val-000.tar").unlink()
-    assert from_folder(str(tmp_path / "shards"), 3).shown_from == "3 images of shards (train)"
+    assert pick_from_folder(str(tmp_path / "shards"), 3).shown_from == "3 images of shards (train)"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +146,7 @@ def test_data_sets_are_understood(tmp_path):
 def test_where_there_are_none_it_says_what_to_do(tmp_path, make, told):
     make(tmp_path / "place")
     with pytest.raises(DataError, match=told):
-        from_folder(str(tmp_path / "place"), 3)
+        pick_from_folder(str(tmp_path / "place"), 3)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="the super-user may read everything")
@@ -147,36 +154,36 @@ def test_a_locked_folder_is_told(tmp_path):
     root = flat(tmp_path / "photos", 1)
     (root / "locked").mkdir(mode=0)
     with pytest.raises(DataError, match="locked cannot be listed"):
-        from_folder(str(root), 3)
+        pick_from_folder(str(root), 3)
 
 
 def test_names_tell_labels_where_they_are_known():
     samples = [(picture(0), 1), (picture(1), -1), (picture(2), 7), (b"broken", 0)]
-    picked = from_source(ListSource(samples, ["cat", "dog"]), "a list", 3)
+    picked = pick_from_source(ListSource(samples, ["cat", "dog"]), "a list", 3)
     assert [name for name, _ in picked.shown] == ["sample 0 (label: dog)", "sample 1", "sample 2"]
     assert picked.broken == ("sample 3: not an image of a known kind",)
     assert picked.measured_on == "3 of the 4 images of a list"
-    without = from_source(ListSource([("/some/where.png", 0)] * 2 + samples[:1]), "a list", 3)
+    without = pick_from_source(ListSource([("/some/where.png", 0)] * 2 + samples[:1]), "a list", 3)
     assert [name for name, _ in without.shown] == ["sample 2"]
     assert without.broken[0].startswith("/some/where.png: cannot be read")
 
 
 def test_files_are_called_by_their_own_name(tmp_path):
     source = open_data(make_folder(tmp_path / "photos", {"cat": 1, "dog": 1}))
-    names = [name for name, _ in from_source(source, "photos", 3).shown]
+    names = [name for name, _ in pick_from_source(source, "photos", 3).shown]
     assert names == ["0000.png (label: cat)", "0000.png (label: dog)"]
 
 
 def test_large_images_are_made_smaller():
     large = torch.arange(60 * 40, dtype=torch.int32).view(1, 60, 40).to(torch.uint8).expand(3, -1, -1)
-    picked = from_source(ListSource([(large, 0), (large[:, :10, :10], 0)]), "a list", 3, pixels=100)
+    picked = pick_from_source(ListSource([(large, 0), (large[:, :10, :10], 0)]), "a list", 3, pixels=100)
     assert same([pixels for _, pixels in picked.shown], picked.measured)
     assert [tuple(pixels.shape) for pixels in picked.measured] == [(3, 12, 8), (3, 10, 10)]
     assert torch.equal(picked.measured[1], large[:, :10, :10])
 
 
 def test_the_photographs_are_the_same_every_time():
-    first, second = photographs(3), photographs(3)
+    first, second = pick_photographs(3), pick_photographs(3)
     assert [name for name, _ in first.shown] == ["china.jpg", "flower.jpg"]
     assert {tuple(pixels.shape) for _, pixels in first.shown} == {(3, 427, 640)}
     assert len(first.measured) == 32
@@ -187,7 +194,7 @@ def test_the_photographs_are_the_same_every_time():
     assert len(distinct) == 32
     assert first.measured_on.startswith("32 crops of the two photographs inside scikit-learn")
     assert first.shown_from == "the two photographs inside scikit-learn"
-    few = photographs(3, most=4)
+    few = pick_photographs(3, most=4)
     assert same(few.measured, first.measured[::8])
     assert few.measured_on.startswith("4 crops of ")
 
@@ -203,43 +210,45 @@ def test_a_model_sees_what_prepare_gives_it():
         update={"resize": "cover", "crop_fraction": 0.8, "interpolation": "bicubic", "mean": (0.1, 0.2, 0.3)}
     )
     pixels = [decode_image(picture(number, size=(40 + number, 30))) for number in range(3)]
-    ready = batch(pixels, model)
+    ready = prepare_batch(pixels, model)
     assert ready.dtype == torch.float64
     assert torch.equal(ready, torch.stack([prepare(each, model.preprocessing) for each in pixels]).double())
     assert model(ready).shape == (3, 5)
-    assert batch([], model).shape == (0, 3, 16, 24)
+    assert prepare_batch([], model).shape == (0, 3, 16, 24)
     assert not ready.requires_grad
     for each, image in zip(pixels, ready, strict=True):
-        shown = seen(each, model)
+        shown = render_input(each, model)
         assert (shown.shape, shown.dtype) == ((16, 24, 3), np.uint8)
         expected = (shown / 255 - np.array([0.1, 0.2, 0.3])) / 0.5
         assert np.abs(expected - image.permute(1, 2, 0).numpy()).max() < 1e-6
 
 
 @pytest.mark.parametrize(
-    "picked", [lambda: photographs(1, 4), lambda: from_folder("digits", 1, 4)], ids=["photos", "digits"]
+    "picked", [lambda: pick_photographs(1, 4), lambda: pick_from_folder("digits", 1, 4)], ids=["photos", "digits"]
 )
 def test_grey_models_see_grey_and_others_see_grey_thrice(picked):
     found = picked()
     pixels = [each for _, each in found.shown] + found.measured
     for channels in (1, 3):
         model = tiny(channels)
-        assert model(batch(pixels, model)).shape == (len(pixels), 5)
-        assert seen(pixels[0], model).shape == (16, 16, channels)
-    assert torch.equal(batch(pixels, tiny(1)), torch.stack([prepare(each, tiny(1).preprocessing) for each in pixels]))
+        assert model(prepare_batch(pixels, model)).shape == (len(pixels), 5)
+        assert render_input(pixels[0], model).shape == (16, 16, channels)
+    assert torch.equal(
+        prepare_batch(pixels, tiny(1)), torch.stack([prepare(each, tiny(1).preprocessing) for each in pixels])
+    )
 
 
 def test_other_channels_come_from_data_of_as_many(tmp_path):
     for ask in (
-        lambda: photographs(4),
-        lambda: from_folder(str(flat(tmp_path / "photos", 1)), 4),
-        lambda: from_source(ListSource([(picture(0), 0)]), "a list", 4),
+        lambda: pick_photographs(4),
+        lambda: pick_from_folder(str(flat(tmp_path / "photos", 1)), 4),
+        lambda: pick_from_source(ListSource([(picture(0), 0)]), "a list", 4),
     ):
         with pytest.raises(NotApplicableError, match="one channel or three, and this model takes 4"):
             ask()
     pixels = torch.randint(0, 256, (4, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    picked = from_source(ListSource([(pixels, 0), (pixels[:3], 0)]), "a list", 4)
+    picked = pick_from_source(ListSource([(pixels, 0), (pixels[:3], 0)]), "a list", 4)
     assert same(picked.measured, [pixels])
     assert picked.broken == ("sample 1: 3 channels, and the model takes 4",)
-    assert np.array_equal(seen(pixels, tiny(4)), pixels[:3].permute(1, 2, 0).numpy())
-    assert seen(pixels[:2], tiny(2)).shape == (16, 16, 1)
+    assert np.array_equal(render_input(pixels, tiny(4)), pixels[:3].permute(1, 2, 0).numpy())
+    assert render_input(pixels[:2], tiny(2)).shape == (16, 16, 1)

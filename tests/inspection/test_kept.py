@@ -11,9 +11,9 @@ import pytest
 from made_up import nothing, resnet, vit
 
 import vitrail
-from vitrail.inspection.findings import Distance, Findings, Layers, Neighbours, Positions, Shown, Tokens
-from vitrail.inspection.write_data import keep, keep_layers
-from vitrail.weights.card import facts, model_card
+from vitrail.inspection.findings import Distance, Findings, Layers, Neighbours, Positions, ShownImage, Tokens
+from vitrail.inspection.write_data import write_data, write_layers
+from vitrail.weights.card import format_model_card, list_facts
 
 FILES = [
     "filters-1.npz",
@@ -49,7 +49,7 @@ def found() -> Findings:
 @pytest.fixture(scope="module")
 def folder(found, tmp_path_factory):
     made = tmp_path_factory.mktemp("kept") / "report"
-    assert [path.name for path in keep(found, made)] == FILES
+    assert [path.name for path in write_data(found, made)] == FILES
     assert sorted(path.name for path in made.iterdir()) == sorted(FILES)
     return made
 
@@ -85,7 +85,7 @@ def test_attention_comes_back(found, folder):
 
 def test_tokens_come_back_whatever_their_grids(tmp_path):
     found = resnet()
-    keep(found, tmp_path)
+    write_data(found, tmp_path)
     kept = arrays(tmp_path / "tokens.npz")
     assert kept["layers"].tolist() == list(found.tokens.layers)
     assert kept["similarity_1"].shape != kept["similarity_2"].shape
@@ -122,7 +122,7 @@ def test_records_are_flattened(tmp_path):
         {"kind": "train", "step": 1, "epoch": 0.5, "loss": 2.5, "clock": {"seconds": 0.25, "of": {"wait": 1}}},
         {"kind": "evaluation", "step": 1, "part": "val", "loss": float("nan"), "accuracy": 0.5},
     )
-    assert [path.name for path in keep(replace(nothing(), records=records), tmp_path)] == ["curves.csv"]
+    assert [path.name for path in write_data(replace(nothing(), records=records), tmp_path)] == ["curves.csv"]
     assert rows(tmp_path / "curves.csv") == [
         ["step", "kind", "part", "loss", "accuracy", "epoch", "clock.seconds", "clock.of.wait"],
         ["1", "train", "", "2.5", "", "0.5", "0.25", "1"],
@@ -131,10 +131,10 @@ def test_records_are_flattened(tmp_path):
 
 
 def test_where_nothing_was_found_nothing_is_kept(tmp_path):
-    assert keep(nothing(), tmp_path) == []
+    assert write_data(nothing(), tmp_path) == []
     assert not list(tmp_path.iterdir())
     without = replace(nothing(), positions=Positions("sincos-2d", np.ones((1, 1, 1, 1)), None))
-    assert [path.name for path in keep(without, tmp_path)] == ["positions.npz"]
+    assert [path.name for path in write_data(without, tmp_path)] == ["positions.npz"]
     assert set(arrays(tmp_path / "positions.npz")) == {"similarity", "kind"}
 
 
@@ -143,7 +143,7 @@ def test_the_same_findings_are_the_same_bytes(found, folder, tmp_path, monkeypat
 
     later = time.time() + 1_000_000  # archives note the time to two seconds, where they do
     monkeypatch.setattr(time, "time", lambda: later)
-    for path in keep(found, tmp_path):
+    for path in write_data(found, tmp_path):
         assert path.read_bytes() == (folder / path.name).read_bytes()
         if path.suffix == ".npz":
             with zipfile.ZipFile(path) as archive:
@@ -153,13 +153,13 @@ def test_the_same_findings_are_the_same_bytes(found, folder, tmp_path, monkeypat
 def test_names_of_any_kind_can_be_read_again(tmp_path):
     hostile = 'two\nlines, "quoted" \udcff 中文 <b>\x00'
     told = 'two\\nlines, "quoted" \\xff 中文 <b>\\x00'
-    image = Shown(hostile, np.zeros((2, 2, 3), np.uint8), ((hostile, 0.5),))
+    image = ShownImage(hostile, np.zeros((2, 2, 3), np.uint8), ((hostile, 0.5),))
     layers = Layers((hostile, "b"), ("=1+1", hostile), np.array([[1, np.nan], [0.5, 1]]), 4)
     tokens = Tokens((hostile,), (np.ones((1, 1, 1, 1, 1)),))
     pixels = np.array([[np.nan, 1.0]])
     distance = Distance((hostile,), pixels, (2, 2), 1)
     found = vit(images=[image], layers=layers, tokens=tokens, distance=distance)
-    keep(found, tmp_path)
+    write_data(found, tmp_path)
     assert arrays(tmp_path / "tokens.npz")["layers"].tolist() == [told]
     assert arrays(tmp_path / "rollout.npz")["images"].tolist() == [told]
     assert rows(tmp_path / "guesses.csv")[1] == [told, "1", told, "0.5"]
@@ -169,7 +169,7 @@ def test_names_of_any_kind_can_be_read_again(tmp_path):
 
 def test_layers_of_two_models_are_kept_under_a_name(tmp_path):
     layers = Layers(("block 1",), ("stage 1", "stage 2"), np.array([[0.25, 0.5]]), 8)
-    assert [path.name for path in keep_layers(layers, tmp_path, "between")] == ["between.npz", "between.csv"]
+    assert [path.name for path in write_layers(layers, tmp_path, "between")] == ["between.npz", "between.csv"]
     assert rows(tmp_path / "between.csv") == [["layer", "stage 1", "stage 2"], ["block 1", "0.25", "0.5"]]
     kept = arrays(tmp_path / "between.npz")
     assert (kept["names"].tolist(), kept["others"].tolist(), kept["images"]) == (["block 1"], ["stage 1", "stage 2"], 8)
@@ -183,21 +183,21 @@ def test_every_file_is_written_whole(found, tmp_path, monkeypatch):
 
     monkeypatch.setattr(kept, "write_whole", full)
     with pytest.raises(OSError, match="No space left"):
-        keep(found, tmp_path)
+        write_data(found, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_numbers_of_numpy_are_numbers_in_tables(tmp_path):
     neighbours = Neighbours(np.float64(0.1), np.float64(0.2), np.float64(0.5), 99)
-    keep(replace(nothing(), positions=Positions("", np.ones((1, 1, 1, 1)), neighbours)), tmp_path)
+    write_data(replace(nothing(), positions=Positions("", np.ones((1, 1, 1, 1)), neighbours)), tmp_path)
     assert rows(tmp_path / "neighbours.csv")[1] == ["0.1", "0.2", "0.5", "99"]
 
 
 def test_facts_are_plain_and_stay_in_their_cells_on_the_card():
     model = vitrail.create_model("Ti/4", image_size=16, width=32, depth=2, num_heads=2, mlp_dim=64, num_classes=2)
     model.labels = ["cat|dog", "other"]
-    told = dict(facts(model))
+    told = dict(list_facts(model))
     assert told["classes"] == "2: cat|dog, other"
     assert {"parameters", "size", "pooling", "resize", "mean, deviation"} <= set(told)
-    table = [line for line in model_card(model, "name", "native").splitlines() if line.startswith("| ")][1:]
-    assert table == [f"| {name} | {value.replace('|', chr(92) + '|')} |" for name, value in facts(model)]
+    table = [line for line in format_model_card(model, "name", "native").splitlines() if line.startswith("| ")][1:]
+    assert table == [f"| {name} | {value.replace('|', chr(92) + '|')} |" for name, value in list_facts(model)]

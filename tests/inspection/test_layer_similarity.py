@@ -20,10 +20,10 @@ from vitrail.inspection.measure import anatomy, similarity
 from vitrail.inspection.measure.similarity import (
     cosine_similarity,
     layer_similarity,
-    layers_between,
-    layers_of,
+    measure_layers,
+    measure_layers_between,
+    measure_tokens,
     token_similarity,
-    tokens_of,
 )
 from vitrail.model.architecture import Backbone, ResNetArchitecture, TimmArchitecture, VitArchitecture
 from vitrail.model.create import build_empty_model
@@ -210,7 +210,7 @@ def test_zeros_are_like_themselves_only():
 @pytest.mark.parametrize(("layers", "chosen"), [(12, range(1, 13)), (5, [1, 4, 6, 9, 12]), (4, [1, 5, 8, 12])])
 def test_layers_that_are_kept_are_spread_evenly_with_the_last(layers, chosen):
     model, batch = vit(depth=12), pictures(2)
-    found = tokens_of(model, batch, most_bytes=2 * 6**2 * layers)
+    found = measure_tokens(model, batch, most_bytes=2 * 6**2 * layers)
     assert found.layers == tuple(f"block {number}" for number in chosen)
     for name, map_of in zip(found.layers, found.similarity, strict=True):
         layer = int(name.removeprefix("block ")) - 1
@@ -229,14 +229,14 @@ def test_layers_that_are_kept_are_spread_evenly_with_the_last(layers, chosen):
     ],
 )
 def test_grids_are_made_coarser_before_there_are_fewer_than_four_layers(most_bytes, grid, layers):
-    found = tokens_of(vit(depth=12), pictures(2), most_bytes=most_bytes)
+    found = measure_tokens(vit(depth=12), pictures(2), most_bytes=most_bytes)
     assert len(found.layers) == layers
     assert (found.layers[0], found.layers[-1]) == ("block 1", "block 12")
     assert {map_of.shape for map_of in found.similarity} == {(2, *grid, *grid)}
 
 
 def test_a_model_of_few_layers_keeps_them_all():
-    found = tokens_of(vit(depth=2), pictures(2), most_bytes=2 * 2 * 6**2)
+    found = measure_tokens(vit(depth=2), pictures(2), most_bytes=2 * 2 * 6**2)
     assert found.layers == ("block 1", "block 2")
     assert found.similarity[0].shape == (2, 2, 3, 2, 3)
 
@@ -257,7 +257,7 @@ def test_every_resolution_has_at_least_four_layers(grid, expected, layers):
     model = small_vit(
         "Ti/1", width=8, depth=12, num_heads=1, mlp_dim=4, image_size=grid, num_classes=0, position="sin-cos"
     )
-    found = tokens_of(model, images(8, grid))
+    found = measure_tokens(model, images(8, grid))
     assert len(found.layers) == layers
     assert found.layers[-1] == "block 12"
     assert {map_of.shape for map_of in found.similarity} == {(8, *expected, *expected)}
@@ -281,7 +281,7 @@ def averaged(patches, factor):
 def test_patches_of_fine_grids_are_averaged_before_they_are_compared(size, factor, grid, monkeypatch):
     monkeypatch.setattr(similarity, "MOST_PLACES", 12 if factor == 2 else 10)
     model, batch = vit(), pictures(2, size)
-    found = tokens_of(model, batch)
+    found = measure_tokens(model, batch)
     assert found.layers == ("block 1", "block 2", "block 3")
     for state, map_of in zip(states(model, batch), found.similarity, strict=True):
         patches = state[:, 1:].unflatten(1, (size[0] // 8, size[1] // 8))
@@ -294,7 +294,7 @@ def test_patches_of_fine_grids_are_averaged_before_they_are_compared(size, facto
 
 def test_grids_that_differ_are_averaged_each_for_itself():
     model = bit()  # a fourth, an eighth, an eighth, a sixteenth of the side
-    found = tokens_of(model, pictures(1, (160, 128)))
+    found = measure_tokens(model, pictures(1, (160, 128)))
     assert found.layers == ("stage 1, unit 1", "stage 2, unit 1", "stage 2, unit 2", "stage 3, unit 1")
     grids = [(20, 16), (20, 16), (20, 16), (10, 8)]
     assert [map_of.shape for map_of in found.similarity] == [(1, *grid, *grid) for grid in grids]
@@ -303,7 +303,7 @@ def test_grids_that_differ_are_averaged_each_for_itself():
 def test_networks_without_maps_say_so():
     model = network("xcit_nano_12_p16_224", (32, 32))
     with pytest.raises(NotApplicableError, match="layers of timm's xcit_nano_12_p16_224 give out no map of the image"):
-        tokens_of(model, pictures(1, (32, 32)))
+        measure_tokens(model, pictures(1, (32, 32)))
 
 
 def test_layers_are_counted_as_they_are():
@@ -319,7 +319,7 @@ def test_layers_are_counted_as_they_are():
 @pytest.mark.parametrize("options", KINDS)
 def test_layers_against_the_definition(options):
     model, batch = vit(**options), pictures(5)
-    found = layers_of(model, batch)
+    found = measure_layers(model, batch)
     assert found.names == found.others == ("block 1", "block 2", "block 3")
     assert (found.cka.dtype, found.images) == (np.float64, 5)
     expected = cka_by_definition(states(model, batch), states(model, batch), [5])
@@ -341,8 +341,8 @@ def test_two_models_with_images_of_their_own(monkeypatch):
     monkeypatch.setattr(similarity, "MOST_IMAGES", 5)
     a, b = vit(depth=2), bit()
     images_a, images_b = pictures(9), pictures(9, (32, 32))
-    found = layers_between(a, images_a, b, images_b)
-    assert (found.names, found.others) == (tuple(anatomy.layers(a)), tuple(anatomy.layers(b)))
+    found = measure_layers_between(a, images_a, b, images_b)
+    assert (found.names, found.others) == (tuple(anatomy.list_layers(a)), tuple(anatomy.list_layers(b)))
     expected = cka_by_definition(states(a, images_a), states_of_bit(b, images_b)[2:], [5, 4])
     np.testing.assert_allclose(found.cka[:, 2:], expected, rtol=0, atol=1e-9)
     np.testing.assert_array_equal(layer_similarity(a, images_a, b, images_b), found.cka)
@@ -382,8 +382,8 @@ def test_what_images_have_in_common_costs_no_digits():
 
     expected = hsic_of_lists(exact(ours), exact(theirs), sum)
     scale = hsic_of_lists(exact(ours), exact(ours), sum) * hsic_of_lists(exact(theirs), exact(theirs), sum)
-    grams = [similarity._gram(torch.from_numpy(values))[None] for values in (ours, theirs)]
-    found = similarity._cka([grams[0]], [grams[1]])
+    grams = [similarity._compute_gram(torch.from_numpy(values))[None] for values in (ours, theirs)]
+    found = similarity._compute_cka([grams[0]], [grams[1]])
     assert found[0, 0] == pytest.approx(float(expected) / math.sqrt(scale), abs=1e-8)
     assert abs(hsic_by_definition(*map(torch.from_numpy, (ours, theirs))) / float(expected) - 1) > 1e-3
 
@@ -425,13 +425,13 @@ def test_models_whose_weights_are_no_numbers_give_none(options):
             parameter.fill_(math.nan)
     assert np.isnan(layer_similarity(model, batch)).all()
     off_diagonal = ~np.eye(6, dtype=bool)
-    assert np.isnan(tokens_of(model, batch).similarity[0].reshape(4, 6, 6)[:, off_diagonal]).all()
+    assert np.isnan(measure_tokens(model, batch).similarity[0].reshape(4, 6, 6)[:, off_diagonal]).all()
 
 
 def test_layers_of_a_resnet():
     model, batch = bit(), pictures(4, (32, 32))
     expected = states_of_bit(model, batch)[1:]
-    found = layers_of(model, batch).cka
+    found = measure_layers(model, batch).cka
     assert found.shape == (4, 4)
     np.testing.assert_allclose(found[1:, 1:], cka_by_definition(expected, expected, [4]), rtol=0, atol=1e-9)
 
@@ -445,7 +445,7 @@ def test_layers_of_timm(swin):
     ]:
         x = stem(batch)
         expected = [x := stage(x) for stage in stages]
-        found = layers_of(model, batch).cka
+        found = measure_layers(model, batch).cka
         assert found.shape == (4, 4)
         np.testing.assert_allclose(np.diag(found), 1, rtol=0, atol=1e-12)
         expected = [state - state.mean(dim=0) for state in expected]  # what they share costs the definition digits
@@ -454,8 +454,8 @@ def test_layers_of_timm(swin):
 
 def batches_seen(model, batch):
     seen = []
-    hook = anatomy.layers(model)["block 1"].register_forward_hook(lambda m, arguments, z: seen.append(len(z)))
-    layers_of(model, batch)
+    hook = anatomy.list_layers(model)["block 1"].register_forward_hook(lambda m, arguments, z: seen.append(len(z)))
+    measure_layers(model, batch)
     hook.remove()
     assert seen[0] == 1, "one image tells how much all layers give out"
     return seen[1:]
@@ -484,7 +484,7 @@ def test_both_models_see_the_same_batches(monkeypatch):
     for model in (a, b):
         model.encoder.blocks[0].register_forward_hook(lambda m, arguments, z: seen.append((z.shape[2], len(z))))
     monkeypatch.setattr(similarity, "MOST_STATES", 10 * 2 * 7 * 32 * 4)
-    layers_between(a, images(20), b, images(20))
+    measure_layers_between(a, images(20), b, images(20))
     assert [size for width, size in seen if width == 64] == [1, 5, 5, 5, 5]
     assert [size for width, size in seen if width == 32] == [1, 5, 5, 5, 5]
 
@@ -498,7 +498,7 @@ def test_no_state_outlives_the_layer_after_it():
         most = max(most, sum(reference() is not None for reference in kept))
         return len(state)
 
-    assert len(similarity._of_layers(model, pictures(2), reduce)) == 8
+    assert len(similarity._reduce_layers(model, pictures(2), reduce)) == 8
     assert most <= 2, "what a block is given, and what it gives out"
 
 
@@ -507,7 +507,7 @@ def test_questions_without_an_answer():
     with pytest.raises(NotApplicableError, match="takes at least 4 images and not 3"):
         layer_similarity(model, batch[:3])
     with pytest.raises(NotApplicableError, match="takes at least 4 images and not 0"):
-        layers_between(model, batch[:0], model, batch[:0])
+        measure_layers_between(model, batch[:0], model, batch[:0])
     with pytest.raises(InputError, match="4 images for one model and 3 for the other"):
         layer_similarity(model, batch, model, batch[:3])
     with pytest.raises(ConfigError, match="other_images were given without the model"):
@@ -518,7 +518,7 @@ def test_questions_without_an_answer():
 
 
 @pytest.mark.parametrize(
-    "measure", [lambda m, x: token_similarity(m, x), lambda m, x: tokens_of(m, x).similarity[0], layer_similarity]
+    "measure", [lambda m, x: token_similarity(m, x), lambda m, x: measure_tokens(m, x).similarity[0], layer_similarity]
 )
 def test_modes_and_hooks_are_as_before(measure):
     model, batch = vit(dropout=0.5, stochastic_depth=0.5), pictures(4)

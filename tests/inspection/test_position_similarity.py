@@ -19,8 +19,8 @@ from samples import small_vit
 from vitrail.errors import ConfigError, NotApplicableError
 from vitrail.inspection.findings import Neighbours, Positions
 from vitrail.inspection.measure import anatomy, positions
-from vitrail.inspection.measure.positions import neighbour_test, position_similarity, positions_of
-from vitrail.inspection.page.report import _neighbourly
+from vitrail.inspection.measure.positions import measure_positions, neighbour_test, position_similarity
+from vitrail.inspection.page.report import _describe_neighbours
 from vitrail.model.architecture import TimmArchitecture
 from vitrail.model.create import build_empty_model
 
@@ -66,8 +66,8 @@ def test_against_a_loop(position, grid):
     found = position_similarity(model)
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, by_loop(table, grid), rtol=0, atol=1e-12)
-    assert positions_of(model).kind == position
-    np.testing.assert_array_equal(positions_of(model).similarity, found)
+    assert measure_positions(model).kind == position
+    np.testing.assert_array_equal(measure_positions(model).similarity, found)
 
 
 def test_sines_and_cosines_have_the_similarity_of_their_definition():
@@ -128,7 +128,7 @@ def test_rows_of_zeros():
     assert np.abs(found[0, 1]) > 0
     model.position_embedding[0].table.zero_()
     np.testing.assert_array_equal(position_similarity(model).reshape(15, 15), np.eye(15))
-    assert positions_of(model).neighbours.p_value == 1.0, "nothing is told apart"
+    assert measure_positions(model).neighbours.p_value == 1.0, "nothing is told apart"
 
 
 @torch.no_grad()
@@ -163,16 +163,16 @@ def test_models_without_such_a_table_say_what_they_have():
     with pytest.raises(NotApplicableError, match=r"belong to offsets between patches.*the attention distance shows"):
         position_similarity(vit(position="relative"))
     with pytest.raises(NotApplicableError, match=r'has no position embeddings \(position "none"\)'):
-        positions_of(vit(position="none"))
+        measure_positions(vit(position="none"))
     with pytest.raises(NotApplicableError, match="a ResNet has no position embeddings: its convolutions know"):
-        positions_of(vitrail.create_model("BiT-R50x1", device="meta"))
+        measure_positions(vitrail.create_model("BiT-R50x1", device="meta"))
     with pytest.raises(ConfigError, match="no model of vitrail's in this Linear"):
         position_similarity(nn.Linear(2, 2))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("measure", [position_similarity, positions_of])
+@pytest.mark.parametrize("measure", [position_similarity, measure_positions])
 def test_tables_that_are_not_numbers_say_so(value, measure):
     model = vit()
     model.position_embedding[0].table[0] = value
@@ -182,7 +182,7 @@ def test_tables_that_are_not_numbers_say_so(value, measure):
         measure(model)
 
 
-@pytest.mark.parametrize("measure", [position_similarity, positions_of])
+@pytest.mark.parametrize("measure", [position_similarity, measure_positions])
 def test_grids_that_are_too_large_say_so_before_anything_is_compared(measure, monkeypatch):
     options = {"width": 4, "depth": 1, "num_heads": 1, "mlp_dim": 4, "num_classes": 0, "device": "meta"}
     model = vitrail.create_model("Ti/4", image_size=(256, 260), **options)
@@ -215,7 +215,7 @@ def test_of_timm_whoever_owns_a_row(name, image_size, grid, owned, kind):
     table = noise(1, owned + grid[0] * grid[1], model.peer.pos_embed.shape[2])
     assert model.peer.pos_embed.shape == table.shape
     model.peer.pos_embed = nn.Parameter(table)
-    found = positions_of(model)
+    found = measure_positions(model)
     assert found.kind == kind
     np.testing.assert_allclose(found.similarity, by_loop(table[0, owned:], grid), rtol=0, atol=1e-12)
 
@@ -236,7 +236,7 @@ def test_of_timm_whoever_owns_a_row(name, image_size, grid, owned, kind):
 def test_of_timm_without(name, what):
     size = timm.models.get_pretrained_cfg(name).input_size[1:]
     with pytest.raises(NotApplicableError, match=f"^timm's {name} has {what}"):
-        positions_of(build_empty_model(TimmArchitecture(name=name, image_size=size, num_classes=5)))
+        measure_positions(build_empty_model(TimmArchitecture(name=name, image_size=size, num_classes=5)))
 
 
 # Neighbours
@@ -318,7 +318,7 @@ def test_smooth_tables_are_found_and_their_reverse_is_not():
     assert neighbour_test(smooth((4, 4))).p_value < 0.01
     assert neighbour_test(smooth((6, 3))).p_value < 0.01
     assert neighbour_test(-smooth((6, 3))).p_value > 0.99
-    assert positions_of(vit((4, 4), position="sin-cos")).neighbours.p_value < 0.01
+    assert measure_positions(vit((4, 4), position="sin-cos")).neighbours.p_value < 0.01
 
 
 def test_where_all_are_alike_nothing_is_found():
@@ -356,10 +356,10 @@ def test_a_table_that_has_learned_its_places_is_found():
     model = vit((6, 6))
     table = model.position_embedding[0].table
     rows, columns = torch.meshgrid(torch.arange(6.0), torch.arange(6.0), indexing="ij")
-    fresh = positions_of(model).neighbours
+    fresh = measure_positions(model).neighbours
     table[1:, 0] += (rows.flatten() - 2.5) / 2
     table[1:, 1] += (columns.flatten() - 2.5) / 2
-    learned = positions_of(model).neighbours
+    learned = measure_positions(model).neighbours
     assert fresh.p_value > 0.01 > learned.p_value
     assert learned.near - learned.far > 0.1
 
@@ -368,7 +368,7 @@ def test_too_small_to_tell():
     assert neighbour_test(smooth((2, 4))) is None
     assert neighbour_test(smooth((1, 1))) is None
     assert neighbour_test(smooth((1, 9))) is not None
-    assert positions_of(vit((2, 3))).neighbours is None
+    assert measure_positions(vit((2, 3))).neighbours is None
     with pytest.raises(ConfigError, match="permutations = 0: give 1 or more"):
         neighbour_test(smooth((3, 3)), permutations=0)
 
@@ -394,7 +394,7 @@ def test_what_is_no_number_is_not_tested(value):
 def test_what_is_so_by_construction_is_not_told_as_knowledge(kind, learned):
     found = Positions(kind, smooth((4, 4)), Neighbours(0.75, -0.125, 0.0001, 9999))
     assert found.learned is learned
-    words = _neighbourly(found)
+    words = _describe_neighbours(found)
     assert "a mean similarity of 0.75, all others of −0.12" in words
     assert ("p = 0.0001: they tell neighbours from others" in words) is learned
     assert ("in this kind neighbours are alike by construction" in words) is not learned
@@ -404,10 +404,10 @@ def test_what_is_so_by_construction_is_not_told_as_knowledge(kind, learned):
 @pytest.mark.parametrize("kind", ["learned-2d", "sin-cos"])
 def test_fresh_tables_that_are_alike_by_construction_get_no_verdict(kind):
     options = {"width": 32, "depth": 1, "num_heads": 1, "mlp_dim": 8, "num_classes": 0, "seed": 0}
-    found = positions_of(vitrail.create_model("Ti/4", image_size=32, position=kind, **options))
+    found = measure_positions(vitrail.create_model("Ti/4", image_size=32, position=kind, **options))
     assert found.neighbours.near > found.neighbours.far
     assert found.neighbours.p_value < 0.01, "though nothing was learned"
-    assert "in this kind neighbours are alike by construction" in _neighbourly(found)
+    assert "in this kind neighbours are alike by construction" in _describe_neighbours(found)
 
 
 def test_a_large_grid_takes_little_time():

@@ -21,10 +21,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitrail.inspection.findings import Absent, Attention, Distance, Neighbours, Shown
-from vitrail.inspection.page.inline import drawing, picture, script, text
+from vitrail.inspection.findings import Absent, Attention, Distance, Neighbours, ShownImage
+from vitrail.inspection.page.inline import embed_drawing, encode_json, encode_picture, escape_text
 from vitrail.inspection.page.report import TITLES, write_report
-from vitrail.system.figures import drawn, set_title
+from vitrail.system.figures import new_figure, set_title
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&amp;<!--"
 
@@ -236,9 +236,9 @@ def test_nothing_breaks_out(tmp_path):
 
 @given(st.text())
 def test_any_words_survive(words):
-    assert html.unescape(text(words)) == words or "&" in words or "\0" in words or "\r" in words
-    assert not set("<>\"'") & set(text(words))
-    carried = script({"words": words})
+    assert html.unescape(escape_text(words)) == words or "&" in words or "\0" in words or "\r" in words
+    assert not set("<>\"'") & set(escape_text(words))
+    carried = encode_json({"words": words})
     assert json.loads(carried) == {"words": words}
     assert not set("<>&\u2028\u2029") & set(carried)
 
@@ -277,7 +277,7 @@ def test_maps_of_nothing_and_of_no_numbers(tmp_path):
     grid, prefix = (1, 1, 2, 2), np.array([[[np.nan]]])
     attention = Attention(("1",), np.full(grid, np.nan), prefix, np.zeros((1, 1, 1, 2, 2)), prefix[None], ("r",), "it")
     alike = made_up.Tokens(("block 1",), (np.ones((1, 2, 2, 2, 2)),))
-    image = Shown("grey", np.zeros((8, 8, 1), np.uint8), (("nan", float("nan")),))
+    image = ShownImage("grey", np.zeros((8, 8, 1), np.uint8), (("nan", float("nan")),))
     [carried] = data_of(written(tmp_path, made_up.vit(images=[image], attention=attention, tokens=alike)))
     assert carried["attention"]["rollout"]["peaks"] == [[0]]
     assert carried["attention"]["rollout"]["prefix"] == [[[None]]]
@@ -288,10 +288,10 @@ def test_maps_of_nothing_and_of_no_numbers(tmp_path):
 
 def test_small_pictures_stay_exact_and_photographs_are_small():
     small = np.arange(27, dtype=np.uint8).reshape(3, 3, 3)
-    assert picture(small).startswith("data:image/png;base64,")
-    assert picture(small[..., :1]).startswith("data:image/png;base64,")
+    assert encode_picture(small).startswith("data:image/png;base64,")
+    assert encode_picture(small[..., :1]).startswith("data:image/png;base64,")
     large = made_up.made_images(1, (128, 96))[0].pixels
-    assert picture(large).startswith("data:image/jpeg;base64,")
+    assert encode_picture(large).startswith("data:image/jpeg;base64,")
 
 
 def test_ids_of_drawings_do_not_meet(full):
@@ -320,7 +320,7 @@ def test_drawings_take_their_colours_from_the_page(full):
 @pytest.mark.parametrize("title", ["A title y", "モデル y 模型", "$x", "a\nb\0"])
 def test_a_drawing_loses_its_title_and_nothing_else(tmp_path, title):
     for name, words in (("without", None), ("with", title)):
-        with drawn(tmp_path / f"{name}.png", 4, 3) as figure:
+        with new_figure(tmp_path / f"{name}.png", 4, 3) as figure:
             axes = figure.add_subplot()
             axes.plot([0, 1], [0, 1])
             axes.set(xticks=[0, 1], yticks=[0, 1])
@@ -329,7 +329,7 @@ def test_a_drawing_loses_its_title_and_nothing_else(tmp_path, title):
             if words:
                 set_title(figure, words)
     plain, titled = (
-        ElementTree.fromstring(drawing(tmp_path / f"{name}.png", name, "")) for name in ("without", "with")
+        ElementTree.fromstring(embed_drawing(tmp_path / f"{name}.png", name, "")) for name in ("without", "with")
     )
     letters = [sum(part.tag.endswith("use") for part in each.iter()) for each in (plain, titled)]
     assert letters[0] == letters[1]
@@ -344,23 +344,23 @@ def test_a_drawing_loses_its_title_and_nothing_else(tmp_path, title):
 
 def test_a_drawing_that_is_too_large_is_carried_as_pixels(tmp_path):
     path = made_up.made_figure(tmp_path / "large.png")
-    assert drawing(path, "a", "words").startswith("<svg")
+    assert embed_drawing(path, "a", "words").startswith("<svg")
     vector = path.with_suffix(".svg")
     vector.write_bytes(vector.read_bytes() + b"<!--" + b" " * 1_500_000 + b"-->")
-    carried = drawing(path, "a", 'with "words"')
+    carried = embed_drawing(path, "a", 'with "words"')
     assert carried == (
         f'<img src="data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}" alt="with &quot;words&quot;">'
     )
     vector.unlink()
-    assert drawing(path, "a", 'with "words"') == carried
+    assert embed_drawing(path, "a", 'with "words"') == carried
 
 
 def test_white_that_is_no_background_stays(tmp_path):
-    with drawn(tmp_path / "white.png", 4, 3) as figure:
+    with new_figure(tmp_path / "white.png", 4, 3) as figure:
         axes = figure.add_subplot()
         axes.plot([0, 1], [0, 1], color="white")
         axes.text(0, 0, "white", color="white")
-    carried = drawing(tmp_path / "white.png", "a", "")
+    carried = embed_drawing(tmp_path / "white.png", "a", "")
     assert carried.count("fill: var(--paper)") == 2  # the figure's and the axes'
     assert "fill: #ffffff" in carried
     assert "stroke: #ffffff" in carried

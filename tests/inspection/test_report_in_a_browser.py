@@ -17,7 +17,7 @@ from PIL import Image
 
 import browser
 from browser import chromium, opened
-from vitrail.inspection.findings import Absent, Findings, Shown
+from vitrail.inspection.findings import Absent, Findings, ShownImage
 from vitrail.inspection.page.report import TITLES, write_report
 
 if TYPE_CHECKING:
@@ -353,7 +353,7 @@ def test_a_phone_scrolls_only_down(window: Browser, reports, name):
 
 def test_long_names_fit_a_phone(window: Browser, tmp_path):
     name = "a-model-with-a-name-that-nobody-would-want-to-type" * 3
-    image = Shown(name, made_up.made_images(1, (64, 96))[0].pixels, ((name, 0.9), (f"{name} again", 0.1)))
+    image = ShownImage(name, made_up.made_images(1, (64, 96))[0].pixels, ((name, 0.9), (f"{name} again", 0.1)))
     found = made_up.vit(name, images=[image], facts=((name, name),), card=name, filters=Absent(name))
     with opened(window, report(tmp_path, found, made_up.resnet(name, images=[image])), viewport=PHONE) as page:
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]

@@ -36,11 +36,11 @@ def inspect(
     vitrail inspect MODEL --images photos/ writes report.html, which needs no network, and every figure as PNG and SVG
     with its data. vitrail inspect A B lays two models side by side.
     """
-    from vitrail.inspection.inspect import newest_run, run
+    from vitrail.inspection.inspect import find_newest_run, inspect_models
     from vitrail.weights.source import PANE
 
     if not models:
-        newest = newest_run()
+        newest = find_newest_run()
         models = [PANE if newest is None else str(newest)]
         if newest is None:
             tell_of_pane("vitrail inspect MODEL takes another")
@@ -49,7 +49,7 @@ def inspect(
                 f"no model named: using {newest}, the newest run; vitrail inspect MODEL takes another", file=sys.stderr
             )
     with interruptible("the report is not finished"), progress_bar("looking inside") as progress:
-        done = run(models, images, out, most=most, device=device, progress=progress)
+        done = inspect_models(models, images, out, most=most, device=device, progress=progress)
     print_lines(done.notes)
     print_lines(f"figure: {path}" for path in done.figures)
     print_lines(f"data: {path}" for path in done.data)

@@ -1,4 +1,4 @@
-"""The paper's figures from any model: filters, position embeddings, attention; measured here, drawn and told apart."""
+"""The paper's figures for any model: embedding filters, position embeddings, attention; and a report of them."""
 
 from __future__ import annotations
 

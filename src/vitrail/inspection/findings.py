@@ -1,6 +1,6 @@
-"""What a look inside one model found: numbers only, before anything is drawn.
+"""What was measured inside a model: numbers only, before anything is drawn.
 
-A part that a model has nothing to show for is an `Absent`, which says why.
+A part that a model does not have is an `Absent`, which says why.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Array = NDArray[np.floating[Any]]
 
 @dataclass(frozen=True)
 class Absent:
-    """In place of a part."""
+    """Stands in place of a part that a model does not have."""
 
     why: str
     """A sentence for the reader of the report, without a full stop."""
@@ -27,7 +27,7 @@ NO_IMAGES = Absent("there were no images to measure it on")
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownImage:
     """An image that the report shows."""
 
     name: str
@@ -42,11 +42,11 @@ class Filters:
     """Figure 7, left: principal components of the filters of an embedding."""
 
     of: str
-    """What they are the filters of: the patch embedding, the root convolution, …"""
+    """The layer of the filters: the patch embedding, the root convolution, …"""
     components: Array
     """(components, height, width, channels), each of length 1."""
     explained: Array
-    """(components,): shares of the variance."""
+    """(components,): the share of the variance that each explains."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Neighbours:
     near: float
     """Mean similarity of 4-neighbours."""
     far: float
-    """Of all other pairs."""
+    """Mean similarity of all other pairs."""
     p_value: float
-    """Of a permutation test: how often patches in places drawn by lot differ as much."""
+    """p-value of a permutation test: how often randomly placed patches differ as much."""
     permutations: int
 
 
@@ -71,11 +71,11 @@ class Positions:
     similarity: Array
     """(rows, columns, rows, columns)."""
     neighbours: Neighbours | None
-    """None where the grid is too small to tell."""
+    """None if the grid is too small for a test."""
 
     @property
     def learned(self) -> bool:
-        """Whether the table could only learn which patches touch; all other kinds have it by construction."""
+        """Whether neighbours had to be learned; in all other kinds of table they are alike by construction."""
         return self.kind.startswith("learned-1d")
 
 
@@ -85,9 +85,9 @@ class Distance:
 
     layers: tuple[str, ...]
     pixels: Array
-    """(layers, heads); not a number for a head that never attends to patches."""
+    """(layers, heads), in pixels; NaN for a head that never attends to patches."""
     image_size: tuple[int, int]
-    """Height and width, to tell far from near."""
+    """Height and width in pixels, as a scale for the distances."""
     images: int
 
 
@@ -97,11 +97,11 @@ class Attention:
 
     layers: tuple[str, ...]
     rollout: Array
-    """(images, layers, rows, columns): what the representation would gather from each patch after so many layers."""
+    """(images, layers, rows, columns): the share of each patch in the representation, up to each layer."""
     rollout_prefix: Array
-    """(images, layers, prefix): what it would from tokens that are no patch. With the patches' it sums to 1."""
+    """(images, layers, prefix): the share of each token that is no patch. All shares together sum to 1."""
     heads: Array
-    """(images, layers, heads, rows, columns): what the tokens that are read attend to."""
+    """(images, layers, heads, rows, columns): what the tokens behind the representation attend to."""
     heads_prefix: Array
     """(images, layers, heads, prefix)."""
     prefix: tuple[str, ...]
@@ -112,17 +112,17 @@ class Attention:
 
 @dataclass(frozen=True)
 class Tokens:
-    """How similar what a layer knows of one patch is to what it knows of the others, for each image that is shown."""
+    """How similar the state of one patch is to the states of the others, by layer, for each shown image."""
 
     layers: tuple[str, ...]
     similarity: tuple[Array, ...]
-    """For each layer (images, rows, columns, rows, columns) of cosine similarities. Grids may differ from layer to
-    layer, and may be coarser than the layer's own: of a fine one, blocks of patches were averaged first."""
+    """For each layer (images, rows, columns, rows, columns) of cosine similarities. Grids may differ between layers
+    and may be coarser than the layer's own: on a fine grid, blocks of patches are averaged first."""
 
 
 @dataclass(frozen=True)
 class Layers:
-    """How alike the representations of two layers are: linear CKA."""
+    """How alike the representations of layers are, by linear CKA."""
 
     names: tuple[str, ...]
     others: tuple[str, ...]
@@ -137,21 +137,21 @@ class Findings:
     """Everything about one model."""
 
     name: str
-    """What to call it where strangers may read it: no path of this machine."""
+    """The name in the report, which strangers may read: no path of this machine."""
     facts: tuple[tuple[str, str], ...]
     """Name and value of each row of its card: size, preprocessing, classes, …"""
     card: str
-    """The text of its model card, where there is one beside the weights; else empty."""
+    """The text of the model card beside the weights; "" if there is none."""
     filters: tuple[Filters, ...] | Absent
     """Several for hybrids."""
     positions: Positions | Absent
     records: tuple[Mapping[str, Any], ...]
-    """What a run measured while it trained; empty where the model is no run's."""
-    images: tuple[Shown, ...] = ()
+    """The measurements of the run that trained the model; () if it is not known."""
+    images: tuple[ShownImage, ...] = ()
     images_from: str = "none"
-    """What they are, in words: "the two photographs inside scikit-learn"."""
+    """Where the images come from, in words: "the two photographs inside scikit-learn"."""
     measured_on: str = "none"
-    """What distance and CKA were measured on, in words: "128 images of photos"."""
+    """The images behind distance and CKA, in words: "128 images of photos"."""
     distance: Distance | Absent = NO_IMAGES
     attention: Attention | Absent = NO_IMAGES
     tokens: Tokens | Absent = NO_IMAGES

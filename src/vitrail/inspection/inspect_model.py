@@ -1,4 +1,4 @@
-"""A look inside one model: everything that the report tells, measured on the images that were picked."""
+"""Measure everything that the report shows about one model, or about two models together."""
 
 from __future__ import annotations
 
@@ -11,88 +11,97 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import NotApplicableError
-from vitrail.inference.batches import Progress, in_full_precision
-from vitrail.inference.predictor import labels_of
-from vitrail.inspection.findings import Absent, Distance, Findings, Layers, Shown
-from vitrail.inspection.images import Picked, batch, seen
+from vitrail.inference.batches import Progress, cast_half_to_float32
+from vitrail.inference.class_names import get_display_labels
+from vitrail.inspection.findings import Absent, Distance, Findings, Layers, ShownImage
+from vitrail.inspection.images import InspectionImages, prepare_batch, render_input
 from vitrail.inspection.measure import anatomy
-from vitrail.inspection.measure.attention import attention_names, attention_of_images, mean_attention_distance
-from vitrail.inspection.measure.filters import filters_of
-from vitrail.inspection.measure.positions import positions_of
-from vitrail.inspection.measure.similarity import layers_between, layers_of, tokens_of
+from vitrail.inspection.measure.attention import mean_attention_distance, measure_attention, name_attention_layers
+from vitrail.inspection.measure.filters import measure_filters
+from vitrail.inspection.measure.positions import measure_positions
+from vitrail.inspection.measure.similarity import measure_layers, measure_layers_between, measure_tokens
 from vitrail.model.base import ImageModel
-from vitrail.weights.card import facts
+from vitrail.weights.card import list_facts
 
 GUESSES = 5
 PASSES = 2
-"""Over the images that are measured on: distance and CKA. Those that are shown go through thrice."""
+"""Passes over the measured images, for distance and CKA. Shown images take three passes."""
 
 Part = TypeVar("Part")
 
 
-def look_inside(
+def inspect_model(
     model: ImageModel,
     name: str,
-    picked: Picked | Absent,
+    picked: InspectionImages | Absent,
     *,
     card: str = "",
     records: Sequence[Mapping[str, Any]] = (),
     progress: Progress | None = None,
 ) -> Findings:
-    """Everything, with `Absent` in place of what a model of that kind does not have, or of what needs images.
+    """Measure everything about one model. A model in half precision is cast to float32, in place.
 
-    A model in half precision becomes one in float32.
+    Args:
+        model: the model, on any device.
+        name: its name in the report, without a path of this machine.
+        picked: the images to show and to measure on, or why there are none.
+        card: the text of the model card.
+        records: the measurements of the run that trained the model.
+        progress: called with the number of images that are done, and of all images.
+
+    Returns:
+        The findings, with `Absent` in place of parts that this kind of model does not have or that need images.
     """
-    in_full_precision(model)
-    alone = Findings(
+    cast_half_to_float32(model)
+    findings = Findings(
         name=name,
-        facts=tuple(facts(model)),
+        facts=tuple(list_facts(model)),
         card=card,
-        filters=_if_any(lambda: filters_of(model)),
-        positions=_if_any(lambda: positions_of(model)),
+        filters=_measure_if_applicable(lambda: measure_filters(model)),
+        positions=_measure_if_applicable(lambda: measure_positions(model)),
         records=tuple(records),
     )
     if isinstance(picked, Absent):
-        return replace(alone, distance=picked, attention=picked, tokens=picked, layers=picked)
-    shown = batch([pixels for _, pixels in picked.shown], model)
-    measured = batch(picked.measured, model)
-    with counted(model, PASSES * len(measured) + 3 * len(shown), progress):
+        return replace(findings, distance=picked, attention=picked, tokens=picked, layers=picked)
+    shown = prepare_batch([pixels for _, pixels in picked.shown], model)
+    measured = prepare_batch(picked.measured, model)
+    with report_progress(model, PASSES * len(measured) + 3 * len(shown), progress):
         return replace(
-            alone,
-            images=_shown(model, picked, shown),
+            findings,
+            images=_describe_images(model, picked, shown),
             images_from=picked.shown_from,
             measured_on=picked.measured_on,
-            distance=_if_any(lambda: _distance(model, measured)),
-            attention=_if_any(lambda: attention_of_images(model, shown)),
-            tokens=_if_any(lambda: tokens_of(model, shown)),
-            layers=_if_any(lambda: layers_of(model, measured)),
+            distance=_measure_if_applicable(lambda: _measure_distance(model, measured)),
+            attention=_measure_if_applicable(lambda: measure_attention(model, shown)),
+            tokens=_measure_if_applicable(lambda: measure_tokens(model, shown)),
+            layers=_measure_if_applicable(lambda: measure_layers(model, measured)),
         )
 
 
-def look_between(
+def compare_layers(
     first: ImageModel,
     second: ImageModel,
-    one: Picked | Absent,
-    other: Picked | Absent,
+    one: InspectionImages | Absent,
+    other: InspectionImages | Absent,
     progress: Progress | None = None,
 ) -> Layers | Absent:
-    """The layers of two models beside each other, on the same images, each in its own preprocessing."""
+    """Compare the layers of two models on the same images, each with its own preprocessing; or say why not."""
     if isinstance(one, Absent):
         return one
     if isinstance(other, Absent):
         return other
-    images = batch(one.measured, first), batch(other.measured, second)
-    with counted(second, len(other.measured), progress):
-        return _if_any(lambda: layers_between(first, images[0], second, images[1]))
+    images = prepare_batch(one.measured, first), prepare_batch(other.measured, second)
+    with report_progress(second, len(other.measured), progress):
+        return _measure_if_applicable(lambda: measure_layers_between(first, images[0], second, images[1]))
 
 
-def guesses(model: ImageModel, images: Tensor, most: int = GUESSES) -> list[tuple[tuple[str, float], ...]]:
-    """For each image the labels that the model gives the highest probabilities; none where it has no classes."""
+def predict_labels(model: ImageModel, images: Tensor, most: int = GUESSES) -> list[tuple[tuple[str, float], ...]]:
+    """Return the most probable labels of each image with their probabilities; () for a model without classes."""
     if not model.num_classes:
         return [()] * len(images)
-    labels = labels_of(model)
-    with torch.inference_mode(), anatomy.evaluating(model):
-        probabilities = torch.cat([model(part).softmax(dim=1) for part in anatomy.few_at_a_time(model, images)])
+    labels = get_display_labels(model)
+    with torch.inference_mode(), anatomy.evaluation_mode(model):
+        probabilities = torch.cat([model(part).softmax(dim=1) for part in anatomy.split_batch(model, images)])
     values, classes = probabilities.topk(min(most, model.num_classes), dim=1)
     return [
         tuple((labels[number], value) for value, number in zip(row, column, strict=True))
@@ -101,10 +110,10 @@ def guesses(model: ImageModel, images: Tensor, most: int = GUESSES) -> list[tupl
 
 
 @contextmanager
-def counted(model: ImageModel, total: int, progress: Progress | None) -> Iterator[None]:
-    """Tells `progress` of every image that has come through the last layer."""
+def report_progress(model: ImageModel, total: int, progress: Progress | None) -> Iterator[None]:
+    """Call `progress` for every image that passes the last layer, while the block runs."""
     try:
-        *_, last = anatomy.layers(model).values()
+        *_, last = anatomy.list_layers(model).values()
     except NotApplicableError:
         progress = None
     if progress is None:
@@ -112,12 +121,12 @@ def counted(model: ImageModel, total: int, progress: Progress | None) -> Iterato
         return
     done = 0
 
-    def tell(module: nn.Module, arguments: Any, output: Any) -> None:
+    def count(module: nn.Module, arguments: Any, output: Any) -> None:
         nonlocal done
         done = min(done + len(output), total)
         progress(done, total)
 
-    hook = last.register_forward_hook(tell)
+    hook = last.register_forward_hook(count)
     try:
         yield
         progress(total, total)
@@ -125,19 +134,20 @@ def counted(model: ImageModel, total: int, progress: Progress | None) -> Iterato
         hook.remove()
 
 
-def _shown(model: ImageModel, picked: Picked, images: Tensor) -> tuple[Shown, ...]:
-    found = guesses(model, images)
+def _describe_images(model: ImageModel, picked: InspectionImages, images: Tensor) -> tuple[ShownImage, ...]:
+    guesses = predict_labels(model, images)
     return tuple(
-        Shown(name, seen(pixels, model), told) for (name, pixels), told in zip(picked.shown, found, strict=True)
+        ShownImage(name, render_input(pixels, model), best)
+        for (name, pixels), best in zip(picked.shown, guesses, strict=True)
     )
 
 
-def _distance(model: ImageModel, images: Tensor) -> Distance:
+def _measure_distance(model: ImageModel, images: Tensor) -> Distance:
     height, width = images.shape[2:]
-    return Distance(attention_names(model), mean_attention_distance(model, images), (height, width), len(images))
+    return Distance(name_attention_layers(model), mean_attention_distance(model, images), (height, width), len(images))
 
 
-def _if_any(measure: Callable[[], Part]) -> Part | Absent:
+def _measure_if_applicable(measure: Callable[[], Part]) -> Part | Absent:
     try:
         return measure()
     except NotApplicableError as error:

@@ -1,4 +1,4 @@
-"""How every figure looks, and how it reaches the disk: as PNG and beside it as SVG, the same data as the same bytes."""
+"""The style of every figure, and how it is written: as PNG and as SVG; the same data give the same bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DOTS_PER_INCH = 100
-# Of the palette by Okabe and Ito, which is also told apart by people who see fewer colours.
+# The palette by Okabe and Ito, which people with colour blindness can tell apart.
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 INK, FAINT, GRID = "#333333", "#666666", "#E6E6E6"
 STYLE = {
@@ -40,17 +40,17 @@ STYLE = {
     "font.size": 10,
     "legend.frameon": False,
     "legend.labelcolor": INK,
-    "svg.hashsalt": "vitrail",  # names inside the file would be drawn by lot
+    "svg.hashsalt": "vitrail",  # otherwise ids inside the file would be random
 }
 
 LETTERS_PER_INCH = 9
-"""Of a title: more do not fit."""
+"""Letters of a title that fit."""
 TITLE = "title"
 
 
 @contextmanager
 def new_figure(path: Path, width: float, height: float) -> Iterator[Figure]:
-    """An empty figure of so many inches; when the block ends well, it is written as PNG and as SVG."""
+    """Yield an empty figure, `width` × `height` inches, and write it as PNG and SVG if the block succeeds."""
     from matplotlib import style
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -69,7 +69,7 @@ def new_figure(path: Path, width: float, height: float) -> Iterator[Figure]:
 
 
 def set_title(figure: Figure, title: str) -> None:
-    """Above everything, as long as there is room for it; in an SVG it is the group with the id `TITLE`."""
+    """Set the title above the whole figure, shortened to fit; in an SVG it is the group with the id `TITLE`."""
     title = replace_unprintable(title)
     letters = int(figure.get_figwidth() * LETTERS_PER_INCH)
     title = title if len(title) <= letters else f"{title[: letters - 1]}…"
@@ -77,5 +77,5 @@ def set_title(figure: Figure, title: str) -> None:
 
 
 def replace_unprintable(words: str) -> str:
-    """On one line, with marks for what cannot be drawn."""
+    """Replace line breaks and other characters that cannot be drawn by a mark."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in words)

@@ -1,4 +1,4 @@
-"""What the figures of this room are put together from: pictures, maps with their bars, ticks, words."""
+"""The building blocks of the figures: pictures, maps with colour bars, ticks, titles."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 MOST_TICKS = 24
 TALLEST, WIDEST = 2.0, 3.0
-"""How many times as high as wide, or as wide as high, something is drawn; what is longer still is pressed together."""
+"""The largest height over width, and width over height, of a drawn picture; longer ones are compressed."""
 INCHES_PER_LETTER = 0.063
-"""Of the label of a bar."""
+"""Width of a letter in the label of a colour bar."""
 FEW_PIXELS = 200
-"""Of a picture that is put into an SVG as it is."""
+"""Pictures with a smaller side go into an SVG unchanged."""
 
 
-def mosaic(tiles: Array, gap: int) -> Array:
-    """(down, across, height, width, …) → one picture (height, width, …), with gaps of what is not a number."""
+def join_tiles(tiles: Array, gap: int) -> Array:
+    """Join tiles, (down, across, height, width, …), into one picture (height, width, …) with gaps of NaN."""
     down, across, height, width, *rest = tiles.shape
     wider = np.full((down, across, height + gap, width + gap, *rest), np.nan)
     wider[:, :, :height, :width] = tiles
@@ -36,22 +36,19 @@ def mosaic(tiles: Array, gap: int) -> Array:
     return joined[:-gap, :-gap]
 
 
-def with_gaps(picture: Array) -> Array:
-    """(…, 3) → (…, 4): nothing where it is not a number, so that gaps have the colour of the page."""
+def make_gaps_transparent(picture: Array) -> Array:
+    """Add an alpha channel, (…, 3) → (…, 4), that is 0 where the picture is NaN: gaps take the page's colour."""
     there = ~np.isnan(picture).any(axis=2, keepdims=True)
     return np.concatenate([np.where(there, picture, 1), there], axis=2).clip(0, 1)
 
 
-def seen_shape(height: float, width: float) -> float:
-    """Height over width to draw something with: its own, unless it would be a hairline or a tower."""
+def limit_aspect(height: float, width: float) -> float:
+    """Return height over width, limited so that nothing is drawn too narrow or too tall."""
     return min(max(height / width, 1 / WIDEST), TALLEST)
 
 
 def show_picture(axes: Axes, picture: NDArray[Any], aspect: float = 1) -> Axes:
-    """Pixels as they are where they are few, so that an SVG is sharp; else as many as can be seen.
-
-    `aspect`: how many times as high as wide each is.
-    """
+    """Show a picture without axes. Small pictures stay sharp in an SVG. `aspect` is height over width of a pixel."""
     axes.imshow(picture, interpolation="none" if max(picture.shape) < FEW_PIXELS else None, aspect=aspect)
     axes.set_axis_off()
     return axes
@@ -60,7 +57,7 @@ def show_picture(axes: Axes, picture: NDArray[Any], aspect: float = 1) -> Axes:
 def add_bar(
     axes: Axes, image: AxesImage, label: str, inches: tuple[float, float], ticks: list[float] | None = None
 ) -> None:
-    """What its colours mean, beside a map of so many inches up and across; in words if they are no longer than it."""
+    """Add a colour bar to a map; `inches` are the map's height and width. A label that is too long is left out."""
     height, width = inches
     bar = axes.figure.colorbar(image, cax=axes.inset_axes((1 + 0.1 / width, 0, 0.16 / width, 1)), ticks=ticks)
     bar.outline.set_visible(False)
@@ -69,7 +66,7 @@ def add_bar(
 
 
 def show_map(axes: Axes, values: Array, colours: str, low: float, **options: Any) -> AxesImage:
-    """Values from `low` to 1 in colours, as squares that stay sharp in an SVG."""
+    """Show values from `low` to 1 in colours, as squares that stay sharp in an SVG."""
     image = axes.imshow(values, cmap=colours, vmin=low, vmax=1, **{"interpolation": "none", **options})
     axes.grid(False)
     axes.spines[:].set_visible(False)
@@ -79,7 +76,7 @@ def show_map(axes: Axes, values: Array, colours: str, low: float, **options: Any
 def set_ticks(
     axis: Axis, labels: Sequence[str], at: Sequence[float] | None = None, turned: bool = False, most: int = MOST_TICKS
 ) -> None:
-    """As many labels as there is room for, the first among them."""
+    """Set at most `most` labels, evenly spread and with the first."""
     step = -(-len(labels) // most)
     places = range(len(labels)) if at is None else at
     axis.set_ticks(places[::step], [make_printable(label) for label in labels[::step]])
@@ -90,19 +87,19 @@ def set_ticks(
 
 
 def describe(axes: Axes, words: str, size: float = 9.5) -> None:
-    """A quiet line above a part of a figure."""
+    """Write a grey line above a part of a figure."""
     axes.set_title(words, fontsize=size, color=FAINT, parse_math=False)
 
 
 def name_figure(figure: Figure, what: str, name: str) -> None:
-    """What is shown, and of which model; of a name that is too long, the end tells most."""
+    """Set the title: what the figure shows and the model's name, of which the end is kept if it is too long."""
     room = int(figure.get_figwidth() * LETTERS_PER_INCH) - len(what) - 4
     what = make_printable(what[:1].upper() + what[1:])
-    set_title(figure, f"{what}: {cut(name, max(room, 8))}" if name else what)
+    set_title(figure, f"{what}: {shorten_text(name, max(room, 8))}" if name else what)
 
 
-def cut(words: str, most: int, end: bool = False) -> str:
-    """On one line; where it is too long, without its beginning, or its end."""
+def shorten_text(words: str, most: int, end: bool = False) -> str:
+    """Return text on one line, without its beginning (or its end) if it is longer than `most` letters."""
     words = make_printable(words)
     if len(words) <= most:
         return words

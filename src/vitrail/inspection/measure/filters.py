@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitrail.errors import ConfigError, NotApplicableError
 from vitrail.inspection.findings import Array, Filters
-from vitrail.inspection.measure.anatomy import image_model, kind_of
+from vitrail.inspection.measure.anatomy import describe_kind, unwrap_model
 from vitrail.model.base import ImageModel
 from vitrail.model.bit import BitResNet
 from vitrail.model.patches import ConvStem
@@ -23,68 +23,77 @@ from vitrail.model.timm_model import TimmModel
 from vitrail.model.vit import VisionTransformer
 
 COMPONENTS = 28
-"""As many as the paper shows."""
+"""The number of components that the paper shows."""
 OF_FEATURES, ROOT = "patch projection of the feature map", "root convolution"
 
 
 def embedding_filters(model: ImageModel, components: int = COMPONENTS) -> Array:
-    """(components, height, width, channels): principal components of the filters that embed the image.
+    """Return the principal components of the filters that embed the image.
 
-    They are those of the patch projection E, where there is one: a hybrid's acts on a feature map, and its channels are
-    that map's. Else of the first convolution of a stem, or of the root of a ResNet as it is applied, standardised. Each
-    has length 1, the first explains most, and its entry of largest magnitude is positive. There are fewer than asked
-    for where the filters have no more.
+    The filters are those of the patch projection E; in a hybrid they act on a feature map, whose channels they have.
+    Without a projection they are those of the first convolution of a stem, or of a ResNet's root, standardised as it is
+    applied.
+
+    Args:
+        model: any model.
+        components: the most components to return, at least 1; filters with less variety have fewer.
+
+    Returns:
+        (components, height, width, channels), the first explains most. Each has length 1, and its entry of largest
+        magnitude is positive.
     """
-    of, weight = next(iter(_filters(image_model(model)).items()))
-    return _principal(of, weight, components).components
+    of, weight = next(iter(_collect_filters(unwrap_model(model)).items()))
+    return _compute_components(of, weight, components).components
 
 
-def filters_of(model: ImageModel, components: int = COMPONENTS) -> tuple[Filters, ...]:
-    """`embedding_filters` with what they are of and what they explain; a hybrid's projection, then its root."""
-    return tuple(_principal(of, weight, components) for of, weight in _filters(image_model(model)).items())
+def measure_filters(model: ImageModel, components: int = COMPONENTS) -> tuple[Filters, ...]:
+    """Measure `embedding_filters` and the variance they explain; for a hybrid, of the projection and of the root."""
+    return tuple(
+        _compute_components(of, weight, components) for of, weight in _collect_filters(unwrap_model(model)).items()
+    )
 
 
 @torch.no_grad()
-def _filters(model: ImageModel) -> dict[str, Tensor]:
-    """(D, C, height, width) by what they are the filters of."""
+def _collect_filters(model: ImageModel) -> dict[str, Tensor]:
+    """Return filters, (D, C, height, width), by the name of their layer."""
     if isinstance(model, TimmModel):
-        return _filters_of_timm(model)
+        return _collect_timm_filters(model)
     if isinstance(model, BitResNet):
-        return {ROOT: model.backbone.root.standardised()}
+        return {ROOT: model.backbone.root.standardise_weight()}
     assert isinstance(model, VisionTransformer)
     embed = model.patch_embed
     if isinstance(embed, ConvStem):
-        return {"first convolution of the stem": _convolutions(embed)[0].weight}
+        return {"first convolution of the stem": _list_convolutions(embed)[0].weight}
     projection = embed.projection.weight.unflatten(1, (embed.in_channels, embed.patch_size, embed.patch_size))
     if model.backbone is None:
         return {"patch embedding": projection}
-    return {OF_FEATURES: projection, ROOT: model.backbone.root.standardised()}
+    return {OF_FEATURES: projection, ROOT: model.backbone.root.standardise_weight()}
 
 
-def _filters_of_timm(model: TimmModel) -> dict[str, Tensor]:
-    """The patch projection, where there is one, and what sees the image: in timm that is the first in line."""
+def _collect_timm_filters(model: TimmModel) -> dict[str, Tensor]:
+    """Return the filters of the patch projection, if any, and of the first convolution, which sees the image."""
     projection = getattr(getattr(model.peer, "patch_embed", None), "proj", None)
-    found: dict[str, Tensor] = {}
+    filters: dict[str, Tensor] = {}
     if isinstance(projection, nn.Conv2d):
         if projection.in_channels == model.in_channels:
-            return {"patch embedding": _applied(projection)}
-        found[OF_FEATURES] = _applied(projection)
-    first = next(iter(_convolutions(model.peer)), None)
+            return {"patch embedding": _find_applied_weight(projection)}
+        filters[OF_FEATURES] = _find_applied_weight(projection)
+    first = next(iter(_list_convolutions(model.peer)), None)
     if first is not None and first.in_channels == model.in_channels and first.groups == 1:
-        found["first convolution"] = _applied(first)
-    if not found:
+        filters["first convolution"] = _find_applied_weight(first)
+    if not filters:
         raise NotApplicableError(
-            f"the first layer of {kind_of(model)} that sees the image is no convolution, so it has no filters to show"
+            f"the first layer of {describe_kind(model)} is no convolution, so it has no filters to show"
         )
-    return found
+    return filters
 
 
-def _convolutions(module: nn.Module) -> list[nn.Conv2d]:
+def _list_convolutions(module: nn.Module) -> list[nn.Conv2d]:
     return [part for part in module.modules() if isinstance(part, nn.Conv2d)]
 
 
-class _Seen(TorchFunctionMode):
-    """Notes the weight of a convolution as torch is given it: some of timm's layers standardise theirs on the way."""
+class _ConvolutionSpy(TorchFunctionMode):
+    """Notes the weight that a convolution passes to torch: some layers of timm standardise it first."""
 
     weight: Tensor | None = None
 
@@ -94,15 +103,14 @@ class _Seen(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _applied(convolution: nn.Conv2d) -> Tensor:
-    """(D, C, height, width)."""
+def _find_applied_weight(convolution: nn.Conv2d) -> Tensor:
     size = [side * dilation for side, dilation in zip(convolution.kernel_size, convolution.dilation, strict=True)]
-    with _Seen() as seen:
+    with _ConvolutionSpy() as spy:
         convolution(convolution.weight.new_zeros(1, convolution.in_channels, *size))
-    return convolution.weight if seen.weight is None else seen.weight
+    return convolution.weight if spy.weight is None else spy.weight
 
 
-def _principal(of: str, weight: Tensor, components: int) -> Filters:
+def _compute_components(of: str, weight: Tensor, components: int) -> Filters:
     if components < 1:
         raise ConfigError(f"components = {components}: give 1 or more")
     filters = weight.detach().cpu().double().permute(0, 2, 3, 1)
@@ -113,7 +121,7 @@ def _principal(of: str, weight: Tensor, components: int) -> Filters:
             "components"
         )
     _, strengths, directions = torch.linalg.svd(rows - rows.mean(dim=0), full_matrices=False)
-    # As strong as errors of one rounding would be, if they were drawn by lot: below it nothing is told from them.
+    # The strength of random rounding errors: weaker components cannot be told from them.
     rounding = torch.finfo(weight.dtype).eps * rows.square().mean().sqrt() * sum(map(math.sqrt, rows.shape))
     count = min(components, int((strengths > rounding).sum()))
     if not count:

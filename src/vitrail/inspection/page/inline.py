@@ -1,6 +1,6 @@
-"""What a page of a single file carries inside: words, drawings, pictures, data.
+"""Embed text, drawings, pictures and data in a single HTML file.
 
-Names and labels come from anywhere. None can end the element or the script that it stands in.
+Names and labels come from strangers: none can break out of its element or script.
 """
 
 from __future__ import annotations
@@ -21,70 +21,70 @@ from PIL import Image
 from vitrail.system.figures import BLUE, FAINT, GRID, INK, TITLE
 
 MOST_BYTES_OF_A_VECTOR = 1_500_000
-"""A larger drawing is carried as pixels."""
+"""A larger drawing is embedded as pixels."""
 PHOTOGRAPH = 128
-"""Pixels of the longer side from which an image is carried as JPEG; smaller ones are enlarged, and stay exact."""
+"""Images with a longer side of at least so many pixels are embedded as JPEG. Smaller ones stay exact."""
 QUALITY = 92
 THEME = {INK: "ink", FAINT: "faint", GRID: "grid", "#BBBBBB": "edge", BLUE: "blue"}
-"""Colours of a drawing that follow the page's, which may be dark, and the CSS variables that hold them."""
+"""Colours of a drawing that follow the page's theme, which may be dark, and their CSS variables."""
 _COLOURS = {colour.lower(): f"var(--{name})" for colour, name in THEME.items()}
 _COLOUR = re.compile("|".join(_COLOURS))
 _BACKGROUND = "fill: #ffffff"
 _REFERENCE = re.compile(r"(?<=url\(#)[^)]+")
 _PLACE = re.compile(r"translate\(\S+ (\S+)\)")
 BELOW_TITLE = 8.0
-"""Points from the line that a title stands on to what is left of the drawing."""
+"""Points between the baseline of a title and the rest of the drawing."""
 _LEFT_OUT = {"metadata", "style"}
-"""Of an SVG: what says who made it, and rules that would hold for the whole page."""
+"""Elements of an SVG that are dropped: its metadata, and style rules that would apply to the whole page."""
 
 
-def text(words: str) -> str:
-    """As it stands in HTML, in an element or in an attribute between quotation marks."""
+def escape_text(words: str) -> str:
+    """Escape text for an HTML element or a quoted attribute."""
     return html.escape(words, quote=True)
 
 
-def drawing(path: Path, prefix: str, label: str) -> str:
-    """A figure by its .png path: the SVG beside it where there is a small one, else the pixels.
+def embed_drawing(path: Path, prefix: str, label: str) -> str:
+    """Return the HTML of a figure: the SVG beside the .png path if it is small enough, else the pixels.
 
-    `prefix` keeps the names inside of one SVG apart from those of another.
+    `prefix` makes the ids of this drawing unique on the page.
     """
     vector = path.with_suffix(".svg")
     if vector.is_file() and vector.stat().st_size <= MOST_BYTES_OF_A_VECTOR:
-        return _vector(vector, prefix, label)
-    return f'<img src="{_uri("png", path.read_bytes())}" alt="{text(label)}">'
+        return _embed_svg(vector, prefix, label)
+    return f'<img src="{_make_data_uri("png", path.read_bytes())}" alt="{escape_text(label)}">'
 
 
-def _vector(path: Path, prefix: str, label: str) -> str:
-    """An SVG of matplotlib's as an element of HTML, in the colours of the page."""
+def _embed_svg(path: Path, prefix: str, label: str) -> str:
+    """Return an SVG by matplotlib as an HTML element in the colours of the page."""
     root = ElementTree.parse(path).getroot()
-    wanted = {name for part in root.iter() for name in _references(part)}
+    referenced = {name for part in root.iter() for name in _list_references(part)}
     width, height = (float(root.attrib.pop(side).removesuffix("pt")) for side in ("width", "height"))
-    top = _untitled(root)
+    top = _remove_title(root)
     for parent in list(root.iter()):
         background = parent.get("id", "").startswith("patch_")
         parent.text = parent.tail = None
         for child in list(parent):
-            if _local(child.tag) in _LEFT_OUT:
+            if _strip_namespace(child.tag) in _LEFT_OUT:
                 parent.remove(child)
             elif background and child.get("style") == _BACKGROUND:
                 child.set("style", "fill: var(--paper)")
     for part in root.iter():
-        part.tag = _local(part.tag)
-        attributes = {_local(name): value for name, value in part.attrib.items()}
+        part.tag = _strip_namespace(part.tag)
+        attributes = {_strip_namespace(name): value for name, value in part.attrib.items()}
         part.attrib.clear()
         for name, value in attributes.items():
-            if name != "id" or value in wanted:  # most ids are there for nobody
-                part.set(name, _attribute(name, value, prefix))
+            if name != "id" or value in referenced:  # most ids are never used
+                part.set(name, _rewrite_attribute(name, value, prefix))
     sides = {side: f"{points / 0.75:.0f}" for side, points in (("width", width), ("height", height - top))}
     root.attrib.update(sides | {"viewBox": f"0 {top:g} {width:g} {height - top:g}", "role": "img", "aria-label": label})
-    root.set("style", f"min-width: min(32rem, {sides['width']}px)")  # below that nobody could read it
+    root.set("style", f"min-width: min(32rem, {sides['width']}px)")  # a smaller drawing is not legible
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _untitled(root: ElementTree.Element) -> float:
-    """Takes the title off a drawing (`drawing.set_title`), since the page has said it; points that it took up.
+def _remove_title(root: ElementTree.Element) -> float:
+    """Remove the title, which the page shows already, and return its height in points.
 
-    The outlines of its letters stay, because others may share them.
+    The outlines of its letters stay, because other words may share them.
     """
     title = root.find(f".//{{*}}g[@id='{TITLE}']")
     place = None if title is None else _PLACE.match(next((inner.get("transform", "") for inner in title), ""))
@@ -96,42 +96,44 @@ def _untitled(root: ElementTree.Element) -> float:
     return float(place.group(1)) + BELOW_TITLE
 
 
-def _references(part: ElementTree.Element) -> list[str]:
-    """The ids that an element of an SVG refers to."""
-    of_uses = [value[1:] for name, value in part.attrib.items() if _local(name) == "href" and value.startswith("#")]
-    return of_uses + [found for value in part.attrib.values() for found in _REFERENCE.findall(value)]
+def _list_references(part: ElementTree.Element) -> list[str]:
+    """Return the ids that an SVG element refers to."""
+    of_uses = [
+        value[1:] for key, value in part.attrib.items() if _strip_namespace(key) == "href" and value.startswith("#")
+    ]
+    return of_uses + [name for value in part.attrib.values() for name in _REFERENCE.findall(value)]
 
 
-def _attribute(name: str, value: str, prefix: str) -> str:
-    """Of an element of an SVG, on the page."""
+def _rewrite_attribute(name: str, value: str, prefix: str) -> str:
+    """Return the value of an SVG attribute with unique ids and the colours of the page."""
     if name == "id":
         return f"{prefix}-{value}"
     if name == "href":
         return f"#{prefix}-{value[1:]}" if value.startswith("#") else "".join(value.split())
     if name == "style":
-        value = _COLOUR.sub(lambda found: _COLOURS[found.group()], value)
-    return _REFERENCE.sub(lambda found: f"{prefix}-{found.group()}", value)
+        value = _COLOUR.sub(lambda match: _COLOURS[match.group()], value)
+    return _REFERENCE.sub(lambda match: f"{prefix}-{match.group()}", value)
 
 
-def _local(name: str) -> str:
-    """Without its namespace: HTML knows where it is."""
+def _strip_namespace(name: str) -> str:
+    """Remove the XML namespace, which HTML does not use."""
     return name.rpartition("}")[2]
 
 
-def script(value: Any) -> str:
-    """JSON that can stand inside a script element: what could end it is written as an escape."""
+def encode_json(value: Any) -> str:
+    """Return JSON for a script element; characters that could end the element are escaped."""
     written = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return written.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
 
 
-def picture(pixels: NDArray[np.uint8]) -> str:
-    """(height, width, 1 or 3) as a data URI."""
+def encode_picture(pixels: NDArray[np.uint8]) -> str:
+    """Return pixels, (height, width, 1 or 3), as a data URI."""
     image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
     kind = "jpeg" if max(image.size) >= PHOTOGRAPH else "png"
     content = io.BytesIO()
     image.save(content, kind, **({"quality": QUALITY} if kind == "jpeg" else {}))
-    return _uri(kind, content.getvalue())
+    return _make_data_uri(kind, content.getvalue())
 
 
-def _uri(kind: str, content: bytes) -> str:
+def _make_data_uri(kind: str, content: bytes) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"

@@ -1,7 +1,7 @@
-"""The report: what was found in one model, or in several side by side, as one page that needs nothing but itself.
+"""The report: one self-contained page about one model, or about several side by side.
 
-The page is plain HTML with drawings inside. A small script turns two of them, attention and the similarity of tokens,
-into instruments; without it, and on paper, the drawings stand there.
+The page is plain HTML with drawings inside. A small script turns two drawings, attention and the similarity of tokens,
+into interactive instruments. Without the script, and on paper, the drawings stay.
 """
 
 from __future__ import annotations
@@ -18,8 +18,13 @@ from urllib.parse import quote
 import numpy as np
 
 from vitrail.inspection.findings import Absent, Array, Distance, Filters, Findings, Layers, Positions
-from vitrail.inspection.page.inline import drawing, script, text
-from vitrail.inspection.page.instruments import attention_instrument, guesses_alone, numbers, tokens_instrument
+from vitrail.inspection.page.inline import embed_drawing, encode_json, escape_text
+from vitrail.inspection.page.instruments import (
+    build_attention_instrument,
+    build_tokens_instrument,
+    collect_numbers,
+    list_guesses,
+)
 from vitrail.system.files import write_whole
 
 TITLES = {
@@ -55,42 +60,42 @@ LEADS = {
     "files": "Every figure as PNG and SVG, and the numbers behind it.",
 }
 INSTRUMENTS = {"rollout": "attention", "tokens": "tokens"}
-"""Figures that an instrument takes the place of."""
+"""Figures that an instrument replaces, with the instrument's name."""
 DATA = (".npz", ".csv")
 BESIDE = {"rollout": "guesses", "positions": "neighbours"}
-"""Data that have no figure of their own: their stem, by the figure that they belong to."""
+"""Data files without a figure of their own: their stem, by the figure that they belong to."""
 PERMITTED = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{}'; "
     "base-uri 'none'; form-action 'none'"
 )
-"""The page shows what it carries and runs its own script; it can fetch nothing. Drawings have styles inside."""
+"""The page may show what it contains and run its own script, and may load nothing. Drawings contain styles."""
 ICON = "data:image/svg+xml," + quote(
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><path fill="#0072B2" d="M1 1h8v6H1z"/>'
     '<path fill="#D55E00" d="M10 1h5v9h-5z"/><path fill="#009E73" d="M1 8h4v7H1z"/>'
     '<path fill="#CC79A7" d="M6 8h3v7H6z"/><path fill="#E69F00" d="M10 11h5v4h-5z"/></svg>'
 )
 CERTAIN = 0.01
-"""The p-value below which neighbours are said to be known."""
+"""The report says that a model knows neighbours if the p-value is below this."""
 
 
 @dataclass(frozen=True)
 class _Model:
-    """One of the models of a report: a column of the page."""
+    """One model of the report: a column of the page."""
 
     number: int
     findings: Findings
     figures: Mapping[str, Path]
-    """By name, the .png paths."""
+    """The .png paths by the name of the figure."""
     folder: Path
-    """Of the report."""
+    """The folder of the report."""
 
-    def figure(self, name: str) -> str:
-        """One of its figures, where it was drawn."""
+    def show_figure(self, name: str) -> str:
+        """Return the HTML of a figure; "" if it was not drawn."""
         if name not in self.figures:
             return ""
         label = f"{TITLES[name.partition('-')[0]]}, {self.findings.name}"
         kind = " still" if name in INSTRUMENTS else ""
-        return _figure(drawing(self.figures[name], f"m{self.number}-{name}", label), kind)
+        return _wrap_figure(embed_drawing(self.figures[name], f"m{self.number}-{name}", label), kind)
 
 
 def write_report(
@@ -100,36 +105,44 @@ def write_report(
     between: Layers | Absent | None = None,
     between_figure: Path | None = None,
 ) -> Path:
-    """One HTML file of everything that was found; the same findings give the same bytes.
+    """Write one HTML file about all findings and return its path. The same findings give the same bytes.
 
-    `figures` holds for each model the names of its figures with their .png paths; SVG and data lie beside them under
-    the same stem, and the page links to all of them relative to its own folder. `between` tells, and its figure shows,
-    the layers of the first two models against each other.
+    Args:
+        findings: the findings of each model.
+        figures: for each model, the .png paths by the name of the figure. SVG and data files lie beside them under the
+            same stem; the page links to all of them, relative to its own folder.
+        path: the file to write.
+        between: the similarity between the layers of the first two models.
+        between_figure: the .png path of its figure.
     """
     assert len(findings) == len(figures) > 0
     models = [
-        _Model(number, found, drawn, path.parent)
-        for number, (found, drawn) in enumerate(zip(findings, figures, strict=True))
+        _Model(number, each, drawings, path.parent)
+        for number, (each, drawings) in enumerate(zip(findings, figures, strict=True))
     ]
-    below = {"layers": _between(models, between, between_figure), "files": _files_between(models, between_figure)}
+    below = {
+        "layers": _show_between(models, between, between_figure),
+        "files": _list_files_between(models, between_figure),
+    }
     sections = {
-        name: _section(name, [body(model) for model in models], models, below.get(name, ""))
+        name: _build_section(name, [body(model) for model in models], models, below.get(name, ""))
         for name, body in BODIES.items()
         if name != "curves" or any(name in model.figures for model in models)
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, _page(models, sections).encode("utf-8", "replace"))
+    write_whole(path, _build_page(models, sections).encode("utf-8", "replace"))
     return path
 
 
-def _page(models: Sequence[_Model], sections: Mapping[str, str]) -> str:
-    """All of it, from the sections by name."""
-    names = [text(model.findings.name) for model in models]
+def _build_page(models: Sequence[_Model], sections: Mapping[str, str]) -> str:
+    """Return the whole page; `sections` are the HTML of each section by name."""
+    names = [escape_text(model.findings.name) for model in models]
     parts = files("vitrail.inspection.page")
     code, style = (parts.joinpath(name).read_text("utf-8") for name in ("report.js", "report.css"))
     digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
-    contents = "".join(f'<li><a href="#{_anchor(name)}">{TITLES[name]}</a></li>' for name in sections)
+    contents = "".join(f'<li><a href="#{_choose_anchor(name)}">{TITLES[name]}</a></li>' for name in sections)
     heading = ' <span class="beside">beside</span> '.join(f'<span dir="auto">{name}</span>' for name in names)
+    data = encode_json([collect_numbers(model.findings) for model in models])
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -150,18 +163,18 @@ def _page(models: Sequence[_Model], sections: Mapping[str, str]) -> str:
 </header>
 <main>
 {"".join(sections.values())}</main>
-<script type="application/json" id="findings">{script([numbers(model.findings) for model in models])}</script>
+<script type="application/json" id="findings">{data}</script>
 <script>{code}</script>
 </body>
 </html>
 """
 
 
-def _section(name: str, bodies: Sequence[str], models: Sequence[_Model], below: str = "") -> str:
-    """A heading, a few words, and a column for each model."""
+def _build_section(name: str, bodies: Sequence[str], models: Sequence[_Model], below: str = "") -> str:
+    """Return a section: a heading, a few words, and a column for each model."""
     several = len(models) > 1
     columns = "".join(
-        f'<div class="column">{_named(model) if several else ""}{body}</div>'
+        f'<div class="column">{_build_heading(model) if several else ""}{body}</div>'
         for model, body in zip(models, bodies, strict=True)
     )
     link = ""
@@ -171,199 +184,215 @@ def _section(name: str, bodies: Sequence[str], models: Sequence[_Model], below: 
             "link controls</label>"
         )
     lead = " ".join(LEADS[name].split())
-    return f"""<section id="{_anchor(name)}" aria-labelledby="{_anchor(name)}-title">
-<div class="lead"><h2 id="{_anchor(name)}-title">{TITLES[name]}</h2><p>{lead}</p>{link}</div>
+    return f"""<section id="{_choose_anchor(name)}" aria-labelledby="{_choose_anchor(name)}-title">
+<div class="lead"><h2 id="{_choose_anchor(name)}-title">{TITLES[name]}</h2><p>{lead}</p>{link}</div>
 <div class="body"><div class="columns">{columns}</div>{below}</div>
 </section>
 """
 
 
-def _named(model: _Model) -> str:
-    return f'<h3 dir="auto">{text(model.findings.name)}</h3>'
+def _build_heading(model: _Model) -> str:
+    return f'<h3 dir="auto">{escape_text(model.findings.name)}</h3>'
 
 
-def _anchor(name: str) -> str:
+def _choose_anchor(name: str) -> str:
     return INSTRUMENTS.get(name, name)
 
 
-def _card(model: _Model) -> str:
-    found = model.findings
-    images = [("images shown", found.images_from), ("measured on", found.measured_on)]
+def _show_card(model: _Model) -> str:
+    findings = model.findings
+    images = [("images shown", findings.images_from), ("measured on", findings.measured_on)]
     rows = "".join(
-        f'<tr><th scope="row">{text(name)}</th><td dir="auto">{text(value)}</td></tr>'
-        for name, value in [*found.facts, *images]
+        f'<tr><th scope="row">{escape_text(name)}</th><td dir="auto">{escape_text(value)}</td></tr>'
+        for name, value in [*findings.facts, *images]
         if value
     )
-    card = f"<details><summary>Model card</summary><pre>{text(found.card)}</pre></details>" if found.card else ""
+    card = (
+        f"<details><summary>Model card</summary><pre>{escape_text(findings.card)}</pre></details>"
+        if findings.card
+        else ""
+    )
     return f'<table class="facts"><tbody>{rows}</tbody></table>{card}'
 
 
-def _attention(model: _Model) -> str:
+def _show_attention(model: _Model) -> str:
     if isinstance(model.findings.attention, Absent):
-        return _absent(model.findings.attention) + guesses_alone(model.findings)
-    return attention_instrument(model.number, model.findings) + model.figure("rollout")
+        return _explain_absence(model.findings.attention) + list_guesses(model.findings)
+    return build_attention_instrument(model.number, model.findings) + model.show_figure("rollout")
 
 
-def _distance(model: _Model) -> str:
-    found = model.findings.distance
-    return _absent(found) if isinstance(found, Absent) else model.figure("distance") + _told(_reach(found))
-
-
-def _reach(found: Distance) -> str:
-    """How far the heads of the first and of the last layer reach, in words."""
-    height, width = found.image_size
-    words = f"Averaged over {_count(found.images, 'image')} of {width}×{height} pixels."
-    first, last = (layer[np.isfinite(layer)] for layer in (found.pixels[0], found.pixels[-1]))
-    if not len(first) or not len(last):
-        return words
-    words += f" The heads of the first layer reach {_span(first)} pixels"
-    return f"{words}." if len(found.pixels) == 1 else f"{words}, those of the last {_span(last)}."
-
-
-def _filters(model: _Model) -> str:
-    found = model.findings.filters
-    if isinstance(found, Absent):
-        return _absent(found)
-    return "".join(
-        model.figure(f"filters-{number}") + _told(_variance(filters)) for number, filters in enumerate(found, start=1)
+def _show_distance(model: _Model) -> str:
+    distance = model.findings.distance
+    return (
+        _explain_absence(distance)
+        if isinstance(distance, Absent)
+        else model.show_figure("distance") + _wrap_text(_describe_reach(distance))
     )
 
 
-def _variance(filters: Filters) -> str:
-    components = _count(len(filters.components), "component")
+def _describe_reach(distance: Distance) -> str:
+    """Say how far the heads of the first and of the last layer reach."""
+    height, width = distance.image_size
+    words = f"Averaged over {_format_count(distance.images, 'image')} of {width}×{height} pixels."
+    first, last = (layer[np.isfinite(layer)] for layer in (distance.pixels[0], distance.pixels[-1]))
+    if not len(first) or not len(last):
+        return words
+    words += f" The heads of the first layer reach {_format_range(first)} pixels"
+    return f"{words}." if len(distance.pixels) == 1 else f"{words}, those of the last {_format_range(last)}."
+
+
+def _show_filters(model: _Model) -> str:
+    filters = model.findings.filters
+    if isinstance(filters, Absent):
+        return _explain_absence(filters)
+    return "".join(
+        model.show_figure(f"filters-{number}") + _wrap_text(_describe_variance(each))
+        for number, each in enumerate(filters, start=1)
+    )
+
+
+def _describe_variance(filters: Filters) -> str:
+    components = _format_count(len(filters.components), "component")
     hold = "holds" if len(filters.components) == 1 else "hold"
     return f"{components} of the {filters.of} {hold} {filters.explained.sum():.0%} of the variance."
 
 
-def _positions(model: _Model) -> str:
-    found = model.findings.positions
-    return _absent(found) if isinstance(found, Absent) else model.figure("positions") + _told(_neighbourly(found))
+def _show_positions(model: _Model) -> str:
+    positions = model.findings.positions
+    return (
+        _explain_absence(positions)
+        if isinstance(positions, Absent)
+        else model.show_figure("positions") + _wrap_text(_describe_neighbours(positions))
+    )
 
 
-def _neighbourly(found: Positions) -> str:
-    """The kind of table, and whether patches that touch are more alike in it than others."""
-    rows, columns = found.similarity.shape[:2]
-    words = f"Position embeddings of the kind {found.kind}, {rows} by {columns} patches."
-    if (test := found.neighbours) is None:
+def _describe_neighbours(positions: Positions) -> str:
+    """Say which kind of table it is, and whether patches that touch are more alike in it than others."""
+    rows, columns = positions.similarity.shape[:2]
+    words = f"Position embeddings of the kind {positions.kind}, {rows} by {columns} patches."
+    if (test := positions.neighbours) is None:
         return f"{words} There are too few to test whether neighbours are alike."
-    words += f" Patches that touch have a mean similarity of {_signed(test.near)}, all others of {_signed(test.far)}"
-    if not found.learned:
+    near, far = _format_signed(test.near), _format_signed(test.far)
+    words += f" Patches that touch have a mean similarity of {near}, all others of {far}"
+    if not positions.learned:
         return f"{words}; in this kind neighbours are alike by construction, whatever was learned."
     known = "they tell neighbours from others" if test.p_value < CERTAIN else "that can be chance"
     return f"{words}; with the patches placed at random {test.permutations:,} times, p = {test.p_value:.2g}: {known}."
 
 
-def _tokens(model: _Model) -> str:
+def _show_tokens(model: _Model) -> str:
     if isinstance(model.findings.tokens, Absent):
-        return _absent(model.findings.tokens)
-    return tokens_instrument(model.number, model.findings) + model.figure("tokens")
+        return _explain_absence(model.findings.tokens)
+    return build_tokens_instrument(model.number, model.findings) + model.show_figure("tokens")
 
 
-def _layers(model: _Model) -> str:
-    found = model.findings.layers
-    if isinstance(found, Absent):
-        return _absent(found)
-    return model.figure("layers") + _told(_measured(found))
+def _show_layers(model: _Model) -> str:
+    layers = model.findings.layers
+    if isinstance(layers, Absent):
+        return _explain_absence(layers)
+    return model.show_figure("layers") + _wrap_text(_describe_images(layers))
 
 
-def _measured(found: Layers) -> str:
-    return f"Measured on {_count(found.images, 'image')}."
+def _describe_images(layers: Layers) -> str:
+    return f"Measured on {_format_count(layers.images, 'image')}."
 
 
-def _between(models: Sequence[_Model], found: Layers | Absent | None, figure: Path | None) -> str:
-    """The layers of two models against each other, below those of each."""
-    if found is None:
+def _show_between(models: Sequence[_Model], layers: Layers | Absent | None, figure: Path | None) -> str:
+    """Return the part about the layers of two models against each other."""
+    if layers is None:
         return ""
-    one, other = (text(model.findings.name) for model in models[:2])
+    one, other = (escape_text(model.findings.name) for model in models[:2])
     heading = f'<h3 dir="auto">{one} <span class="beside">against</span> {other}</h3>'
-    if isinstance(found, Absent):
-        return f'<div class="between">{heading}{_absent(found)}</div>'
-    shown = _figure(drawing(figure, "between", "Layers of both models against each other")) if figure else ""
-    return f'<div class="between">{heading}{shown}{_told(_measured(found))}</div>'
+    if isinstance(layers, Absent):
+        return f'<div class="between">{heading}{_explain_absence(layers)}</div>'
+    shown = _wrap_figure(embed_drawing(figure, "between", "Layers of both models against each other")) if figure else ""
+    return f'<div class="between">{heading}{shown}{_wrap_text(_describe_images(layers))}</div>'
 
 
-def _curves(model: _Model) -> str:
-    return model.figure("curves") or _absent(Absent("no record of a training is kept with these weights"))
+def _show_curves(model: _Model) -> str:
+    return model.show_figure("curves") or _explain_absence(Absent("no record of a training is kept with these weights"))
 
 
-def _files(model: _Model) -> str:
-    return _links(model.figures, model.folder)
+def _list_files(model: _Model) -> str:
+    return _build_file_table(model.figures, model.folder)
 
 
-def _files_between(models: Sequence[_Model], figure: Path | None) -> str:
+def _list_files_between(models: Sequence[_Model], figure: Path | None) -> str:
     if figure is None:
         return ""
-    return f'<div class="between"><h3>Both</h3>{_links({"layers": figure}, models[0].folder)}</div>'
+    return f'<div class="between"><h3>Both</h3>{_build_file_table({"layers": figure}, models[0].folder)}</div>'
 
 
-def _links(figures: Mapping[str, Path], folder: Path) -> str:
-    """A row for each figure: its files, as they are called."""
+def _build_file_table(figures: Mapping[str, Path], folder: Path) -> str:
+    """Return a table with a row of links to the files of each figure."""
     rows = ""
-    for name, path in sorted(figures.items(), key=lambda figure: _place(figure[0])):
-        links = " ".join(_link(file, folder) for file in _kept(name, path))
-        rows += f'<tr><th scope="row">{_called(name)}</th><td>{links}</td></tr>'
-    return f'<table class="files"><tbody>{rows}</tbody></table>' if rows else _absent(Absent("nothing was drawn"))
+    for name, path in sorted(figures.items(), key=lambda figure: _order_figure(figure[0])):
+        links = " ".join(_build_link(file, folder) for file in _find_files(name, path))
+        rows += f'<tr><th scope="row">{_name_figure(name)}</th><td>{links}</td></tr>'
+    return (
+        f'<table class="files"><tbody>{rows}</tbody></table>' if rows else _explain_absence(Absent("nothing was drawn"))
+    )
 
 
-def _called(figure: str) -> str:
-    """The title of a figure's section, with its number where there are several."""
+def _name_figure(figure: str) -> str:
+    """Return the title of a figure's section, with the figure's number if there are several."""
     name, _, number = figure.partition("-")
     return f"{TITLES[name]} {number}".strip()
 
 
-def _place(figure: str) -> tuple[int, str]:
-    """In the order of the sections."""
+def _order_figure(figure: str) -> tuple[int, str]:
+    """Return a sort key: figures in the order of the sections."""
     return list(TITLES).index(figure.partition("-")[0]), figure
 
 
-def _kept(name: str, path: Path) -> list[Path]:
-    """A figure and what lies beside it."""
+def _find_files(name: str, path: Path) -> list[Path]:
+    """Return the files of a figure: pictures and data."""
     stems = [path.with_suffix("")] + ([path.with_name(BESIDE[name])] if name in BESIDE else [])
     places = [stem.with_name(stem.name + suffix) for stem in stems for suffix in (".png", ".svg", *DATA)]
     return [place for place in places if place.is_file()]
 
 
-def _link(file: Path, folder: Path) -> str:
+def _build_link(file: Path, folder: Path) -> str:
     relative = Path(os.path.relpath(file.absolute(), folder.absolute())).as_posix()
-    return f'<a href="{quote(os.fsencode(relative))}">{text(file.name)}</a>'
+    return f'<a href="{quote(os.fsencode(relative))}">{escape_text(file.name)}</a>'
 
 
-def _figure(inside: str, kind: str = "") -> str:
+def _wrap_figure(inside: str, kind: str = "") -> str:
     return f'<figure class="drawing{kind}">{inside}</figure>'
 
 
-def _told(words: str) -> str:
-    return f'<p class="told">{text(words)}</p>'
+def _wrap_text(words: str) -> str:
+    return f'<p class="told">{escape_text(words)}</p>'
 
 
-def _absent(part: Absent) -> str:
-    """Why there is nothing to see, as a sentence. timm is written small everywhere."""
+def _explain_absence(part: Absent) -> str:
+    """Say why a part is absent, as a sentence. The name timm keeps its small letter."""
     why = part.why if part.why.startswith("timm") else part.why[:1].upper() + part.why[1:]
-    return f'<p class="absent">{text(why)}.</p>'
+    return f'<p class="absent">{escape_text(why)}.</p>'
 
 
-def _count(number: int, what: str) -> str:
+def _format_count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def _span(values: Array) -> str:
+def _format_range(values: Array) -> str:
     low, high = f"{values.min():.0f}", f"{values.max():.0f}"
     return low if low == high else f"{low} to {high}"
 
 
-def _signed(value: float) -> str:
+def _format_signed(value: float) -> str:
     return f"{value:.2f}".replace("-", "−")
 
 
 BODIES: dict[str, Callable[[_Model], str]] = {
-    "card": _card,
-    "rollout": _attention,
-    "distance": _distance,
-    "filters": _filters,
-    "positions": _positions,
-    "tokens": _tokens,
-    "layers": _layers,
-    "curves": _curves,
-    "files": _files,
+    "card": _show_card,
+    "rollout": _show_attention,
+    "distance": _show_distance,
+    "filters": _show_filters,
+    "positions": _show_positions,
+    "tokens": _show_tokens,
+    "layers": _show_layers,
+    "curves": _show_curves,
+    "files": _list_files,
 }
-"""Of each section, in their order, what stands in the column of a model."""
+"""What makes the column of a model in each section, in the order of the sections."""
