@@ -90,6 +90,7 @@ def vit_options(draw):
     }
 
 
+@pytest.mark.slow
 @given(options=vit_options())
 @settings(max_examples=50, deadline=None)
 def test_cost_and_shapes_of_any_combination(options):

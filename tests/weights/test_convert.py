@@ -158,6 +158,7 @@ def dinov2(case: str) -> tuple[torch.nn.Module, dict[str, object]]:
     return model, {**theirs, "mask_token": torch.randn(1, 384)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", ["DeiT III", "from a training program", "open_clip's wrapper", "DINOv2"])
 @torch.no_grad()
 def test_timm_loads_what_came_under_other_names(release, tmp_path):

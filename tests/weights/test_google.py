@@ -37,6 +37,7 @@ def google_file(case: str, folder) -> tuple:
     return model, folder / "model.npz"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
 def test_timms_own_loader_and_ours_agree(case, tmp_path):

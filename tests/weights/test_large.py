@@ -54,6 +54,7 @@ def written(name: str, weight_format: str, folder: Path) -> Path:
     return folder / FORMATS[weight_format].weights_file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight_format", ["native", "huggingface"])
 def test_memory_for_86_million_parameters(weight_format, tmp_path):
     weights = written("B/16", weight_format, tmp_path)

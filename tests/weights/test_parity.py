@@ -37,6 +37,7 @@ def test_timm(case, tmp_path):
     torch.testing.assert_close(torch.tensor(loaded.preprocessing.mean), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["R50+B/16", "R26+S/32", "BiT-R50x1"])
 @torch.no_grad()
 def test_convolutional_models_are_the_same_function(case, tmp_path):
@@ -109,6 +110,7 @@ def test_huggingface_mae_encoder(tmp_path):
     assert loaded.preprocessing.mean == (0.485, 0.456, 0.406)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_original_releases_of_dinov2_deit3_and_training_programs(tmp_path):
     """The same numbers under the names that their authors used."""

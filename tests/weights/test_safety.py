@@ -316,6 +316,7 @@ def rename_a_key(path: Path, rng: random.Random) -> str:
     return f"renamed {name}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["safetensors", "pth", "old pth", "npz", "huggingface"])
 def test_a_thousand_damaged_files(kind, originals, tmp_path):
     """200 of each kind: an error of ours, or a model whose tensors are the file's bytes. Never anything else."""
