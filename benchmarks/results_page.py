@@ -10,6 +10,7 @@ The figures go to docs/images.
 from __future__ import annotations
 
 import re
+import statistics
 import string
 import sys
 from collections.abc import Callable
@@ -95,6 +96,14 @@ TUNED = {
     "wide-to-cifar10": ("CIFAR-10", Shape(8, 1536, 10, 96, width=384, depth=9)),
     "pane-to-flowers": ("Flowers-102", Shape(8, 1024, 102, 96)),
 }
+SEEDS = {
+    "`cifar10-stem`": ("cifar10-stem", "cifar10-stem, seed 1", "cifar10-stem, seed 2"),
+    "`cifar10-scratch optimizer.weight_decay=0.2`": tuple(
+        f"cifar10-scratch, weight decay 0.2, seed {seed}" for seed in range(3)
+    ),
+}
+SEEDED = sorted({name for names in SEEDS.values() for name in names} - {"cifar10-stem"})
+HELD_OUT = {decay: f"cifar10-scratch, held out, weight decay {decay}" for decay in ("0.05", "0.2", "0.4")}
 FROM_PANE = ("pane-to-cifar10", "pane-to-flowers")
 OPTIMIZERS = {"lite4": "AdamW", "stem4": "AdamW"}
 """Optimizers that are not Muon."""
@@ -111,6 +120,22 @@ def list_runs(raw: Raw, names: dict[str, tuple[str, Shape]]) -> str:
     return make_table(heading, rows, numbers=3)
 
 
+def list_seeds(raw: Raw) -> str:
+    """List the accuracy of each seed, with the mean and the sample standard deviation."""
+    rows = []
+    for title, names in SEEDS.items():
+        accuracies = [raw.runs[name].top1 for name in names]
+        spread = f"{statistics.mean(accuracies):.2f} ± {statistics.stdev(accuracies):.2f}"
+        rows.append([title, *(f"{accuracy:.2f}" for accuracy in accuracies), spread])
+    return make_table(["recipe", "seed 0", "seed 1", "seed 2", "mean"], rows, numbers=4)
+
+
+def list_held_out(raw: Raw) -> str:
+    """Compare weight decays of the plain ViT on a tenth of the training images that was held out."""
+    rows = [[decay, f"{raw.runs[name].top1:.2f}"] for decay, name in HELD_OUT.items()]
+    return make_table(["weight decay of `cifar10-scratch`", "held-out top-1, %"], rows, numbers=1)
+
+
 def format_commit(run: Run) -> str:
     """Return the short commit id, with a + if the working tree had changes."""
     name = run.about["commit"]
@@ -120,7 +145,7 @@ def format_commit(run: Run) -> str:
 def list_commands(raw: Raw) -> str:
     """List the command of each run, with its seed, its commit and the runs that shared its GPU."""
     lines = ["```bash"]
-    for name in (*SCRATCH, *TUNED):
+    for name in (*SCRATCH, *TUNED, *SEEDED):
         about = raw.runs[name].about
         lines.append(
             f"# {name} (seed {about['seed']}, commit {format_commit(raw.runs[name])}). Beside it: {about['beside']}"
@@ -406,6 +431,8 @@ def list_throughput(raw: Raw) -> str:
 TABLES: dict[str, Table] = {
     "scratch": lambda raw: list_runs(raw, SCRATCH),
     "tuned": lambda raw: list_runs(raw, TUNED),
+    "seeds": list_seeds,
+    "held-out": list_held_out,
     "commands": list_commands,
     "pane": evaluate_pane,
     "transfer": compare_transfer,

@@ -1,4 +1,4 @@
-"""The raw results of trainings, as benchmarks/results_page.py reads them."""
+"""Read the raw results of trainings, for benchmarks/results_page.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Run:
-    """One training: what is known about it, and what it wrote on its way."""
+    """One training: facts about it, and its records of training and evaluation."""
 
     about: Record
     training: list[Record]
@@ -27,12 +27,12 @@ class Run:
 
     @property
     def top1(self) -> float:
-        """Of the last weights that were evaluated, in per cent: never the best on the way."""
+        """Accuracy of the last weights in per cent, never of the best ones."""
         return percent(self.evaluations[-1])
 
     @property
     def seconds(self) -> float:
-        """By the clock of the training loop: compiling and evaluations are in it, the start of the program is not."""
+        """Wall-clock seconds of the training loop, with compilation and evaluations."""
         return float(self.training[-1]["clock"]["seconds"])
 
     @property
@@ -45,7 +45,7 @@ class Run:
 
     @property
     def speed(self) -> float:
-        """Images a second, the median of its records; the first, in which everything is compiled, does not count."""
+        """Median images per second, without the first record, which includes compilation."""
         return float(statistics.median(record["clock"]["images_per_second"] for record in self.training[1:]))
 
     def at(self, step: int) -> float:
@@ -66,24 +66,33 @@ class Raw:
 
     @cached_property
     def runs(self) -> dict[str, Run]:
-        """All that the pages tell of, by their names."""
-        files = ("small_h200", "pane_h200", "cifar10_on_device_h200", "cifar10_scratch_probes_h200")
-        return {name: run for file in files for name, run in self.named(f"{file}.jsonl").items()}
+        """All runs on the pages, by name."""
+        files = (
+            "small_h200",
+            "pane_h200",
+            "cifar10_on_device_h200",
+            "cifar10_scratch_probes_h200",
+            "cifar10_seeds_h200",
+        )
+        return {name: run for file in files for name, run in self.read_named(f"{file}.jsonl").items()}
 
-    def named(self, file: str) -> dict[str, Run]:
+    def read_named(self, file: str) -> dict[str, Run]:
         records = [json.loads(line) for line in (self.folder / file).read_text().splitlines()]
         abouts = [record for record in records if record["kind"] == "about"]
-        twice = [name for name, count in Counter(about["name"] for about in abouts).items() if count > 1]
-        if twice:
-            raise ValueError(f"{file}: {', '.join(twice)} are there twice, and their curves could not be told apart")
-        return {about["name"]: Run(about, *(of(records, about["name"], kind) for kind in KINDS)) for about in abouts}
+        duplicates = [name for name, count in Counter(about["name"] for about in abouts).items() if count > 1]
+        if duplicates:
+            raise ValueError(f"{file}: two runs have the same name: {', '.join(duplicates)}")
+        return {
+            about["name"]: Run(about, *(select_records(records, about["name"], kind) for kind in KINDS))
+            for about in abouts
+        }
 
     def read(self, file: str) -> Record:
-        found: Record = json.loads((self.folder / file).read_text())
-        return found
+        content: Record = json.loads((self.folder / file).read_text())
+        return content
 
 
-def of(records: list[Record], name: str, kind: str) -> list[Record]:
+def select_records(records: list[Record], name: str, kind: str) -> list[Record]:
     return [record for record in records if record["kind"] == kind and record["name"] == name]
 
 

@@ -107,7 +107,7 @@ class Recipe:
         return FORWARD_AND_BACKWARD * forward * self.steps * self.batch_size / 1e18
 
     @property
-    def compute_cost(self) -> str:
+    def cost(self) -> str:
         """The operations, the paper's own count and the time, as text."""
         weights = self.typical_weights or self.typical_model
         start = f" from {weights}" if weights else ""
