@@ -9,7 +9,7 @@ from striped import stripes
 import vitrail
 from vitrail.errors import ConfigError, DataError
 from vitrail.training.run_training import run_training
-from vitrail.workflows.finetune import finetune, name_run_folder, summarise_data, choose_image_size
+from vitrail.workflows.finetune import choose_image_size, finetune, name_run_folder, summarise_data
 
 SMALL = [
     "model.width=32",

@@ -20,7 +20,7 @@ from vitrail.evaluation.intervals import wilson_interval
 from vitrail.evaluation.linear_probe import OutOfFoldPredictions
 from vitrail.inference.batches import InferenceOptions
 from vitrail.workflows import linear_head as workflow
-from vitrail.workflows.linear_head import fit_linear_head, find_suspects
+from vitrail.workflows.linear_head import find_suspects, fit_linear_head
 
 SMALL = {"image_size": 16, "width": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64}
 CPU = InferenceOptions(device="cpu")
@@ -126,7 +126,9 @@ def test_a_class_that_is_hard_to_tell_is_not_suspected_as_a_whole():
     """Its threshold is 0.35: the first image has 0.4 of it, though it looks more like the other class."""
     given = torch.tensor([0.4, 0.3, 0.5, 0.5], dtype=torch.float64)
     confidence = torch.tensor([0.55, 0.7, 0.5, 0.5], dtype=torch.float64)
-    judged = OutOfFoldPredictions(1.0, {}, torch.ones(4, dtype=torch.bool), torch.ones(4, dtype=torch.int64), confidence, given)
+    judged = OutOfFoldPredictions(
+        1.0, {}, torch.ones(4, dtype=torch.bool), torch.ones(4, dtype=torch.int64), confidence, given
+    )
     assert find_suspects(judged, torch.tensor([0, 0, 1, 1]), 2) == [(1, 1, 0.7)]
 
 
@@ -276,4 +278,6 @@ def test_a_weak_model_says_that_its_doubts_are_weak(here, model):
             Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(
                 here / f"noise/{label}/{number}.png"
             )
-    assert any("most of these will be its own mistakes" in line for line in fit_linear_head("noise", model, options=CPU))
+    assert any(
+        "most of these will be its own mistakes" in line for line in fit_linear_head("noise", model, options=CPU)
+    )

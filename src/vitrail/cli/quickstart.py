@@ -16,7 +16,7 @@ def quickstart(
     ] = None,
 ) -> None:
     """Everything in miniature on built-in handwritten digits, offline: pre-train, fine-tune larger, test."""
-    from vitrail.workflows.quickstart import quickstart_with_model, compare_runs
+    from vitrail.workflows.quickstart import compare_runs, quickstart_with_model
     from vitrail.workflows.quickstart import quickstart as run
 
     if start is None:

@@ -61,7 +61,7 @@ class Classification(Objective):
         self.mixing = mixing or Mixing()
 
     def forward(self, batch: Batch, key: int) -> Outcome:
-        """Return the mean loss and sums of "loss" and "accuracy", in evaluation also "top5"; `key` decides the mixing."""
+        """Return the mean loss and sums of "loss" and "accuracy", in evaluation also "top5". `key` sets the mixing."""
         return self.learn(*self.inputs(batch, key)) if self.training else self._evaluate(batch)
 
     def parts_to_compile(self) -> list[nn.Module]:

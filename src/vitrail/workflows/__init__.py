@@ -1,1 +1,1 @@
-"""What composes the rooms of the library into something a person asks for."""
+"""The verbs that combine several rooms: train, finetune, quickstart, a linear head, the report after a run."""

@@ -1,7 +1,7 @@
-"""A classifier for a folder of images: what the paper does to transfer, with numbers chosen for the data at hand.
+"""Train a classifier for a folder of images, as the paper does for transfer, with settings chosen for the data.
 
-A new head that starts at zero, a higher resolution than the model was trained at, SGD with a cosine schedule; with a
-sweep, the learning rate is chosen on a held-out part and the model then trained again on all of the training data.
+The head is new and starts at zero, the resolution is higher than in pre-training, and SGD follows a cosine schedule. A
+sweep chooses the learning rate on a held-out part and then trains again on all the training data.
 """
 
 from __future__ import annotations
@@ -34,107 +34,120 @@ from vitrail.weights.load import load
 from vitrail.workflows.train import describe_result
 
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03)
-"""Those that the paper tries, for batches of 512."""
+"""The learning rates that the paper tries, for batches of 512."""
 PAPER_BATCH = 512
 GROWTH = 1.5
-"""By how much the resolution is raised: the paper goes from 224 to 384."""
+"""Factor of the resolution: the paper goes from 224 to 384."""
 MOST_ON_A_CPU = 10e9
-"""Operations for an image beyond which a CPU is not asked for a higher resolution: a B/16 would take hours."""
+"""Operations per image above which a CPU keeps the resolution: a B/16 would take hours."""
 FEW = 10_000
-"""Images below which crops are gentler than the paper's."""
-LOOKED_AT = 32
-"""Images whose size is looked at, to know what resolution the data has."""
+"""Number of images below which crops are gentler than the paper's."""
+SIZE_SAMPLES = 32
+"""Number of images whose size is read to find the resolution of the data."""
 SCRATCH_LEARNING_RATES = (0.0003, 0.001, 0.003)
 
 
 @dataclass(frozen=True)
 class DataSummary:
-    """What there is to train on."""
-
     images: int
     classes: int
     short_side: int
-    """Of a typical image, in pixels."""
+    """Shorter side of a typical image, in pixels."""
     has_validation: bool
-    """Whether the data comes with a part to validate on."""
+    """Whether the data has a validation split."""
 
 
 def finetune(data: str, model: str | None = None, sweep: bool = False, overrides: Sequence[str] = ()) -> Iterator[str]:
-    """Lines to print, as they come."""
-    given = {override.partition("=")[0].strip().rpartition(".")[2] for override in overrides}
-    if sweep and "learning_rate" in given:
+    """Train a classifier; yield lines to print.
+
+    Args:
+        data: DATA, with at least two classes.
+        model: MODEL to start from; None trains from scratch.
+        sweep: choose the learning rate on a held-out part first.
+        overrides: `key=value` settings that replace the chosen ones.
+    """
+    given_keys = {override.partition("=")[0].strip().rpartition(".")[2] for override in overrides}
+    if sweep and "learning_rate" in given_keys:
         raise ConfigError("--sweep chooses the learning rate: leave optimizer.learning_rate out, or --sweep")
-    look = summarise_data(data)
+    summary = summarise_data(data)
     if model is None:
         yield "training from scratch, which needs many images; `--from MODEL` starts from a trained model"
-        tree = make_scratch_config(look)
+        tree = make_scratch_config(summary)
         rates: Sequence[float] = SCRATCH_LEARNING_RATES
     else:
-        tree = make_finetune_config(look, load(model), model)
+        tree = make_finetune_config(summary, load(model), model)
         rates = [scale_learning_rate(rate, tree["data"]["batch_size"]) for rate in LEARNING_RATES]
     tree["data"]["source"] = data
     tree["run"]["folder"] = f"runs/{name_run_folder(data, model)}"
-    config = set_intervals(resolve(tree, overrides), given, look)
-    yield describe_choices(config, look)
+    config = set_intervals(resolve(tree, overrides), given_keys, summary)
+    yield describe_choices(config, summary)
     if sweep:
-        config = yield from sweep_learning_rates(config, rates, look)
+        config = yield from sweep_learning_rates(config, rates, summary)
     yield from describe_result(config, run_training(config))
 
 
-def set_intervals(config: RunConfig, given: set[str], look: DataSummary) -> RunConfig:
-    """With a warm-up and intervals that suit the length, whoever chose that; what was `given` stays."""
-    steps = count_steps(config, look.images)
-    fitting = {
+def set_intervals(config: RunConfig, given_keys: set[str], summary: DataSummary) -> RunConfig:
+    """Return the configuration with warm-up and intervals that fit its number of steps; `given_keys` stay unchanged."""
+    steps = count_steps(config, summary.images)
+    values_by_section = {
         "schedule": {"warmup_steps": steps // 10},
         "run": {"evaluate_every": max(steps // 4, 1), "checkpoint_every": max(steps // 4, 1)},
     }
     tree = config.model_dump()
-    for section, values in fitting.items():
-        tree[section] |= {key: value for key, value in values.items() if key not in given}
+    for section, values in values_by_section.items():
+        tree[section] |= {key: value for key, value in values.items() if key not in given_keys}
     return RunConfig(**tree)
 
 
-def sweep_learning_rates(config: RunConfig, rates: Sequence[float], look: DataSummary) -> Generator[str, None, RunConfig]:
-    """Train with each learning rate, choose by the held-out part, and give the configuration of the final training."""
+def sweep_learning_rates(
+    config: RunConfig, rates: Sequence[float], summary: DataSummary
+) -> Generator[str, None, RunConfig]:
+    """Train with each learning rate, yield a line for each, and return the configuration with the best one."""
     if open_training_data(config.data).evaluation is None:
         raise ConfigError("--sweep chooses by a part that is held out: leave data.holdout and data.validate_on alone")
-    tried = []
+    trials = []
     for trial in run_trials(config, rates):
-        tried.append(trial)
+        trials.append(trial)
         yield str(trial)
-    found = choose_best(tried)
-    update: dict[str, dict[str, Any]] = {"optimizer": {"learning_rate": found.rate}}
-    if not look.has_validation:
+    best = choose_best(trials)
+    update: dict[str, dict[str, Any]] = {"optimizer": {"learning_rate": best.rate}}
+    if not summary.has_validation:
         update["data"] = {"holdout": 0.0}
-    seen = "" if look.has_validation else f" on all images; those of the {found.accuracy:.1%} are then among them"
-    yield f"chosen: {found.rate:.3g}; now trained again{seen}"
+    remark = "" if summary.has_validation else f" on all images; those of the {best.accuracy:.1%} are then among them"
+    yield f"chosen: {best.rate:.3g}; now trained again{remark}"
     return change_config(config, update)
 
 
 def summarise_data(data: str) -> DataSummary:
-    """How many images, how many classes, how large."""
+    """Count images and classes of the training data and find the typical image size.
+
+    Raises:
+        DataError: if there are fewer than two classes, or a class without a readable image.
+    """
     splits = list_splits(data)
     source = open_data(data, "train") if splits else open_data(data)
     if source.num_classes < 2:
         raise DataError(f"{data} has {source.num_classes} class: a classifier needs a folder for each of two or more")
     labels = source.labels(0, len(source))
-    counts = np.bincount(labels[labels >= 0], minlength=source.num_classes)  # one that has none is told in reading it
+    counts = np.bincount(labels[labels >= 0], minlength=source.num_classes)  # a missing label fails when it is read
     if not counts.all():
         empty = source.classes[int(counts.argmin())] if source.classes else int(counts.argmin())
         raise DataError(
             f"{data} has no image of {empty!r} that can be read: `vitrail data check` tells what was left out; export "
             "those as JPEG, or take the folder away"
         )
-    return DataSummary(len(source), source.num_classes, _short_side(source), "val" in splits)
+    return DataSummary(len(source), source.num_classes, _median_short_side(source), "val" in splits)
 
 
-def _short_side(source: Source) -> int:
-    """The median of some images, spread evenly over the data."""
+def _median_short_side(source: Source) -> int:
+    """Return the median over some images, spread evenly over the data."""
     sides = []
-    for index in range(0, len(source), max(len(source) // LOOKED_AT, 1)):
+    for index in range(0, len(source), max(len(source) // SIZE_SAMPLES, 1)):
         try:
             content = source.read(index).content
-            sides.append(min(content.shape[1:] if isinstance(content, torch.Tensor) else decode_to_pillow(content).size))
+            sides.append(
+                min(content.shape[1:] if isinstance(content, torch.Tensor) else decode_to_pillow(content).size)
+            )
         except DataError:
             continue
     if not sides:
@@ -142,10 +155,10 @@ def _short_side(source: Source) -> int:
     return int(statistics.median(sides))
 
 
-def make_finetune_config(look: DataSummary, model: ImageModel, name: str) -> dict[str, Any]:
-    """The paper's way, on less data."""
-    size = choose_image_size(model, look.short_side, torch.cuda.is_available())
-    tree = _make_shared_config(look)
+def make_finetune_config(summary: DataSummary, model: ImageModel, name: str) -> dict[str, Any]:
+    """Return the settings for fine-tuning a model: the paper's, adapted to less data."""
+    size = choose_image_size(model, summary.short_side, torch.cuda.is_available())
+    tree = _make_shared_config(summary)
     tree["model"] = {"weights": name, "image_size": size}
     rate = scale_learning_rate(LEARNING_RATES[2], tree["data"]["batch_size"])
     tree["optimizer"] = {"kind": "sgd", "momentum": 0.9, "learning_rate": rate, "clip_norm": 1.0}
@@ -154,56 +167,61 @@ def make_finetune_config(look: DataSummary, model: ImageModel, name: str) -> dic
 
 
 def count_batch_parts(model: ImageModel, size: tuple[int, int], batch: int) -> int:
-    """In how many parts a GPU's memory holds a batch. A layer keeps about 34 bytes of a token's channel in bf16."""
+    """Return the number of parts into which a batch must be split to fit into the GPU's memory; 1 on a CPU."""
     if not torch.cuda.is_available():
         return 1
     a = model.architecture
     if isinstance(a, VitArchitecture):
-        image = 34 * count_tokens(a, size) * a.width * a.depth
+        image_bytes = (
+            34 * count_tokens(a, size) * a.width * a.depth
+        )  # a layer keeps about 34 bytes per token and channel in bf16
     elif isinstance(model, TimmModel):
-        image = measure_activation_bytes(model.architecture.copy_at_size(size)) // 2  # bf16 takes half of float32
+        image_bytes = measure_activation_bytes(model.architecture.copy_at_size(size)) // 2  # bf16 takes half of float32
     else:
-        image = 60_000_000 * a.backbone.width_factor * size[0] * size[1] // 224**2  # of a ResNet-50, and more of others
+        image_bytes = 60_000_000 * a.backbone.width_factor * size[0] * size[1] // 224**2  # a ResNet-50's
     free, _ = torch.cuda.mem_get_info()
     parts = 1
-    while parts < batch and batch // parts * image > 0.6 * free:
+    while parts < batch and batch // parts * image_bytes > 0.6 * free:
         parts *= 2
     return parts
 
 
-def make_scratch_config(look: DataSummary) -> dict[str, Any]:
-    """A small ViT, AdamW and regularisation: little data and no pre-training is not what ViTs are best at."""
-    # About 64 patches: enough to see shapes, few enough for a CPU.
-    patch = next((patch for patch in (4, 8, 16) if patch * 8 >= min(look.short_side, 128)), 16)
+def make_scratch_config(summary: DataSummary) -> dict[str, Any]:
+    """Return the settings for training from scratch: a small ViT, AdamW and regularisation, for little data."""
+    # About 64 patches: enough for shapes, few enough for a CPU.
+    patch = next((patch for patch in (4, 8, 16) if patch * 8 >= min(summary.short_side, 128)), 16)
     size = patch * 8
-    tree = _make_shared_config(look)
+    tree = _make_shared_config(summary)
     tree["model"] = {"name": f"Ti/{patch}", "image_size": size, "depth": 6, "pool": "average", "stochastic_depth": 0.1}
     tree["optimizer"] = {"kind": "adamw", "learning_rate": SCRATCH_LEARNING_RATES[1], "weight_decay": 0.05}
     return tree
 
 
-def _make_shared_config(look: DataSummary) -> dict[str, Any]:
-    """Batch and length: small batches for few images, so that there are enough steps in a pass over them."""
+def _make_shared_config(summary: DataSummary) -> dict[str, Any]:
+    """Return batch size, length and crops. Few images get small batches, so that an epoch has enough steps."""
     most = PAPER_BATCH if torch.cuda.is_available() else 32
-    batch = max(2, min(most, 2 ** int(math.log2(max(look.images * 0.9 / 4, 2)))))
-    steps = min(max(math.ceil(30 * look.images / batch), 200), 10_000)
-    # The paper crops from 5% of the area on; with few images that leaves little to learn from.
-    gentle = {"crop_area": (0.35, 1.0)} if look.images < FEW else {}
-    held_out = {} if look.has_validation else {"holdout": DEFAULT_HOLDOUT}
+    batch = max(2, min(most, 2 ** int(math.log2(max(summary.images * 0.9 / 4, 2)))))
+    steps = min(max(math.ceil(30 * summary.images / batch), 200), 10_000)
+    # The paper crops down to 5% of the area; with few images that leaves too little to learn from.
+    gentle = {"crop_area": (0.35, 1.0)} if summary.images < FEW else {}
+    held_out = {} if summary.has_validation else {"holdout": DEFAULT_HOLDOUT}
     return {
-        "data": {"batch_size": batch, "workers": 0 if look.images < 1000 else 2, **held_out, "augmentation": gentle},
+        "data": {"batch_size": batch, "workers": 0 if summary.images < 1000 else 2, **held_out, "augmentation": gentle},
         "schedule": {"steps": steps, "decay": "cosine"},
         "run": {"log_every": 10},
     }
 
 
 def scale_learning_rate(rate: float, batch: int) -> float:
-    """A learning rate of the paper's for another batch size: noise grows as a batch shrinks, so it goes by the root."""
+    """Scale one of the paper's learning rates to another batch size, with its square root."""
     return float(f"{rate * math.sqrt(batch / PAPER_BATCH):.2g}")
 
 
-def choose_image_size(model: ImageModel, short_side: int, gpu: bool) -> tuple[int, int]:
-    """A resolution half as high again, in whole patches, unless the images have no more to show, or it takes a GPU."""
+def choose_image_size(model: ImageModel, short_side: int, has_gpu: bool) -> tuple[int, int]:
+    """Return (height, width) for training: up to 1.5 times the model's, in whole patches.
+
+    It is no larger than the images, and stays the model's if a CPU would take too long or the model allows no other.
+    """
     if isinstance(model, TimmModel):
         stride = model.stride
     elif not isinstance(model.architecture, VitArchitecture):
@@ -211,7 +229,7 @@ def choose_image_size(model: ImageModel, short_side: int, gpu: bool) -> tuple[in
     else:
         stride = model.architecture.stride
         if model.architecture.position == "relative":
-            return model.image_size  # it is bound to its grid
+            return model.image_size  # relative positions are bound to the grid
     height, width = model.image_size
     if short_side <= min(height, width):
         return height, width
@@ -219,28 +237,27 @@ def choose_image_size(model: ImageModel, short_side: int, gpu: bool) -> tuple[in
     higher, wider = (max(round(side * factor / stride) * stride, side) for side in (height, width))
     try:
         flops = compute_cost(model.architecture, (higher, wider)).flops
-    except ConfigError:  # a network of timm's that is bound to its size
+    except ConfigError:  # a timm network with a fixed size
         return height, width
-    return (height, width) if not gpu and flops > MOST_ON_A_CPU else (higher, wider)
+    return (height, width) if not has_gpu and flops > MOST_ON_A_CPU else (higher, wider)
 
 
-def describe_choices(config: RunConfig, look: DataSummary) -> str:
-    """What was picked, in a line."""
+def describe_choices(config: RunConfig, summary: DataSummary) -> str:
+    """Return a line that says what was chosen."""
     size = show_size(config.model.image_size) if config.model.image_size else "its own size"
     steps = config.schedule.steps
     length = f"{steps} steps" if steps is not None else f"{config.schedule.epochs:g} epochs"
     return (
-        f"{look.images:,} images of {look.classes} classes, about {look.short_side} pixels: training at {size} "
-        f"for {length} of {config.data.batch_size}, learning rate {config.optimizer.learning_rate:g}; crops from "
-        f"{config.data.augmentation.crop_area[0]:.0%} of the area on, {describe_flip(config.data.augmentation.flip)}"
+        f"{summary.images:,} images of {summary.classes} classes, about {summary.short_side} pixels: training at "
+        f"{size} for {length} of {config.data.batch_size}, learning rate {config.optimizer.learning_rate:g}; crops "
+        f"from {config.data.augmentation.crop_area[0]:.0%} of the area on, {describe_flip(config.data.augmentation.flip)}"
     )
 
 
 def describe_flip(flip: float) -> str:
-    """Whether images are, in words."""
     return "mirrored at random (data.augmentation.flip=0 where left and right matter)" if flip else "not mirrored"
 
 
 def name_run_folder(data: str, model: str | None) -> str:
-    """finetune-photos-from-quickstart: the same for the same command, so that it goes on where it was stopped."""
+    """Return a name such as finetune-photos-from-quickstart: the same command resumes in the same folder."""
     return f"finetune-{short_name(data)}" + (f"-from-{short_name(model)}" if model else "")

@@ -1,7 +1,7 @@
-"""A classifier in seconds: logistic regression on what a trained model makes of the images; nothing else is trained.
+"""Fit a linear head to the frozen features of a model, in seconds: logistic regression, nothing else is trained.
 
-Every image is also judged by a classifier that was fitted without it. So all images are used and the accuracy is still
-an honest one; and where such a classifier is sure of another class than the label says, the label may be wrong.
+Cross-validation predicts every image with a classifier that was fitted without it. So all images are used, the accuracy
+is honest, and an image whose prediction is confident of another class than its label may be mislabelled.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from vitrail.weights.save import save
 from vitrail.workflows.finetune import summarise_data
 
 ALLOWED = ("folder", "run.folder", "image_size", "model.image_size")
-"""What can be given: nothing is trained, so nothing else of a training run means anything."""
-MODEL, MISLABELLED = "model", "mislabelled.csv"
-UNGUIDED = STRENGTHS[len(STRENGTHS) // 3]
-"""The strength where every class has one image, so that nothing can tell which is best."""
-BELIEVED = 0.8
-"""Accuracy from which its doubts are more often right than wrong, roughly."""
-SHOWN = 20
-"""Images that are named as perhaps mislabelled; the file has all."""
-CHECKED = 8
-"""Images on which the saved model is run again."""
-SAME, FITTED = 1e-6, 1e-3
-"""Of the largest logit: by how much a loaded model may differ from the one that was saved, and its head, in single
-precision, from what was fitted."""
+"""Keys that `overrides` may set; the other keys of a training run have no meaning here."""
+MODEL_FOLDER, MISLABELLED_FILE = "model", "mislabelled.csv"
+DEFAULT_STRENGTH = STRENGTHS[len(STRENGTHS) // 3]
+"""The strength if every class has one image, so that cross-validation cannot choose one."""
+TRUSTED_ACCURACY = 0.8
+"""Accuracy above which a suspicion is roughly more often right than wrong."""
+MOST_LISTED = 20
+"""Largest number of suspects that are printed; the file has all."""
+CHECKED_IMAGES = 8
+"""Number of images on which the saved model is checked."""
+SAVED_TOLERANCE, FITTED_TOLERANCE = 1e-6, 1e-3
+"""Tolerated differences, as a share of the largest logit: of the loaded from the saved model, and of the head in single
+precision from the fitted classifier."""
 FEW = 1000
-"""Images below which starting processes to read them takes longer than reading."""
+"""Number of images below which starting reader processes takes longer than reading."""
 
 
 def fit_linear_head(
@@ -61,48 +61,54 @@ def fit_linear_head(
     options: InferenceOptions | None = None,
     progress: Progress | None = None,
 ) -> Iterator[str]:
-    """Lines to print, as they come. The model goes to runs/quick-DATA-from-MODEL/model."""
+    """Fit and save a classifier; yield lines to print. The model goes to runs/quick-DATA-from-MODEL/model.
+
+    Args:
+        data: DATA, with at least two classes.
+        model: MODEL whose features are used as they are.
+        overrides: `folder=…` and `image_size=…`.
+    """
     require_one_process("--quick")
     config = resolve_options(data, model, overrides)
     folder = config.run.folder
     check_folder(folder)
-    look = summarise_data(data)
+    summary = summarise_data(data)
     network: ImageModel = load(model, image_size=config.model.image_size, dtype=torch.float32)
     splits = list_splits(data)
     source = open_data(data, "train") if splits else open_data(data)
-    # In full precision, for that is how the model will be used.
-    options = replace(options or InferenceOptions(workers=0 if look.images < FEW else 2), precision="fp32")
+    # In full precision, as the model will be used.
+    options = replace(options or InferenceOptions(workers=0 if summary.images < FEW else 2), precision="fp32")
     train = extract_features(network, source, options, progress=progress)
     check_classes(data, source, train)
     yield (
-        f"{len(train):,} images of {look.classes} classes at {show_size(network.image_size)} pixels: "
+        f"{len(train):,} images of {summary.classes} classes at {show_size(network.image_size)} pixels: "
         f"{train.values.shape[1]} features each, from {model}"
     )
     if unreadable := len(source) - len(train):
-        told = f"{unreadable:,} of {len(source):,} images"
-        yield f"left out, for they cannot be read: {told}; `vitrail data check` names them"
-    strength, accuracy = UNGUIDED, 1.0
-    suspected: list[Suspect] = []
+        counts = f"{unreadable:,} of {len(source):,} images"
+        yield f"left out, for they cannot be read: {counts}; `vitrail data check` names them"
+    strength, accuracy = DEFAULT_STRENGTH, 1.0
+    suspects: list[Suspect] = []
     if bool((torch.bincount(train.labels) > 1).any()):
-        judged = cross_validate(train.values, train.labels, look.classes)
-        strength, suspected = judged.strength, find_suspects(judged, train.labels, look.classes)
-        right = judged.guesses[judged.known] == train.labels[judged.known]
-        accuracy = float(right.double().mean())
-        yield f"accuracy on images that it was fitted without: {format_accuracy(right)}"
+        predictions = cross_validate(train.values, train.labels, summary.classes)
+        strength, suspects = predictions.strength, find_suspects(predictions, train.labels, summary.classes)
+        is_right = predictions.guesses[predictions.known] == train.labels[predictions.known]
+        accuracy = float(is_right.double().mean())
+        yield f"accuracy on images that it was fitted without: {format_accuracy(is_right)}"
     else:
         yield "every class has one image: how good it is cannot be told"
-    linear = fit_probe(train.values, train.labels, look.classes, strength)
+    classifier = fit_probe(train.values, train.labels, summary.classes, strength)
     for part in [name for name in ("val", "test") if name in splits]:
         try:
-            yield scored(part, open_data(data, part), source, network, linear, options, progress)
+            yield score_split(part, open_data(data, part), source, network, classifier, options, progress)
         except DataError as error:
             yield f"{part} is not scored: {error}"
-    set_head(network, linear, source.classes)
-    check_head(network, linear, train, source, options)
+    set_head(network, classifier, source.classes)
+    check_head(network, classifier, train, source, options)
     save_and_verify(network, folder, train, source, options, model)
-    write_suspects(folder / MISLABELLED, suspected, source, train)
-    yield from describe_suspects(suspected, source, train, folder / MISLABELLED, accuracy)
-    yield f"model: {folder / MODEL}"
+    write_suspects(folder / MISLABELLED_FILE, suspects, source, train)
+    yield from describe_suspects(suspects, source, train, folder / MISLABELLED_FILE, accuracy)
+    yield f"model: {folder / MODEL_FOLDER}"
     yield (
         f'next: in Python, model = vitrail.load("{folder}"); or train all of it, which takes longer and may be better: '
         f"vitrail finetune --data {shlex.quote(data)} --from {shlex.quote(model)}"
@@ -110,7 +116,7 @@ def fit_linear_head(
 
 
 def resolve_options(data: str, model: str, overrides: Sequence[str]) -> RunConfig:
-    """The folder and the image size, in the words of a training run."""
+    """Return folder and image size as the configuration of a training run."""
     for override in overrides:
         key = override.partition("=")[0].strip()
         if "=" in override and key not in ALLOWED:
@@ -122,151 +128,163 @@ def resolve_options(data: str, model: str, overrides: Sequence[str]) -> RunConfi
 
 
 def check_folder(folder: Path) -> None:
-    """Nothing is written among other files, and no trained model is replaced by this one."""
+    """Raise a ConfigError if the folder holds other files, or a model that was trained."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file: give another folder=…")
-    found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    others = [name for name in found if name not in (MODEL, MISLABELLED) and not name.startswith(".")]
-    if MODEL in found and MISLABELLED not in found:
-        others = [MODEL]
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    others = [name for name in names if name not in (MODEL_FOLDER, MISLABELLED_FILE) and not name.startswith(".")]
+    if MODEL_FOLDER in names and MISLABELLED_FILE not in names:
+        others = [MODEL_FOLDER]
     if others:
-        raise ConfigError(f"{folder} holds {others[0]}, which is not by --quick: give a new folder=…")
+        raise ConfigError(f"{folder} holds {others[0]}, which --quick did not write: give a new folder=…")
 
 
 def check_classes(data: str, source: Source, train: Features) -> None:
-    """A class of which nothing can be read cannot be learned."""
+    """Raise a DataError if no image of a class can be read."""
     counts = torch.bincount(train.labels, minlength=source.num_classes)
     if int(counts.min()) == 0:
         missing = int(counts.argmin())
-        name_class = repr(source.classes[missing]) if source.classes else f"class {missing}"
-        raise DataError(f"{data} has no image of {name_class} that can be read: `vitrail data check` tells what is wrong")
+        name = repr(source.classes[missing]) if source.classes else f"class {missing}"
+        raise DataError(f"{data} has no image of {name} that can be read: `vitrail data check` tells what is wrong")
 
 
-def format_accuracy(right: Tensor) -> str:
-    """Of (N,) hits, with what it could be by chance."""
-    hits, count = int(right.sum()), len(right)
+def format_accuracy(is_right: Tensor) -> str:
+    """Return the accuracy of (N,) hits, with its 95% interval, as text."""
+    hits, count = int(is_right.sum()), len(is_right)
     low, high = wilson_interval(hits, count)
     return f"{hits / count:.1%} of {count:,} (95% interval {low:.1%} to {high:.1%})"
 
 
-def scored(
-    part: str, other: Source, source: Source, network: ImageModel, linear: LinearClassifier, options: InferenceOptions, progress: Progress | None
+def score_split(
+    part: str,
+    other: Source,
+    source: Source,
+    network: ImageModel,
+    classifier: LinearClassifier,
+    options: InferenceOptions,
+    progress: Progress | None,
 ) -> str:
-    """On a part of the data that was set aside."""
+    """Return a line with the accuracy on another split of the data."""
     if other.classes != source.classes or other.num_classes > source.num_classes:
         return f"{part}: not scored, for its classes are not those of train; `vitrail data check` tells how they differ"
     features = extract_features(network, other, options, progress=progress)
-    return f"{part} accuracy: {format_accuracy(linear.predict(features.values) == features.labels)}"
+    return f"{part} accuracy: {format_accuracy(classifier.predict(features.values) == features.labels)}"
 
 
 class Suspect(NamedTuple):
     """An image whose label may be wrong."""
 
     row: int
-    """Its place among the features."""
+    """Its row among the features."""
     thinks: int
-    """The class that it looks like."""
+    """The class that is predicted."""
     probability: float
-    """Of that class."""
+    """Probability of that class."""
 
 
-def find_suspects(judged: OutOfFoldPredictions, labels: Tensor, num_classes: int) -> list[Suspect]:
-    """Images that look like another class than their label says, the surest first.
+def find_suspects(predictions: OutOfFoldPredictions, labels: Tensor, num_classes: int) -> list[Suspect]:
+    """Return the images whose prediction contradicts their label, the most confident first.
 
-    As in confident learning (arXiv 1911.00068): a class's threshold is the mean probability that its own images have of
-    it. An image is suspected whose own class falls below its threshold while another is most probable and reaches its.
-    So a class that is hard to tell is not suspected as a whole.
+    As in confident learning (arXiv 1911.00068), the threshold of a class is the mean probability of that class over the
+    images labelled with it. A suspect is below the threshold of its own class, and at or above the threshold of another
+    class, which is the most probable. So a class that is hard to recognise is not suspected as a whole.
     """
-    sums = judged.label_probability.new_zeros(num_classes).scatter_add_(0, labels[judged.known], judged.label_probability[judged.known])
-    threshold = sums / torch.bincount(labels[judged.known], minlength=num_classes).clamp(min=1)
-    unlike = judged.known & (judged.guesses != labels) & (judged.label_probability < threshold[labels])
-    sure = unlike & (judged.confidence >= threshold[judged.guesses])
-    found = [
-        Suspect(row, int(judged.guesses[row]), float(judged.confidence[row]))
-        for row in sure.nonzero().flatten().tolist()
+    sums = predictions.label_probability.new_zeros(num_classes).scatter_add_(
+        0, labels[predictions.known], predictions.label_probability[predictions.known]
+    )
+    threshold = sums / torch.bincount(labels[predictions.known], minlength=num_classes).clamp(min=1)
+    differs = predictions.known & (predictions.guesses != labels) & (predictions.label_probability < threshold[labels])
+    is_suspect = differs & (predictions.confidence >= threshold[predictions.guesses])
+    suspects = [
+        Suspect(row, int(predictions.guesses[row]), float(predictions.confidence[row]))
+        for row in is_suspect.nonzero().flatten().tolist()
     ]
-    return sorted(found, key=lambda suspect: -suspect.probability)
+    return sorted(suspects, key=lambda suspect: -suspect.probability)
 
 
-def set_head(network: ImageModel, linear: LinearClassifier, classes: Sequence[str]) -> None:
-    """What was fitted becomes the model's head."""
-    network.replace_head(len(linear.bias), classes or None)
+def set_head(network: ImageModel, classifier: LinearClassifier, classes: Sequence[str]) -> None:
+    """Copy the fitted classifier into the model's head."""
+    network.replace_head(len(classifier.bias), classes or None)
     head = network.head
     with torch.no_grad():
         if isinstance(head, DistilledHead):
-            # The logits are the mean of two halves, each with its part of the features.
-            for half, weight in zip((head.linear, head.distilled), linear.weight.chunk(2, dim=1), strict=True):
+            # The logits are the mean of two layers, each on its half of the features.
+            for half, weight in zip((head.linear, head.distilled), classifier.weight.chunk(2, dim=1), strict=True):
                 half.weight.copy_(2 * weight)
-                half.bias.copy_(linear.bias)
+                half.bias.copy_(classifier.bias)
             return
         layers = [layer for layer in head.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
-        if not layers or layers[-1].weight.numel() != linear.weight.numel() or layers[-1].bias is None:
-            raise ConfigError("this model's head is no linear layer on its representation: leave --quick out")
-        layers[-1].weight.copy_(linear.weight.view_as(layers[-1].weight))
-        layers[-1].bias.copy_(linear.bias)
+        if not layers or layers[-1].weight.numel() != classifier.weight.numel() or layers[-1].bias is None:
+            raise ConfigError("this model's head is not a linear layer on its representation: leave --quick out")
+        layers[-1].weight.copy_(classifier.weight.view_as(layers[-1].weight))
+        layers[-1].bias.copy_(classifier.bias)
 
 
-def check_head(network: ImageModel, linear: LinearClassifier, train: Features, source: Source, options: InferenceOptions) -> None:
-    """The model must say what was fitted: a head of another library may do more than it seems to."""
-    found = compute_logits(network, train, source, options)
-    fitted = linear.scores(train.values[: len(found)]).to(found)
-    if not _is_near(found, fitted, FITTED):
-        raise ConfigError("this model's head does not take its representation as it is: leave --quick out")
+def check_head(
+    network: ImageModel, classifier: LinearClassifier, train: Features, source: Source, options: InferenceOptions
+) -> None:
+    """Raise a ConfigError if the model's logits are not the classifier's: a foreign head may do more than a product."""
+    logits = compute_logits(network, train, source, options)
+    expected = classifier.scores(train.values[: len(logits)]).to(logits)
+    if not _is_near(logits, expected, FITTED_TOLERANCE):
+        raise ConfigError("this model's head changes its representation before the last layer: leave --quick out")
 
 
-def save_and_verify(network: ImageModel, folder: Path, train: Features, source: Source, options: InferenceOptions, model: str) -> None:
-    """Save the model, load it again, and see that it says the same."""
+def save_and_verify(
+    network: ImageModel, folder: Path, train: Features, source: Source, options: InferenceOptions, model: str
+) -> None:
+    """Save the model and check that the loaded model computes the same."""
     notes = f"A head fitted by logistic regression to {len(train):,} images; the rest is as it was in {model}."
     network.learned_from = compute_fingerprint(source)
     before = compute_logits(network, train, source, options)
-    saved = save(network, folder / MODEL, notes=notes)
-    if not _is_near(compute_logits(load(saved), train, source, options), before, SAME):
-        raise WeightsError(f"{saved} was saved, and when loaded again says something else: please report this")
+    saved = save(network, folder / MODEL_FOLDER, notes=notes)
+    if not _is_near(compute_logits(load(saved), train, source, options), before, SAVED_TOLERANCE):
+        raise WeightsError(f"{saved} computes something else after loading than before saving: please report this")
 
 
 def compute_logits(network: ImageModel, train: Features, source: Source, options: InferenceOptions) -> Tensor:
-    """What a model says about the first of the images that can be read."""
-    some = Subset(source, train.indices[:CHECKED].numpy())
-    options = InferenceOptions(len(some), 0, options.device, "fp32")
-    return torch.cat([computed.cpu() for _, computed in run_batches(network, some, network, options)])
+    """Return the model's logits for the first readable images."""
+    subset = Subset(source, train.indices[:CHECKED_IMAGES].numpy())
+    options = InferenceOptions(len(subset), 0, options.device, "fp32")
+    return torch.cat([logits.cpu() for _, logits in run_batches(network, subset, network, options)])
 
 
 def _is_near(one: Tensor, other: Tensor, share: float) -> bool:
     return one.shape == other.shape and bool((one - other).abs().max() <= share * (1 + other.abs().max()))
 
 
-def write_suspects(path: Path, found: Sequence[Suspect], source: Source, train: Features) -> None:
-    """All of them, as a table for any program; an empty one where there are none."""
+def write_suspects(path: Path, suspects: Sequence[Suspect], source: Source, train: Features) -> None:
+    """Write all suspects as CSV; only the heading if there are none."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(("name", "label", "thinks", "probability"))
-    for suspect in found:
+    for suspect in suspects:
         name, label = name_image_and_label(suspect, source, train)
         table.writerow((name, label, name_class(source, suspect.thinks), f"{suspect.probability:.4f}"))
     write_whole(path, text.getvalue().encode("utf-8"))
 
 
 def describe_suspects(
-    found: Sequence[Suspect], source: Source, train: Features, path: Path, accuracy: float
+    suspects: Sequence[Suspect], source: Source, train: Features, path: Path, accuracy: float
 ) -> Iterator[str]:
-    """The surest of them, a line each."""
-    for suspect in found[:SHOWN]:
+    """Yield a line for each of the most confident suspects, then their number."""
+    for suspect in suspects[:MOST_LISTED]:
         name, label = name_image_and_label(suspect, source, train)
-        likeness = f"looks like {name_class(source, suspect.thinks)} ({suspect.probability:.0%})"
-        yield f"perhaps mislabelled: {name} is labelled {label}, {likeness}"
-    if found:
-        yield f"perhaps mislabelled, in all: {len(found):,} of {len(train):,} images, see {path}"
-        if accuracy < BELIEVED:
+        prediction = f"looks like {name_class(source, suspect.thinks)} ({suspect.probability:.0%})"
+        yield f"perhaps mislabelled: {name} is labelled {label}, {prediction}"
+    if suspects:
+        yield f"perhaps mislabelled, in all: {len(suspects):,} of {len(train):,} images, see {path}"
+        if accuracy < TRUSTED_ACCURACY:
             yield f"with {accuracy:.0%} right, most of these will be its own mistakes: a better model doubts fewer"
     else:
         yield "no image seems to be mislabelled"
 
 
 def name_image_and_label(suspect: Suspect, source: Source, train: Features) -> tuple[str, str]:
-    """An image's name and the name of its label."""
+    """Return the name of the image and the name of its label."""
     return source.display_name(int(train.indices[suspect.row])), name_class(source, int(train.labels[suspect.row]))
 
 
 def name_class(source: Source, label: int) -> str:
-    """A class's name, or its number."""
+    """Return the name of a class, or its number if classes have no names."""
     return source.classes[label] if source.classes else str(label)

@@ -1,8 +1,8 @@
 """Everything in miniature, offline, on the handwritten digits that ship inside scikit-learn.
 
-A fifth of every class is the test part, fixed and set aside before anything else; it enters no stage of training. On
-the rest a small ViT is pre-trained, then fine-tuned at a higher resolution with a new head, as the paper does.
-Beside it, if that is wanted, a model that was pre-trained on photographs is fine-tuned on the same digits.
+A fifth of every class is the test part, which no stage of training sees. A small ViT is pre-trained on the rest, then
+fine-tuned at a higher resolution with a new head, as in the paper. A model pre-trained on photographs can be fine-tuned
+on the same digits for comparison.
 """
 
 from __future__ import annotations
@@ -26,67 +26,66 @@ from vitrail.weights.load import load
 from vitrail.workflows.run_report import write_run_report
 
 TRANSFER_SIZE = 32
-"""Pixels that a pre-trained model sees digits at: they have 8, and a CPU is to be done in half a minute."""
+"""Image size for the pre-trained model. Digits have 8 pixels, and a CPU should be done in half a minute."""
 TRANSFER = (
     *(f"model.image_size={TRANSFER_SIZE}", "data.batch_size=32", "optimizer.learning_rate=0.03"),
     *("schedule.steps=150", "schedule.warmup_steps=15"),
 )
-"""What is different from fine-tuning the model that was pre-trained on digits."""
+"""Settings that differ from fine-tuning the model that was pre-trained on digits."""
 
 
 def quickstart(folder: str = "runs/quickstart") -> Iterator[str]:
-    """Lines to print, as they come; the last is the accuracy on the test part."""
+    """Pre-train, fine-tune and test; yield lines to print, the last with the test accuracy."""
     root = Path(folder)
     yield "1. pre-training a small Vision Transformer on handwritten digits"
     first = resolve(find_recipe("quickstart").config, [f"run.folder={root / 'pretrain'}"])
     pretrained = run_training(first)
     yield f"   test accuracy after pre-training: {measure_test_accuracy(load(pretrained.model)):.1%}"
     yield "2. fine-tuning it at a higher resolution, with a new head that starts at zero"
-    given = [f"run.folder={root / 'finetune'}", f"model.weights={pretrained.model}"]
-    second = resolve(find_recipe("quickstart-finetune").config, given)
+    overrides = [f"run.folder={root / 'finetune'}", f"model.weights={pretrained.model}"]
+    second = resolve(find_recipe("quickstart-finetune").config, overrides)
     tuned = run_training(second)
     accuracy = measure_test_accuracy(load(tuned.model))
     yield "3. looking inside both"
     yield from (f"   {line}" for line in write_run_report(first, pretrained))
-    reported = list(write_run_report(second, tuned))
+    report_lines = list(write_run_report(second, tuned))
     yield f"curves: {tuned.folder / 'curves.png'}"
     yield f"model: {tuned.model}"
     yield "next: vitrail finetune --data YOUR_FOLDER --from hf:google/vit-base-patch16-224-in21k"
-    yield from reported
+    yield from report_lines
     yield f"test accuracy: {accuracy:.1%}"
 
 
 def quickstart_with_model(model: str, folder: str = "runs/quickstart") -> Iterator[str]:
-    """The quickstart, and then the same digits from a model that was pre-trained elsewhere; `compared` has both."""
-    load(model, image_size=TRANSFER_SIZE)  # what is wrong with it is said before a minute of training
+    """Run the quickstart, then fine-tune `model` on the same digits; yield lines to print."""
+    load(model, image_size=TRANSFER_SIZE)  # fails before a minute of training if the model is unusable
     yield from quickstart(folder)
     yield f"4. fine-tuning {model} on the same digits, at {TRANSFER_SIZE} pixels"
-    given = [f"run.folder={Path(folder) / 'transfer'}", f"model.weights={model}", *TRANSFER]
-    yield f"model: {run_training(resolve(find_recipe('quickstart-finetune').config, given)).model}"
+    overrides = [f"run.folder={Path(folder) / 'transfer'}", f"model.weights={model}", *TRANSFER]
+    yield f"model: {run_training(resolve(find_recipe('quickstart-finetune').config, overrides)).model}"
 
 
 def compare_runs(model: str, folder: str = "runs/quickstart") -> list[tuple[str, str, str]]:
-    """Rows of what `beside` has trained: the start, how many images were looked at on the way, the test accuracy."""
-    ways = {"scratch": ("pretrain", "finetune"), model: ("transfer",)}
+    """Return rows for what `quickstart_with_model` trained: the start, the images seen, the test accuracy."""
+    runs_by_start = {"scratch": ("pretrain", "finetune"), model: ("transfer",)}
     return [
         (
             name,
             f"{sum(count_images_seen(Path(folder) / run) for run in runs):,}",
             f"{measure_test_accuracy(load(Path(folder) / runs[-1])):.1%}",
         )
-        for name, runs in ways.items()
+        for name, runs in runs_by_start.items()
     ]
 
 
 def count_images_seen(run: Path) -> int:
-    """Images of digits in all steps of a run."""
+    """Return the number of images in all steps of a run."""
     config = resolve(read_toml(run / CONFIG_FILE))
     return (config.schedule.steps or 0) * config.data.batch_size
 
 
 @torch.inference_mode()
 def measure_test_accuracy(model: ImageModel) -> float:
-    """The accuracy on the test part."""
     source = open_data("digits", "val", holdout=TEST_SHARE)
     objective, sums = Classification(model).eval(), Sums()
     for batch in EvaluationLoader(source, model.preprocessing, batch_size=64):

@@ -1,4 +1,4 @@
-"""What `vitrail train` does: a recipe or a file becomes a run."""
+"""Train from a recipe or a TOML file: what `vitrail train` does."""
 
 from __future__ import annotations
 
@@ -15,29 +15,37 @@ from vitrail.workflows.run_report import write_run_report
 
 
 def build_config(recipe: str, overrides: Sequence[str]) -> RunConfig:
-    """The configuration of a recipe by name, or of a TOML file, with `key=value` laid over it."""
+    """Return the configuration of a run.
+
+    Args:
+        recipe: a recipe's name, or the path of a .toml file.
+        overrides: `key=value` settings that replace the recipe's.
+
+    Raises:
+        ConfigError: if the recipe is unknown, a setting is wrong, or one that the recipe needs is missing.
+    """
     if recipe in RECIPES or not recipe.endswith(".toml"):
-        found = find_recipe(recipe)
-        given = {override.partition("=")[0].strip() for override in overrides}
-        missing = [key for key in found.needs if not given & {key, key.rpartition(".")[2]}]
+        named_recipe = find_recipe(recipe)
+        given_keys = {override.partition("=")[0].strip() for override in overrides}
+        missing = [key for key in named_recipe.needs if not given_keys & {key, key.rpartition(".")[2]}]
         if missing:
-            raise ConfigError(f"{found.name} needs {' and '.join(missing)}: {found.command}")
-        return resolve(found.config, overrides)
+            raise ConfigError(f"{named_recipe.name} needs {' and '.join(missing)}: {named_recipe.command}")
+        return resolve(named_recipe.config, overrides)
     tree = read_toml(Path(recipe))
     tree.setdefault("run", {}).setdefault("folder", f"runs/{Path(recipe).stem}")
     return resolve(tree, overrides)
 
 
 def train(config: RunConfig) -> Iterator[str]:
-    """Train, then lines on what came of it."""
+    """Train, and yield lines that describe the result."""
     yield from describe_result(config, run_training(config))
 
 
 def describe_result(config: RunConfig, result: TrainingResult) -> Iterator[str]:
-    """Where everything is, a look inside the model among it, and what to type next."""
+    """Yield lines on the accuracy, the files, the report, and the next commands to type."""
     if result.evaluation is not None:
-        describe_result = ", ".join(format_measurement(name, value) for name, value in result.evaluation.items())
-        yield f"validation, on {result.evaluated:,} images: {describe_result}"
+        measurements = ", ".join(format_measurement(name, value) for name, value in result.evaluation.items())
+        yield f"validation, on {result.evaluated:,} images: {measurements}"
     yield f"curves: {result.folder / 'curves.png'}"
     yield from write_run_report(config, result)
     yield f"model: {result.model}"
@@ -49,5 +57,4 @@ def describe_result(config: RunConfig, result: TrainingResult) -> Iterator[str]:
 
 
 def format_measurement(name: str, value: float) -> str:
-    """A measurement for a person."""
     return f"{name} {value:.1%}" if name in ("accuracy", "top5") else f"{name} {value:.4f}"
