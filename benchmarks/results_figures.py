@@ -1,7 +1,7 @@
-"""How the figures of docs/results.md and docs/small-data.md are drawn: curves in panels side by side, and bars.
+"""Draw the figures of docs/results.md and docs/small-data.md: curves in panels side by side, and bars.
 
-What a figure shows is data, made by results_page.py. Its digest stands in the SVG, so that a figure that was drawn from
-other numbers is found without drawing it again.
+results_page.py makes the data of a figure. The SVG contains a digest of that data, so a figure that is out of date is
+found without drawing it again.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
-"""Those of vitrail.drawing, in which figures are also told apart by people who see fewer colours."""
+"""The colours of vitrail.system.figures, which colour-blind readers can tell apart."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One run: a dot for each evaluation, dashed where the run was cut off."""
+    """A run as a line with a dot for each evaluation; dashed if the run was cut off."""
 
     label: str
     points: list[Point]
@@ -37,7 +37,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """Axes with lines in them. Values are in per cent unless the panel is of losses."""
+    """One plot with lines. Values are in per cent, or losses if `percent` is False."""
 
     title: str
     across: str
@@ -49,7 +49,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Curves:
-    """Panels side by side."""
+    """A figure of panels side by side."""
 
     title: str
     panels: list[Panel]
@@ -57,14 +57,14 @@ class Curves:
     height: float = 3.8
 
     def draw(self, figure: Figure) -> None:
-        """All panels in one row."""
+        """Draw all panels in one row."""
         for place, panel in enumerate(self.panels):
             draw_panel(figure.add_subplot(1, len(self.panels), place + 1), panel)
 
 
 @dataclass(frozen=True)
 class Bars:
-    """Named values in per cent, from the top down, and one of them that the others are compared with."""
+    """A bar chart of named values in per cent, compared with the value named `base`."""
 
     title: str
     across: str
@@ -74,7 +74,7 @@ class Bars:
     height: float = 4.6
 
     def draw(self, figure: Figure) -> None:
-        """Those above the base, the base and those below it in three colours."""
+        """Draw values above the base, the base itself and values below it in three colours."""
         from vitrail.system.figures import FAINT, INK
 
         axes = figure.add_subplot()
@@ -97,7 +97,7 @@ Shown = Curves | Bars
 
 
 def tenths(value: float) -> str:
-    """Rounded as people do: counts of 10,000 images often end in a five."""
+    """Format with one decimal, and round a five up."""
     return f"{value + 1e-9:.1f}"
 
 
@@ -123,23 +123,23 @@ def digest(shown: Shown) -> str:
 
 
 def mark(shown: Shown) -> str:
-    """What the SVG says of itself, to screen readers too."""
+    """Return the description in the SVG, which also holds the digest."""
     return f"<desc>{shown.title}. Drawn from raw results with the digest {digest(shown)}.</desc>"
 
 
 def write(shown: Shown, path: Path) -> None:
-    """As SVG alone: the pages show no other."""
+    """Write the figure as SVG."""
     with canvas(shown, path) as figure:
         shown.draw(figure)
 
 
 @contextmanager
 def canvas(shown: Shown, path: Path) -> Iterator[Figure]:
-    from vitrail.system.figures import drawn, set_title
+    from vitrail.system.figures import new_figure, set_title
 
     with tempfile.TemporaryDirectory() as folder:
         drawing = Path(folder) / path.name
-        with drawn(drawing, shown.width, shown.height) as figure:
+        with new_figure(drawing, shown.width, shown.height) as figure:
             yield figure
             set_title(figure, shown.title)
         start, rest = drawing.read_text(encoding="utf-8").split("<metadata>", 1)
