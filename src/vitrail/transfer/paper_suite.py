@@ -1,7 +1,7 @@
 """`vitrail evaluate --suite paper`: the transfer results of the paper's table 2, for any model.
 
-For each set the learning rate is chosen on a held-out share of the training images, then all of them are trained on,
-once for each seed, and every run is scored on the test part. Settings are those of the recipes finetune-….
+For each data set the learning rate is chosen on held-out training images. Then the model is trained on all training
+images, once for each seed, and scored on the test part. The settings are those of the recipes finetune-….
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from vitrail.transfer.transfer import (
 
 @dataclass(frozen=True)
 class PaperSet:
-    """A row of the paper's table 2."""
+    """A data set of the paper's table 2."""
 
     name: str
     title: str
     recipe: str
     test: int
-    """Images in its test part."""
+    """Number of test images."""
     url: str
 
 
@@ -75,35 +75,35 @@ def run_paper_suite(
     overrides: Sequence[str] = (),
     rates: Sequence[float] | None = None,
 ) -> Iterator[str]:
-    """Lines to print, as they come; the last are the table. suite.json and suite.md grow with every set.
+    """Run the suite and yield lines to print; the last are the table. suite.json and suite.md grow with every data set.
 
     Args:
         model: MODEL to transfer from.
         data: a folder or a TOML file, as vitrail.transfer.suite_data describes.
         folder: of the suite; runs/suite-paper-MODEL if None.
-        runs: on all training images, with the seeds 0, 1, …
+        runs: trainings on all images of each data set, with the seeds 0, 1, …
         overrides: `key=value` for every run.
-        rates: learning rates to try, in the place of the paper's.
+        rates: learning rates to try instead of the paper's.
     """
-    settled = make_plan("paper", model, folder, runs, overrides, rates)
+    plan = make_plan("paper", model, folder, runs, overrides, rates)
     places = find_suite_data(data, SETS, {**SETS, **vtab_tasks.TASKS})
     yield from places.remarks
-    subjects = [_subject(SETS[name], place, places.real) for name, place in places.sets.items()]
-    for subject in subjects:
-        make_config(settled, subject)  # whatever is wrong is said before anything is trained
-    outcomes: dict[str, TransferResult] = {}
-    for subject in subjects:
-        outcomes[subject.name] = yield from transfer_to(settled, subject)
-        _write(settled, outcomes, places)
-    yield from format_results(settled, outcomes, places)
+    targets = [_make_target(SETS[name], place, places.real) for name, place in places.sets.items()]
+    for target in targets:
+        make_config(plan, target)  # raises errors before anything is trained
+    results: dict[str, TransferResult] = {}
+    for target in targets:
+        results[target.name] = yield from transfer_to(plan, target)
+        _write(plan, results, places)
+    yield from format_results(plan, results, places)
 
 
-def _subject(each: PaperSet, place: DataLocation, real: Path | None) -> TransferTarget:
-    """The set with its data opened. What is held out is of the part train, whatever other parts there are."""
+def _make_target(each: PaperSet, place: DataLocation, real: Path | None) -> TransferTarget:
+    """Open the data of a set. Images are held out of the part train, even if there is a part val."""
     if place.raw:
         raise ConfigError(f"{each.name}: raw is for the tasks of VTAB: leave it out")
     recipe, parts = find_recipe(each.recipe), open_suite_parts(each.name, place.data)
-    assert recipe.holdout is not None  # the paper tells it for each
+    assert recipe.holdout is not None  # every recipe of the paper has one
     if parts.test.num_classes > parts.train.num_classes:
         raise DataError(f"{each.name}: {place.data} has labels in {parts.tested_on} that train has no image of")
     rest, _ = hold_out(parts.train, recipe.holdout, seed=0)
@@ -125,12 +125,12 @@ def _subject(each: PaperSet, place: DataLocation, real: Path | None) -> Transfer
         images=(len(rest), len(parts.train)),
         test=parts.test,
         notes=(*notes, unlike) if unlike else tuple(notes),
-        extra=_real(parts.test, real) if each.name == IMAGENET and real is not None else None,
+        extra=_make_real_counter(parts.test, real) if each.name == IMAGENET and real is not None else None,
     )
 
 
-def _real(test: Source, path: Path) -> Extra:
-    """Counts first guesses that are among an image's ReaL labels."""
+def _make_real_counter(test: Source, path: Path) -> Extra:
+    """Return a function that counts guesses that are among the image's ReaL labels."""
     labels, numbers = (
         read_real_labels(path),
         class_names.find_class_numbers(test.classes or None, test.num_classes) or (),
@@ -141,7 +141,7 @@ def _real(test: Source, path: Path) -> Extra:
             "imagenet: its classes are not all certainly ImageNet's, which ReaL labels are made of: name them by their "
             "WordNet ids, or leave real.json out"
         )
-    count_real_hits(labels, [test.name(0)], [0])  # says what is wrong with the names, before anything is trained
+    count_real_hits(labels, [test.name(0)], [0])  # raises errors about the names before anything is trained
 
     def count(source: Source, predictions: Indices) -> dict[str, int]:
         read = [index for index, prediction in enumerate(predictions) if prediction != NONE]
@@ -156,55 +156,54 @@ def _real(test: Source, path: Path) -> Extra:
 
 
 def table_columns(model: str) -> tuple[str, ...]:
-    """Of the table."""
     return ("top-1, %", model, "runs", "learning rate", *PAPER_MODELS)
 
 
-def table_rows(outcomes: dict[str, TransferResult]) -> Rows:
-    """The paper's, with ours where there is one."""
+def table_rows(results: dict[str, TransferResult]) -> Rows:
+    """Return the rows of the paper's table with our results in them."""
     ours: dict[str, tuple[str, str, str]] = {}
-    for name, outcome in outcomes.items():
-        rate = f"{outcome.rate:g}"
-        ours[SETS[name].title] = (format_mean(outcome.accuracies), str(len(outcome.runs)), rate)
-        shares = real_accuracies(outcome)
+    for name, result in results.items():
+        rate = f"{result.rate:g}"
+        ours[SETS[name].title] = (format_mean(result.accuracies), str(len(result.runs)), rate)
+        shares = real_accuracies(result)
         if shares:
             ours[REAL_TITLE] = (format_mean(shares), str(len(shares)), rate)
     return [(title, *ours.get(title, (NOTHING,) * 3), *numbers) for title, numbers in TABLE_2.items()]
 
 
-def real_accuracies(outcome: TransferResult) -> list[float]:
-    """By ReaL labels, of the same runs; none where they were not counted."""
-    return [run.extra[REAL_HITS] / run.extra[REAL_COUNT] for run in outcome.runs if run.extra.get(REAL_COUNT)]
+def real_accuracies(result: TransferResult) -> list[float]:
+    """Return the accuracies of the runs by ReaL labels; empty if they were not counted."""
+    return [run.extra[REAL_HITS] / run.extra[REAL_COUNT] for run in result.runs if run.extra.get(REAL_COUNT)]
 
 
-def format_results(plan: SuitePlan, outcomes: dict[str, TransferResult], places: SuiteData) -> list[str]:
-    """The table, and what there is to be said of it."""
-    return [*format_table(table_columns(plan.model), table_rows(outcomes)), "", *_remarks(outcomes, places)]
+def format_results(plan: SuitePlan, results: dict[str, TransferResult], places: SuiteData) -> list[str]:
+    """Return the table and the remarks below it, as lines of Markdown."""
+    return [*format_table(table_columns(plan.model), table_rows(results)), "", *_list_suite_remarks(results, places)]
 
 
-def _remarks(outcomes: dict[str, TransferResult], places: SuiteData) -> Iterator[str]:
+def _list_suite_remarks(results: dict[str, TransferResult], places: SuiteData) -> Iterator[str]:
     sources = {name: f"it is to be had from {each.url}" for name, each in SETS.items()}
-    yield from list_remarks(outcomes, places.sets, sources)
+    yield from list_remarks(results, places.sets, sources)
     if IMAGENET in places.sets and places.real is None:
         yield f"- {REAL_TITLE} has no labels: real.json is to be had from {REAL_URL}"
     yield "- VTAB is a suite of its own: --suite vtab"
 
 
-def _write(plan: SuitePlan, outcomes: dict[str, TransferResult], places: SuiteData) -> None:
+def _write(plan: SuitePlan, results: dict[str, TransferResult], places: SuiteData) -> None:
     missing = {name: each.url for name, each in SETS.items() if name not in places.sets}
-    found: dict[str, Any] = {
+    content: dict[str, Any] = {
         "suite": "paper",
         "model": plan.model,
-        "papers_protocol": not any(outcome.deviations for outcome in outcomes.values()),
-        "sets": {name: _as_json(outcome) for name, outcome in outcomes.items()},
+        "papers_protocol": not any(result.deviations for result in results.values()),
+        "sets": {name: _as_json(result) for name, result in results.items()},
         "missing": missing,
         "paper": {title: dict(zip(PAPER_MODELS, numbers, strict=True)) for title, numbers in TABLE_2.items()},
     }
     write_results(
-        plan.folder, f"The paper's transfer suite: {plan.model}", format_results(plan, outcomes, places), found
+        plan.folder, f"The paper's transfer suite: {plan.model}", format_results(plan, results, places), content
     )
 
 
-def _as_json(outcome: TransferResult) -> dict[str, Any]:
-    shares = real_accuracies(outcome)
-    return {**outcome.as_json(), **({"real_mean": sum(shares) / len(shares)} if shares else {})}
+def _as_json(result: TransferResult) -> dict[str, Any]:
+    shares = real_accuracies(result)
+    return {**result.as_json(), **({"real_mean": sum(shares) / len(shares)} if shares else {})}

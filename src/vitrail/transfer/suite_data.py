@@ -1,6 +1,6 @@
-"""Where the data of a suite's sets is, and their parts.
+"""Find and open the data sets of a suite.
 
-DIR/                     an entry for each set by its name: a folder, or a .csv file; real.json
+DIR/                     an entry for each data set, by its name: a folder or a .csv file; real.json
 FILE.toml                cifar10 = "DATA", real = "real.json", [tasks.dsprites_location] data = "DATA", raw = true
 """
 
@@ -20,39 +20,39 @@ from vitrail.errors import ConfigError, DataError, did_you_mean
 from vitrail.training.resolve import read_toml
 
 SUFFIXES = (".csv",)
-"""Of files that can have parts in them; Parquet and tar have them in the names of files in a folder."""
+"""Kinds of single files that can hold several splits."""
 REAL, TABLE = "real", "tasks"
-"""The key of the file of ReaL labels, and of a table of sets."""
+"""Keys of the TOML file: the file of ReaL labels, and the table of data sets."""
 
 
 @dataclass(frozen=True)
 class DataLocation:
-    """Where a set is."""
+    """Where a data set is."""
 
     data: str
-    """DATA, as every command takes it."""
+    """DATA, in the form that every command takes."""
     raw: bool = False
-    """Whether its labels are the original's annotations."""
+    """Whether the labels are annotations of the original data set."""
 
 
 @dataclass(frozen=True)
 class SuiteData:
-    """Where the sets of a suite are, of those that are anywhere."""
+    """The data sets of a suite that were found."""
 
     sets: dict[str, DataLocation]
     real: Path | None
     """The file of ReaL labels."""
     remarks: tuple[str, ...]
-    """On entries that are no sets."""
+    """Sentences about entries that are no data set of any suite."""
 
 
 def find_suite_data(data: str, wanted: Collection[str], known: Collection[str]) -> SuiteData:
-    """The places of the sets that are `wanted`, of a folder or a TOML file that may hold all that are `known`."""
+    """Find the `wanted` data sets in a folder or a TOML file, which may hold all that are `known`."""
     path = Path(data).expanduser()
     if path.is_dir():
-        places = _in_folder(path, known)
+        places = _search_folder(path, known)
     elif path.suffix.lower() == ".toml":
-        places = _in_file(path, known)
+        places = _read_locations(path, known)
     else:
         raise ConfigError(f"there is no folder {data!r}: give one with an entry for each set, or a TOML file")
     found = {name: places.sets[name] for name in wanted if name in places.sets}
@@ -62,7 +62,7 @@ def find_suite_data(data: str, wanted: Collection[str], known: Collection[str]) 
     return SuiteData(found, places.real, places.remarks)
 
 
-def _in_folder(folder: Path, known: Collection[str]) -> SuiteData:
+def _search_folder(folder: Path, known: Collection[str]) -> SuiteData:
     found: dict[str, DataLocation] = {}
     real, remarks = None, []
     for entry in sorted(folder.iterdir()):
@@ -80,7 +80,7 @@ def _in_folder(folder: Path, known: Collection[str]) -> SuiteData:
     return SuiteData(found, real, tuple(remarks))
 
 
-def _in_file(path: Path, known: Collection[str]) -> SuiteData:
+def _read_locations(path: Path, known: Collection[str]) -> SuiteData:
     tree = read_toml(path)
     real = tree.pop(REAL, None)
     tables = tree.pop(TABLE, {})
@@ -93,11 +93,11 @@ def _in_file(path: Path, known: Collection[str]) -> SuiteData:
             raise ConfigError(f"{path}: unknown set {name!r}{hint}")
         if name in found:
             raise ConfigError(f"{path}: {name} is there twice")
-        found[name] = _place(path, name, value)
-    return SuiteData(found, None if real is None else Path(_from(path.parent, real)), ())
+        found[name] = _read_location(path, name, value)
+    return SuiteData(found, None if real is None else Path(_resolve_path(path.parent, real)), ())
 
 
-def _place(path: Path, name: str, value: Any) -> DataLocation:
+def _read_location(path: Path, name: str, value: Any) -> DataLocation:
     table = {"data": value} if isinstance(value, str) else value
     if not isinstance(table, dict) or not isinstance(table.get("data"), str):
         raise ConfigError(f'{path}: give {name} = "DATA", or a table with data = "DATA"')
@@ -107,11 +107,11 @@ def _place(path: Path, name: str, value: Any) -> DataLocation:
     raw = table.get("raw", False)
     if not isinstance(raw, bool):
         raise ConfigError(f"{path}: {name}.raw = {raw!r}: give true or false")
-    return DataLocation(_from(path.parent, table["data"]), raw)
+    return DataLocation(_resolve_path(path.parent, table["data"]), raw)
 
 
-def _from(folder: Path, data: str) -> str:
-    """A path is meant from the file's folder on; what is no path stays."""
+def _resolve_path(folder: Path, data: str) -> str:
+    """Make a path relative to the TOML file's folder; leave other kinds of DATA as they are."""
     return data if data == "digits" or data.startswith("hf:") else str(folder / Path(data).expanduser())
 
 
@@ -120,18 +120,18 @@ def _from(folder: Path, data: str) -> str:
 
 @dataclass(frozen=True)
 class SuiteParts:
-    """Of a set's data."""
+    """The opened parts of a data set."""
 
     train: Source
     val: Source | None
-    """Where there is one besides the part that is tested on."""
+    """The validation part, unless it is used for testing."""
     test: Source
     tested_on: str
-    """What the data calls that part: ImageNet's public test is called val."""
+    """The split's name in the data: ImageNet is tested on val."""
 
 
 def open_suite_parts(name: str, data: str) -> SuiteParts:
-    """The parts of a set; a DataError that names the set where one is missing or cannot be opened."""
+    """Open the parts of a data set. A DataError that names the set says what is missing or cannot be opened."""
     try:
         splits = list_splits(data)
         tested_on = choose_test_split(data)
@@ -142,15 +142,15 @@ def open_suite_parts(name: str, data: str) -> SuiteParts:
             raise DataError(f"{data} has {has}: a suite needs a part to train on and one to test on, train and test")
         train, test = open_data(data, "train"), open_data(data, tested_on)
         val = open_data(data, "val") if "val" in splits and tested_on == "test" else None
-        _agree(data, train, test, tested_on)
+        _check_part(data, train, test, tested_on)
         if val is not None:
-            _agree(data, train, val, "val")
+            _check_part(data, train, val, "val")
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
     return SuiteParts(train, val, test, tested_on)
 
 
-def _agree(data: str, train: Source, other: Source, part: str) -> None:
+def _check_part(data: str, train: Source, other: Source, part: str) -> None:
     if not len(train) or not len(other):
         raise DataError(f"{data} has no image in {'train' if not len(train) else part}")
     if train.classes != other.classes:
@@ -160,7 +160,7 @@ def _agree(data: str, train: Source, other: Source, part: str) -> None:
 
 
 class PickedSamples(Source):
-    """Some samples of one source or several, by their numbers there. All have the same classes."""
+    """Selected samples of one or more sources with the same classes."""
 
     def __init__(self, samples: Sequence[tuple[Source, int]]) -> None:
         self.samples, self.classes = samples, samples[0][0].classes
@@ -169,26 +169,23 @@ class PickedSamples(Source):
         return len(self.samples)
 
     def read(self, index: int) -> Sample:
-        """From where it is."""
         source, number = self.samples[index]
         return source.read(number)
 
     def name(self, index: int) -> str:
-        """Its name there."""
         source, number = self.samples[index]
         return source.name(number)
 
     def labels(self, start: int, stop: int) -> Indices:
-        """One by one: there are few."""
         found = [int(source.labels(number, number + 1)[0]) for source, number in self.samples[start:stop]]
         return np.array(found, dtype=np.int64)
 
 
 class RelabelledSource(Source):
-    """Another source with labels made of its own, and classes by number."""
+    """A source whose labels are computed from those of another; its classes are numbers."""
 
     def __init__(self, whole: Source, classes: int, label: Callable[[int], int] | None = None) -> None:
-        """`label`: from an annotation; from what a class is called, where the source's classes have names."""
+        """`label` maps an annotation to a label: the original's label, or the class name if classes have names."""
         self.whole, self.classes = whole, tuple(map(str, range(classes)))
         self.block, self.window = whole.block, whole.window
         self._label, self._known = label, dict[int, int]()
@@ -197,42 +194,38 @@ class RelabelledSource(Source):
         return len(self.whole)
 
     def read(self, index: int) -> Sample:
-        """From the whole, with another label."""
         sample = self.whole.read(index)
-        return Sample(sample.content, self._made(sample.label))
+        return Sample(sample.content, self._relabel(sample.label))
 
     def name(self, index: int) -> str:
-        """Its name in the whole."""
         return self.whole.name(index)
 
     def identity(self, index: int) -> str:
-        """Its own in the whole."""
         return self.whole.identity(index)
 
     def labels(self, start: int, stop: int) -> Indices:
-        """Made of those of the whole."""
-        given = self.whole.labels(start, stop)
-        kinds, places = np.unique(given, return_inverse=True)
-        made: Indices = np.array([self._made(int(kind)) for kind in kinds], dtype=np.int64)[places.reshape(-1)]
+        annotations = self.whole.labels(start, stop)
+        kinds, places = np.unique(annotations, return_inverse=True)
+        made: Indices = np.array([self._relabel(int(kind)) for kind in kinds], dtype=np.int64)[places.reshape(-1)]
         return made
 
-    def _made(self, given: int) -> int:
-        if given not in self._known:
-            self._known[given] = self._from_annotation(given)
-        return self._known[given]
+    def _relabel(self, annotation: int) -> int:
+        if annotation not in self._known:
+            self._known[annotation] = self._convert(annotation)
+        return self._known[annotation]
 
-    def _from_annotation(self, given: int) -> int:
-        if given < 0 or self._label is None:
-            return given  # below 0 there is none, which whoever reads it is told
+    def _convert(self, annotation: int) -> int:
+        if annotation < 0 or self._label is None:
+            return annotation  # a negative label means none; reading the sample reports it
         if not self.whole.classes:
-            return self._label(given)
-        called = self.whole.classes[given]
-        if not called.isdecimal():
-            raise DataError(f"raw labels are whole numbers, and a class is called {called!r}: leave raw out")
-        return self._label(int(called))
+            return self._label(annotation)
+        name = self.whole.classes[annotation]
+        if not name.isdecimal():
+            raise DataError(f"raw labels are whole numbers, and a class is called {name!r}: leave raw out")
+        return self._label(int(name))
 
 
 def describe_count_differences(parts: Iterable[tuple[str, int, int]]) -> str:
-    """What a set has, where that is not what it should have: `(what, found, expected)` of each."""
+    """Describe the counts that are not as expected, from (what, count, expected); empty if all are."""
     unlike = [f"{found:,} {what} instead of {expected:,}" for what, found, expected in parts if found != expected]
     return ", ".join(unlike)

@@ -1,4 +1,4 @@
-"""What a suite found, beside what the paper reports: rows of a table, Markdown, JSON."""
+"""Tables of a suite's results beside those of the paper, as Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ Rows = list[tuple[str, ...]]
 
 
 def mean_and_deviation(shares: Sequence[float]) -> tuple[float, float | None]:
-    """Of the runs; the deviation is the sample's (n − 1), and there is none of one run."""
+    """Return the mean and the sample deviation (n − 1) of the runs; the deviation of one run is None."""
     return statistics.fmean(shares), statistics.stdev(shares) if len(shares) > 1 else None
 
 
 def format_mean(shares: Sequence[float]) -> str:
-    """In per cent: 91.20 ± 0.15."""
+    """Return mean and deviation in per cent, such as 91.20 ± 0.15."""
     mean, deviation = mean_and_deviation(shares)
     return f"{mean:.2%}".rstrip("%") + ("" if deviation is None else f" ± {100 * deviation:.2f}")
 
 
 def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """A table that is Markdown and can be read as it is; `left` columns are words, the others numbers."""
+    """Return a Markdown table with aligned columns; the first `left` columns are words, the others numbers."""
     widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
     rule = ["-" * (width + 1) + ("-" if number < left else ":") for number, width in enumerate(widths)]
     return [_line(columns, widths, left), f"|{'|'.join(rule)}|", *(_line(row, widths, left) for row in rows)]
@@ -60,10 +60,10 @@ def _line(cells: Sequence[str], widths: Sequence[int], left: int) -> str:
     return f"| {' | '.join(padded)} |"
 
 
-def write_results(folder: Path, title: str, lines: Sequence[str], found: dict[str, Any]) -> None:
-    """suite.json and suite.md, whole, by the first rank; as often as there is something new."""
+def write_results(folder: Path, title: str, lines: Sequence[str], content: dict[str, Any]) -> None:
+    """Write suite.json and suite.md, on the first rank only."""
     if os.environ.get("RANK", "0") != "0":
         return
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "suite.json", (json.dumps(found, indent=2, ensure_ascii=False) + "\n").encode())
+    write_whole(folder / "suite.json", (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
     write_whole(folder / "suite.md", "\n".join([f"# {title}", "", *lines, ""]).encode())

@@ -1,8 +1,8 @@
-"""One set of a suite, as the paper transfers: choose a learning rate, train again on everything, score on the test.
+"""Transfer a model to one data set as the paper does: choose a learning rate, train on all images, score on the test.
 
 runs/suite-NAME/SET/
-    sweep-RATE/            a run for each learning rate, scored on what was held out
-    seed-0/, seed-1/, …    runs on all of the training images; predictions.npz: what each says about the test part
+    sweep-RATE/            a run for each learning rate, scored on held-out images
+    seed-0/, seed-1/, …    runs on all training images; predictions.npz holds the predictions for the test part
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from vitrail.transfer.suite_table import mean_and_deviation
 from vitrail.weights.load import load
 
 RUNS = 3
-"""Of which the paper reports mean and deviation."""
+"""Runs on all training images; the paper reports their mean and deviation."""
 DECIDED = {
     "weights": "--model",
     "name": "--model",
@@ -44,42 +44,42 @@ DECIDED = {
     "holdout": "what it chooses by",
     "seed": "--runs",
 }
-"""Keys that are the suite's affair, and what takes their place."""
+"""Keys that a suite sets itself, and the option that decides them."""
 RATE, FOLDER = "learning_rate", "folder"
 PREDICTIONS = "predictions.npz"
 NONE = -1
-"""In the place of a prediction for an image that could not be read."""
+"""Stands for the prediction of an image that could not be read."""
 
 Extra = Callable[[Source, Indices], dict[str, int]]
-"""More to count: from the test part and the predictions to numbers by name."""
+"""Computes more counts, by name, from the test images and the predictions."""
 
 
 @dataclass(frozen=True)
 class SuitePlan:
-    """What holds for all sets of a suite."""
+    """The settings of all data sets of a suite."""
 
     model: str
     folder: Path
     runs: int
     rates: tuple[float, ...] | None
-    """To try on every set; None for the recipe's."""
+    """Learning rates to try on every data set; None means those of the recipe."""
     overrides: tuple[str, ...]
 
     @property
-    def given(self) -> set[str]:
-        """The names of the keys that a person gave, without their sections."""
+    def overridden(self) -> set[str]:
+        """The keys of the overrides, without their sections."""
         return {_key(override) for override in self.overrides}
 
 
 def make_plan(
     suite: str, model: str, folder: Path | None, runs: int, overrides: Sequence[str], rates: Sequence[float] | None
 ) -> SuitePlan:
-    """Checked; the folder is that of the suite and the model unless given, as an argument or as run.folder=…"""
+    """Check the arguments and return a plan; its folder is `folder`, else run.folder=…, else runs/suite-NAME-MODEL."""
     if runs < 1:
         raise ConfigError(f"--runs {runs}: give 1 or more; the paper has {RUNS}")
     if rates is not None and (not rates or not all(0 < rate < math.inf for rate in rates)):
         raise ConfigError(f"rates = {', '.join(map(str, rates)) or 'none'}: give learning rates above 0")
-    kept = []
+    remaining = []
     for override in overrides:
         key, value = _key(override), override.partition("=")[2].strip()
         if key in DECIDED:
@@ -89,9 +89,11 @@ def make_plan(
         if key == FOLDER and value:
             folder = folder or Path(value)
         else:
-            kept.append(override)
+            remaining.append(override)
     tried = None if rates is None else tuple(dict.fromkeys(rates))
-    return SuitePlan(model, folder or Path("runs") / f"suite-{suite}-{short_name(model)}", runs, tried, tuple(kept))
+    return SuitePlan(
+        model, folder or Path("runs") / f"suite-{suite}-{short_name(model)}", runs, tried, tuple(remaining)
+    )
 
 
 def _key(override: str) -> str:
@@ -100,29 +102,29 @@ def _key(override: str) -> str:
 
 @dataclass(frozen=True)
 class TransferTarget:
-    """A set that is ready to be transferred to."""
+    """A data set that a model can be transferred to."""
 
     name: str
     recipe: Recipe
     changes: dict[str, dict[str, Any]]
-    """Of the recipe, for this set."""
+    """Changes of the recipe for this data set, by section."""
     choosing: dict[str, Any]
-    """Of the section data, for the runs that choose: where the images are, and what is held out."""
+    """Values of the section `data` in the runs that choose the learning rate."""
     chosen_on: str
-    """The part that decides, in words."""
+    """The images that choose the learning rate, in words."""
     training: dict[str, Any]
-    """Of the section data, for the runs on everything."""
+    """Values of the section `data` in the runs on all training images."""
     images: tuple[int, int]
-    """To train on while choosing, and in the end."""
+    """Number of training images while choosing, and in the final runs."""
     test: Source
     notes: tuple[str, ...] = ()
-    """Where the data is not what the set's name says."""
+    """Sentences about data that is not what the name of the data set promises."""
     extra: Extra | None = None
 
 
 @dataclass(frozen=True)
 class ScoredRun:
-    """A run on everything, and how many images of the test part it gets right."""
+    """A run on all training images, and its accuracy on the test part."""
 
     seed: int
     rate: float
@@ -134,176 +136,186 @@ class ScoredRun:
     extra: dict[str, int] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Flat."""
-        told = asdict(self)
-        extra = told.pop("extra")
-        return {**told, **extra}
+        values = asdict(self)
+        extra = values.pop("extra")
+        return {**values, **extra}
 
 
 @dataclass(frozen=True)
 class TransferResult:
-    """Of one set."""
+    """The result of a transfer to one data set."""
 
     name: str
     rate: float
     tried: tuple[Trial, ...]
     runs: tuple[ScoredRun, ...]
     deviations: dict[str, tuple[Any, Any]]
-    """Keys whose values are not the recipe's: its own, and ours."""
+    """Keys whose values differ from the recipe: the recipe's value, and the value used."""
     notes: tuple[str, ...]
 
     @property
     def accuracies(self) -> list[float]:
-        """Of the runs."""
         return [run.accuracy for run in self.runs]
 
     def as_json(self) -> dict[str, Any]:
-        """Every number of every run."""
+        """Return all numbers of all runs for JSON."""
         mean, deviation = mean_and_deviation(self.accuracies)
         return {
             "mean": mean,
             "deviation": deviation,
             "rate": self.rate,
             "runs": [run.as_json() for run in self.runs],
-            "tried": [_trial(trial) for trial in self.tried],
+            "tried": [_describe_trial(trial) for trial in self.tried],
             "deviations": {key: list(values) for key, values in self.deviations.items()},
             "notes": list(self.notes),
         }
 
 
-def _trial(trial: Trial) -> dict[str, Any]:
+def _describe_trial(trial: Trial) -> dict[str, Any]:
     measured = {"failure": trial.failure} if trial.failure else {"accuracy": trial.accuracy, "loss": trial.loss}
     return {"rate": trial.rate, "folder": trial.folder.as_posix(), **measured}
 
 
-def list_remarks(outcomes: dict[str, TransferResult], found: Collection[str], sources: dict[str, str]) -> Iterator[str]:
-    """Lines below a table: where anything was changed that the paper says, where data is not what it should be, and
-    every set without a result.
+def list_remarks(
+    results: dict[str, TransferResult], available: Collection[str], sources: dict[str, str]
+) -> Iterator[str]:
+    """Yield the lines below a table: deviations from the paper, unusual data, and data sets without a result.
 
-    `found`: the sets whose data is there; `sources`: where to get each set of the suite.
+    Args:
+        results: the results so far, by data set.
+        available: the data sets whose data was found.
+        sources: for each data set of the suite, where to get it.
     """
-    keys = sorted({key for outcome in outcomes.values() for key in outcome.deviations})
+    keys = sorted({key for outcome in results.values() for key in outcome.deviations})
     if keys:
         yield f"- **not the paper's protocol**: other values of {', '.join(keys)}"
-    for name, outcome in outcomes.items():
+    for name, outcome in results.items():
         for note in outcome.notes:
             yield f"- {name}: {note}"
     for name, source in sources.items():
-        if name not in found:
+        if name not in available:
             yield f"- {name} has no data: {source}"
-        elif name not in outcomes:
+        elif name not in results:
             yield f"- {name} is still to come"
 
 
 # ---- Configurations --------------------------------------------------------------------------------------------------
 
 
-def make_config(plan: SuitePlan, subject: TransferTarget) -> RunConfig:
-    """Of a run that chooses. A warm-up goes with the length: what it is of the recipe's, it is of the one given."""
-    tree = _tree(plan, subject)
+def make_config(plan: SuitePlan, target: TransferTarget) -> RunConfig:
+    """Return the configuration of a run that chooses the learning rate.
+
+    If the overrides change the length of the training, the warm-up keeps its share of it.
+    """
+    tree = _build_tree(plan, target)
     overrides = list(plan.overrides)
-    if plan.given & {"steps", "epochs"} and "warmup_steps" not in plan.given:
+    if plan.overridden & {"steps", "epochs"} and "warmup_steps" not in plan.overridden:
         warmup = int(tree["schedule"]["warmup_steps"])
-        steps = count_steps(resolve(tree, [*overrides, "schedule.warmup_steps=0"]), subject.images[1])
-        overrides.append(f"schedule.warmup_steps={warmup * steps // subject.recipe.steps}")
+        steps = count_steps(resolve(tree, [*overrides, "schedule.warmup_steps=0"]), target.images[1])
+        overrides.append(f"schedule.warmup_steps={warmup * steps // target.recipe.steps}")
     config = resolve(tree, overrides)
-    least = min(subject.images) if len(list_rates(plan, subject, config)) > 1 else subject.images[1]
+    least = min(target.images) if len(list_rates(plan, target, config)) > 1 else target.images[1]
     if config.data.batch_size > least:
         raise ConfigError(
-            f"{subject.name}: data.batch_size = {config.data.batch_size} is more than the {least} images to train on: "
+            f"{target.name}: data.batch_size = {config.data.batch_size} is more than the {least} images to train on: "
             f"give data.batch_size={least} or fewer"
         )
     return config
 
 
-def _tree(plan: SuitePlan, subject: TransferTarget) -> dict[str, Any]:
-    tree = subject.recipe.config
-    for section, values in subject.changes.items():
+def _build_tree(plan: SuitePlan, target: TransferTarget) -> dict[str, Any]:
+    tree = target.recipe.config
+    for section, values in target.changes.items():
         tree[section] |= values
     tree["model"]["weights"] = plan.model
-    tree["data"] |= subject.choosing
-    # The newest checkpoint is enough to go on from, and there are many runs.
-    tree["run"] |= {"folder": str(plan.folder / subject.name), "keep": 1}
+    tree["data"] |= target.choosing
+    # There are many runs, and the newest checkpoint is enough to resume from.
+    tree["run"] |= {"folder": str(plan.folder / target.name), "keep": 1}
     return tree
 
 
-def list_rates(plan: SuitePlan, subject: TransferTarget, config: RunConfig) -> tuple[float, ...]:
-    """To try: those that were given, else the paper's."""
-    if RATE in plan.given:
+def list_rates(plan: SuitePlan, target: TransferTarget, config: RunConfig) -> tuple[float, ...]:
+    """Return the learning rates to try: those of the overrides or the plan, else those of the paper."""
+    if RATE in plan.overridden:
         return (config.optimizer.learning_rate,)
-    return plan.rates or subject.recipe.learning_rates
+    return plan.rates or target.recipe.learning_rates
 
 
-def find_deviations(plan: SuitePlan, subject: TransferTarget, config: RunConfig) -> dict[str, tuple[Any, Any]]:
-    """What makes it another training than the recipe's, apart from the learning rate that was chosen."""
-    found = {key: (then, now) for key, then, now in find_differences(resolve(_tree(plan, subject)), config)}
-    found.pop(f"optimizer.{RATE}", None)
-    tried = list_rates(plan, subject, config)
-    if tried != subject.recipe.learning_rates:
-        found["learning rates"] = (list(subject.recipe.learning_rates), list(tried))
+def find_deviations(plan: SuitePlan, target: TransferTarget, config: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ from the recipe, apart from the chosen learning rate."""
+    deviations = {key: (then, now) for key, then, now in find_differences(resolve(_build_tree(plan, target)), config)}
+    deviations.pop(f"optimizer.{RATE}", None)
+    tried = list_rates(plan, target, config)
+    if tried != target.recipe.learning_rates:
+        deviations["learning rates"] = (list(target.recipe.learning_rates), list(tried))
     if plan.runs != RUNS:
-        found["runs"] = (RUNS, plan.runs)
-    return found
+        deviations["runs"] = (RUNS, plan.runs)
+    return deviations
 
 
 # ---- Training and scoring --------------------------------------------------------------------------------------------
 
 
 def transfer_to(
-    plan: SuitePlan, subject: TransferTarget, prepare: Callable[[RunConfig, bool], None] | None = None
+    plan: SuitePlan, target: TransferTarget, prepare: Callable[[RunConfig, bool], None] | None = None
 ) -> Generator[str, None, TransferResult]:
-    """Lines on what was found; then everything. What was finished before is not trained again.
+    """Choose a learning rate, train on all images, and score; yield lines to print, and return the result.
 
-    `prepare`: called before the first run, with the configuration and whether there is anything to choose.
+    Finished runs are not trained again.
+
+    Args:
+        plan: the settings of the suite.
+        target: the data set.
+        prepare: called before the first run with the configuration and whether a learning rate is to be chosen.
     """
-    config = make_config(plan, subject)
-    candidates = list_rates(plan, subject, config)
+    config = make_config(plan, target)
+    candidates = list_rates(plan, target, config)
     if prepare is not None:
         prepare(config, len(candidates) > 1)
     tried, rate = [], candidates[0]
     choosing = f"{len(candidates)} to choose the learning rate and " if len(candidates) > 1 else ""
-    yield f"{subject.name}: {choosing}{plan.runs} on all images: trainings of {_steps(config, subject):,} steps"
+    steps = count_steps(config, target.images[1])
+    yield f"{target.name}: {choosing}{plan.runs} on all images: trainings of {steps:,} steps"
     if len(candidates) > 1:
         for trial in run_trials(config, candidates):
             tried.append(trial)
-            told = trial.failure or f"{trial.accuracy:.1%} on {subject.chosen_on}"
-            yield f"{subject.name}: learning rate {trial.rate:.3g}: {told}"
+            outcome = trial.failure or f"{trial.accuracy:.1%} on {target.chosen_on}"
+            yield f"{target.name}: learning rate {trial.rate:.3g}: {outcome}"
         rate = choose_best(tried).rate
-        yield f"{subject.name}: chosen: {rate:.3g}"
+        yield f"{target.name}: chosen: {rate:.3g}"
     else:
-        yield f"{subject.name}: learning rate {rate:.3g}: the only one, so there is nothing to choose"
+        yield f"{target.name}: learning rate {rate:.3g}: the only one, so there is nothing to choose"
     scored = []
     for seed in range(plan.runs):
-        update = {"optimizer": {RATE: rate}, "data": subject.training, "run": {"seed": seed}}
-        scored.append(_run(change_config(config, update, f"seed-{seed}"), subject))
-        yield f"{subject.name}: seed {seed}: {scored[-1].accuracy:.2%} of {scored[-1].count:,} test images"
+        update = {"optimizer": {RATE: rate}, "data": target.training, "run": {"seed": seed}}
+        scored.append(_train_and_score(change_config(config, update, f"seed-{seed}"), target))
+        yield f"{target.name}: seed {seed}: {scored[-1].accuracy:.2%} of {scored[-1].count:,} test images"
     return TransferResult(
-        subject.name, rate, tuple(tried), tuple(scored), find_deviations(plan, subject, config), _notes(subject, scored)
+        target.name,
+        rate,
+        tuple(tried),
+        tuple(scored),
+        find_deviations(plan, target, config),
+        _list_notes(target, scored),
     )
 
 
-def _steps(config: RunConfig, subject: TransferTarget) -> int:
-    return count_steps(config, subject.images[1])
-
-
-def _notes(subject: TransferTarget, scored: Sequence[ScoredRun]) -> tuple[str, ...]:
+def _list_notes(target: TransferTarget, scored: Sequence[ScoredRun]) -> tuple[str, ...]:
     broken = max(run.unreadable for run in scored)
     return (
-        (*subject.notes, f"test images that cannot be read and are not counted: {broken:,}")
-        if broken
-        else subject.notes
+        (*target.notes, f"test images that cannot be read and are not counted: {broken:,}") if broken else target.notes
     )
 
 
-def _run(config: RunConfig, subject: TransferTarget) -> ScoredRun:
+def _train_and_score(config: RunConfig, target: TransferTarget) -> ScoredRun:
     result = run_training(config)
-    predictions = predict_test_images(config, result.model, subject.test)
-    labels = subject.test.labels(0, len(subject.test))
+    predictions = predict_test_images(config, result.model, target.test)
+    labels = target.test.labels(0, len(target.test))
     read = predictions != NONE
     hits, count = int((predictions == labels)[read].sum()), int(read.sum())
     if not count:
         raise DataError(
-            f"{subject.name}: none of the {len(read):,} test images can be read: `vitrail data check` says why"
+            f"{target.name}: none of the {len(read):,} test images can be read: `vitrail data check` says why"
         )
     return ScoredRun(
         seed=config.run.seed,
@@ -313,18 +325,18 @@ def _run(config: RunConfig, subject: TransferTarget) -> ScoredRun:
         count=count,
         unreadable=len(read) - count,
         accuracy=hits / count,
-        extra=subject.extra(subject.test, predictions) if subject.extra is not None else {},
+        extra=target.extra(target.test, predictions) if target.extra is not None else {},
     )
 
 
 def predict_test_images(config: RunConfig, model: Path, source: Source) -> Indices:
-    """The model's class for every image; kept beside it, since a test part can take longer than the training."""
+    """Return the predicted class of every image. The run keeps them: predicting can be slower than training."""
     path = config.run.folder / PREDICTIONS
     with join_ranks(config.run.device, config.run.timeout) as ranks:
         of = _digest(model, source) if ranks.is_first else ""
-        found: Indices | None = ranks.broadcast_from_first(_kept(path, of) if ranks.is_first else None)
+        found: Indices | None = ranks.broadcast_from_first(_read_predictions(path, of) if ranks.is_first else None)
         if found is None:
-            found = _computed(config, model, source, ranks)
+            found = _compute_predictions(config, model, source, ranks)
             if ranks.is_first:
                 file = io.BytesIO()
                 np.savez(file, of=np.array(of), predictions=found)
@@ -333,32 +345,32 @@ def predict_test_images(config: RunConfig, model: Path, source: Source) -> Indic
 
 
 def _digest(model: Path, source: Source) -> str:
-    """What tells these weights and these images from others."""
+    """Return a text that identifies the weights and the images."""
     return " ".join([compute_fingerprint(source), *(sha256(path) for path in sorted(model.glob("*.safetensors")))])
 
 
-def _kept(path: Path, of: str) -> Indices | None:
-    """What was predicted before, if it was by the same weights and for the same images."""
+def _read_predictions(path: Path, of: str) -> Indices | None:
+    """Return saved predictions if they are of the same weights and images, else None."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
-            return kept["predictions"].astype(np.int64) if str(kept["of"]) == of else None
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
+            return saved["predictions"].astype(np.int64) if str(saved["of"]) == of else None
     except (OSError, ValueError, KeyError, BadZipFile):
         return None
 
 
-def _computed(config: RunConfig, model: Path, source: Source, ranks: Ranks) -> Indices:
+def _compute_predictions(config: RunConfig, model: Path, source: Source, ranks: Ranks) -> Indices:
     loaded = load(model)
     options = InferenceOptions(batch_size=config.data.batch_size, workers=config.data.workers, device=config.run.device)
     found: Indices = np.full(len(source), NONE, dtype=np.int64)
     for batch, logits in run_batches(loaded, source, loaded, options, ranks):
         classes = logits.argmax(dim=1).cpu()
         found[batch.indices[batch.mask].numpy()] = classes[batch.mask].numpy()
-    together: Indices = np.maximum.reduce(ranks.gather(found))  # each has its own images, and nothing of the others'
+    together: Indices = np.maximum.reduce(ranks.gather(found))  # each rank has predictions for its own images only
     return together
 
 
 def run_on_first_rank(config: RunConfig, work: Callable[[], None]) -> None:
-    """Done by the first rank, while the others wait; an error of its own is everyone's."""
+    """Run `work` on the first rank while the others wait. An error there is raised on every rank."""
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         work()
         return

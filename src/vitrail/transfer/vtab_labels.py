@@ -1,4 +1,4 @@
-"""The labels of VTAB's tasks, made of the original data sets' annotations; thresholds as in VTAB's released code."""
+"""Compute the labels of VTAB's tasks from the original annotations, with the thresholds of VTAB's released code."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ DSPRITES_PLACES, DSPRITES_ORIENTATIONS = 32, 40
 
 
 def clevr_count(objects: int) -> int:
-    """How many objects a scene has, from 3 on."""
+    """Return the number of objects in a scene, less 3."""
     return _among(objects, CLEVR_OBJECTS, "a number of objects in CLEVR") - CLEVR_OBJECTS.start
 
 
 def clevr_distance(depths: Iterable[float]) -> int:
-    """The bin of the nearest object, from the third of each object's `pixel_coords`; an edge belongs below it."""
+    """Return the bin of the nearest object; depths are the third of `pixel_coords`, edges belong to the bin below."""
     nearest = min(depths, default=float("nan"))
     if not CLEVR_DISTANCES[0] < nearest <= CLEVR_FARTHEST:
         raise DataError(
@@ -32,7 +32,7 @@ def clevr_distance(depths: Iterable[float]) -> int:
 
 
 def kitti_distance(objects: Iterable[tuple[str, float]]) -> int:
-    """The bin of the nearest car, van or truck, from each object's type and z in metres; the last where there is none.
+    """Return the bin of the nearest car, van or truck, from the type and z in metres of each object; the last for none.
 
     An edge belongs to the bin below it.
     """
@@ -68,17 +68,17 @@ def smallnorb_elevation(elevation: int) -> int:
 
 
 def svhn_digit(label: int) -> int:
-    """The original calls the digit 0 a 10."""
+    """Return the digit; the original labels the digit 0 as 10."""
     return _among(label, range(1, 11), "a label in SVHN") % 10
 
 
 def flowers_class(label: int) -> int:
-    """The original counts from 1."""
+    """Return the class from 0; the original counts from 1."""
     return _among(label, range(1, 103), "a label in Flowers-102") - 1
 
 
 def pets_class(label: int) -> int:
-    """The original counts from 1."""
+    """Return the class from 0; the original counts from 1."""
     return _among(label, range(1, 38), "a class of Oxford-IIIT Pets") - 1
 
 
@@ -95,5 +95,5 @@ def _among(value: int, known: range, what: str) -> int:
 
 
 def _bin(value: float, edges: Sequence[float]) -> int:
-    """Which of the bins that begin above each edge."""
+    """Return the number of the bin of a value; each bin begins above its edge."""
     return sum(edge < value for edge in edges) - 1

@@ -1,8 +1,8 @@
 """`vitrail evaluate --suite vtab`: 19 tasks, 1,000 training images each, one protocol for all.
 
-Of each task 1,000 training images are drawn and kept as shards in the suite's folder, so that every run of it sees the
-same, and a person can look at them. With several learning rates 800 train and 200 choose; in the end all are trained
-on. The test part stays where it is.
+1,000 training images of each task are drawn and written as shards into the suite's folder: every run uses the same
+images, and people can look at them. With several learning rates, 800 images train and 200 choose the rate; the final
+runs train on all 1,000. The test part stays where it is.
 
 runs/suite-vtab-NAME/TASK/images/choosing/{train,val}, images/all
 """
@@ -49,9 +49,9 @@ from vitrail.transfer.transfer import (
 from vitrail.transfer.vtab_tasks import GROUPS, TASKS, VtabTask
 
 TRAIN, VAL = 800, 200
-"""Images that train and images that choose."""
+"""Images to train on, and images that choose the learning rate."""
 WHOLE_IMAGE: dict[str, Any] = {"crop_area": (1.0, 1.0), "crop_ratio": (0.01, 100.0)}
-"""No crop; the ratio, because an image that is longer than the usual ones would be cut to them."""
+"""Turns random crops off. The wide range of ratios keeps very long images whole."""
 TITLE = "VTAB (19 tasks)"
 CHOOSING, ALL = "choosing", "all"
 
@@ -64,30 +64,30 @@ def run_vtab_suite(
     overrides: Sequence[str] = (),
     rates: Sequence[float] | None = None,
 ) -> Iterator[str]:
-    """Lines to print, as they come; the last are the table. The arguments are those of `run_paper_suite`.
+    """Run the suite and yield lines to print; the last are the table. The arguments are those of `run_paper_suite`.
 
-    Without `rates` there is one, the paper's, and nothing to choose.
+    By default the paper's only learning rate is used, and nothing is chosen.
     """
-    settled = make_plan("vtab", model, folder, runs, overrides, rates)
+    plan = make_plan("vtab", model, folder, runs, overrides, rates)
     places = find_suite_data(data, TASKS, {**paper_suite.SETS, **TASKS})
     yield from places.remarks
-    work = [_subject(settled, TASKS[name], place) for name, place in places.sets.items()]
-    for subject, _ in work:
-        make_config(settled, subject)  # whatever is wrong is said before anything is trained
-    outcomes: dict[str, TransferResult] = {}
-    for subject, prepare in work:
-        outcomes[subject.name] = yield from transfer_to(settled, subject, prepare)
-        _write(settled, outcomes, places)
-    yield from format_results(settled, outcomes, places)
+    work = [_make_target(plan, TASKS[name], place) for name, place in places.sets.items()]
+    for target, _ in work:
+        make_config(plan, target)  # raises errors before anything is trained
+    results: dict[str, TransferResult] = {}
+    for target, prepare in work:
+        results[target.name] = yield from transfer_to(plan, target, prepare)
+        _write(plan, results, places)
+    yield from format_results(plan, results, places)
 
 
 # ---- A task's images -------------------------------------------------------------------------------------------------
 
 
-def _subject(
+def _make_target(
     plan: SuitePlan, task: VtabTask, place: DataLocation
 ) -> tuple[TransferTarget, Callable[[RunConfig, bool], None]]:
-    """The task with its images drawn, and what writes them down."""
+    """Draw the images of a task; return the task's target and the function that writes the images."""
     parts = relabel_parts(task, place, open_suite_parts(task.name, place.data))
     train, val = split_train_val(parts)
     folder = plan.folder / task.name / "images"
@@ -101,7 +101,7 @@ def _subject(
     )
     recipe = find_recipe("finetune-vtab")
     changes = {**recipe.settings["data"]["augmentation"], **({} if task.crop else WHOLE_IMAGE)}
-    subject = TransferTarget(
+    target = TransferTarget(
         name=task.name,
         recipe=recipe,
         changes={"data": {"augmentation": changes if task.mirror else {**changes, "flip": 0.0}}},
@@ -112,11 +112,11 @@ def _subject(
         test=parts.test,
         notes=(*notes, unlike) if unlike else tuple(notes),
     )
-    return subject, partial(_prepare, folder, train, val)
+    return target, partial(_prepare, folder, train, val)
 
 
 def relabel_parts(task: VtabTask, place: DataLocation, parts: SuiteParts) -> SuiteParts:
-    """With the task's labels: made of the original's annotations where they are raw, and with as many classes."""
+    """Return the parts with the task's labels and classes; raw annotations are turned into labels."""
     if place.raw and (task.label is None or not task.whole):
         what = "its labels are classes as they are" if task.label is None else "its annotation is no whole number"
         how = (
@@ -148,7 +148,7 @@ def relabel_parts(task: VtabTask, place: DataLocation, parts: SuiteParts) -> Sui
 
 
 def split_train_val(parts: SuiteParts) -> tuple[PickedSamples, PickedSamples]:
-    """800 images that train and 200 that choose: of train and val, or all of train; where there are fewer, all."""
+    """Draw up to 800 images to train on and 200 that choose, from train and val, or from train alone."""
     if parts.val is not None:
         return (
             PickedSamples([(parts.train, int(index)) for index in draw_samples(parts.train, TRAIN)]),
@@ -162,7 +162,7 @@ def split_train_val(parts: SuiteParts) -> tuple[PickedSamples, PickedSamples]:
 
 
 def draw_samples(source: Source, count: int, seed: int = 0) -> Indices:
-    """So many samples, in an order that the seed and their names decide: the same everywhere and every time."""
+    """Return the numbers of `count` random samples. Only the seed and the samples' names decide which."""
     salt = seed.to_bytes(16, "big", signed=True)
     keys = [hash_name(salt, source.identity(index)) for index in range(len(source))]
     chosen: Indices = np.argsort(np.array(keys, dtype=np.uint64), kind="stable")[:count]
@@ -170,7 +170,7 @@ def draw_samples(source: Source, count: int, seed: int = 0) -> Indices:
 
 
 def _prepare(folder: Path, train: PickedSamples, val: PickedSamples, config: RunConfig, choose: bool) -> None:
-    """The images as shards, unless they are there; those that choose only where there is a choice."""
+    """Write the images as shards, unless they exist; those that choose only if a rate is to be chosen."""
 
     def work() -> None:
         _pack(PickedSamples([*train.samples, *val.samples]), folder / ALL)
@@ -190,65 +190,65 @@ def _pack(source: Source, folder: Path) -> None:
 # ---- The table -------------------------------------------------------------------------------------------------------
 
 
-def table_rows(outcomes: dict[str, TransferResult]) -> Rows:
-    """A task each."""
+def table_rows(results: dict[str, TransferResult]) -> Rows:
+    """Return a row for each task that has a result."""
     return [
         (
             task.title,
             task.group,
-            format_mean(outcomes[name].accuracies),
-            str(len(outcomes[name].runs)),
-            f"{outcomes[name].rate:g}",
-            f"{outcomes[name].runs[0].count:,}",
+            format_mean(results[name].accuracies),
+            str(len(results[name].runs)),
+            f"{results[name].rate:g}",
+            f"{results[name].runs[0].count:,}",
         )
         for name, task in TASKS.items()
-        if name in outcomes
+        if name in results
     ]
 
 
-def mean_accuracies(outcomes: dict[str, TransferResult]) -> dict[str, list[float]]:
-    """The mean over the tasks of each group and over all, for each seed; named as what they are."""
-    found: dict[str, list[float]] = {}
+def mean_accuracies(results: dict[str, TransferResult]) -> dict[str, list[float]]:
+    """Return the mean accuracy of each group and of all tasks, for each seed, by a title for the table."""
+    means: dict[str, list[float]] = {}
     for group in GROUPS:
-        all_of_it = [name for name, task in TASKS.items() if task.group == group]
-        ran = [name for name in all_of_it if name in outcomes]
+        members = [name for name, task in TASKS.items() if task.group == group]
+        ran = [name for name in members if name in results]
         if ran:
-            some = "" if len(ran) == len(all_of_it) else f"{len(ran)} of "
-            found[f"{group} ({some}{len(all_of_it)} tasks)"] = _over(outcomes, ran)
-    whole = len(outcomes) == len(TASKS)
-    ran_at_all = "1 task" if len(outcomes) == 1 else f"{len(outcomes)} tasks"
+            some = "" if len(ran) == len(members) else f"{len(ran)} of "
+            means[f"{group} ({some}{len(members)} tasks)"] = _average(results, ran)
+    whole = len(results) == len(TASKS)
+    ran_at_all = "1 task" if len(results) == 1 else f"{len(results)} tasks"
     title = TITLE if whole else f"mean over the {ran_at_all} that ran (not VTAB)"
-    found[title] = _over(outcomes, list(outcomes))
-    return found
+    means[title] = _average(results, list(results))
+    return means
 
 
-def _over(outcomes: dict[str, TransferResult], names: Sequence[str]) -> list[float]:
-    by_seed = zip(*(outcomes[name].accuracies for name in names), strict=True)
+def _average(results: dict[str, TransferResult], names: Sequence[str]) -> list[float]:
+    by_seed = zip(*(results[name].accuracies for name in names), strict=True)
     return [sum(shares) / len(shares) for shares in by_seed]
 
 
-def format_results(plan: SuitePlan, outcomes: dict[str, TransferResult], places: SuiteData) -> list[str]:
-    """The tasks, their means beside the paper's, and what there is to be said of it."""
+def format_results(plan: SuitePlan, results: dict[str, TransferResult], places: SuiteData) -> list[str]:
+    """Return the tables of tasks and of means, and the remarks below them, as lines of Markdown."""
     tasks = format_table(
-        ("task", "group", plan.model, "runs", "learning rate", "test images"), table_rows(outcomes), left=2
+        ("task", "group", plan.model, "runs", "learning rate", "test images"), table_rows(results), left=2
     )
     summary = [
         (title, format_mean(shares), *TABLE_2.get(title, (NOTHING,) * len(PAPER_MODELS)))
-        for title, shares in mean_accuracies(outcomes).items()
+        for title, shares in mean_accuracies(results).items()
     ]
     together = format_table(("top-1, %", plan.model, *PAPER_MODELS), summary)
     sources = {name: f"{task.origin}, {task.url}, in TensorFlow Datasets {task.tfds}" for name, task in TASKS.items()}
-    return [*tasks, "", *together, "", *list_remarks(outcomes, places.sets, sources)]
+    return [*tasks, "", *together, "", *list_remarks(results, places.sets, sources)]
 
 
-def _write(plan: SuitePlan, outcomes: dict[str, TransferResult], places: SuiteData) -> None:
-    found: dict[str, Any] = {
+def _write(plan: SuitePlan, results: dict[str, TransferResult], places: SuiteData) -> None:
+    content: dict[str, Any] = {
         "suite": "vtab",
         "model": plan.model,
-        "papers_protocol": not any(outcome.deviations for outcome in outcomes.values()),
-        "tasks": {name: {"group": TASKS[name].group, **outcome.as_json()} for name, outcome in outcomes.items()},
-        "means": {title: sum(shares) / len(shares) for title, shares in mean_accuracies(outcomes).items()},
+        "papers_protocol": not any(result.deviations for result in results.values()),
+        "tasks": {name: {"group": TASKS[name].group, **result.as_json()} for name, result in results.items()},
+        "means": {title: sum(shares) / len(shares) for title, shares in mean_accuracies(results).items()},
         "missing": {name: task.url for name, task in TASKS.items() if name not in places.sets},
         "paper": dict(zip(PAPER_MODELS, TABLE_2[TITLE], strict=True)),
     }
-    write_results(plan.folder, f"VTAB: {plan.model}", format_results(plan, outcomes, places), found)
+    write_results(plan.folder, f"VTAB: {plan.model}", format_results(plan, results, places), content)

@@ -29,7 +29,7 @@ GROUPS = ("natural", "specialised", "structured")
 
 @dataclass(frozen=True, kw_only=True)
 class VtabTask:
-    """One of the 19."""
+    """One of the 19 tasks."""
 
     name: str
     title: str
@@ -39,21 +39,21 @@ class VtabTask:
     """The original data set."""
     url: str
     tfds: str
-    """In TensorFlow Datasets, with the version that VTAB asks for."""
+    """Name in TensorFlow Datasets, with the version that VTAB uses."""
     images: tuple[int, int, int]
-    """In the parts train, val and test."""
+    """Number of images in train, val and test."""
     parts: str
-    """How VTAB makes them."""
+    """How VTAB makes these parts."""
     annotation: str = "the class"
-    """What the label is made of."""
+    """What the label is computed from."""
     label: Callable[[Any], int] | None = None
-    """The label of an annotation; None where the classes are the labels as they are."""
+    """Computes the label from an annotation; None if the classes are the labels."""
     whole: bool = True
-    """Whether an annotation is one whole number, so that it can stand in the place of a label (`raw = true`)."""
+    """Whether an annotation is one whole number, so that data can hold it as a label (`raw = true`)."""
     crop: bool = True
-    """Whether a crop of a training image still has the same label. Ours: VTAB does not tell."""
+    """Whether a crop keeps the label. This is our choice; VTAB does not say."""
     mirror: bool = True
-    """Whether its mirror image has. Ours too."""
+    """Whether a mirror image keeps the label. Our choice, too."""
 
 
 CLEVR = "https://cs.stanford.edu/people/jcjohns/clevr/"
@@ -316,11 +316,11 @@ _TASKS = (
 )
 
 TASKS: dict[str, VtabTask] = {task.name: task for task in _TASKS}
-"""By name, in the order of the groups."""
+"""Tasks by name, in the order of the groups."""
 
 
 def format_registry() -> str:
-    """The registry as tables in Markdown, one for each group: docs/transfer.md ends with it."""
+    """Return the tasks as Markdown tables, one for each group; docs/transfer.md ends with them."""
     return "\n".join(f"### {group.capitalize()}\n\n{_table(group)}" for group in GROUPS)
 
 
