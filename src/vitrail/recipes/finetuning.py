@@ -45,12 +45,14 @@ IMAGENET_RATES = (0.003, 0.01, 0.03, 0.06)
 SMALL_DATA_RATES = (0.001, 0.003, 0.01, 0.03)
 
 
-def _from_imagenet_21k(base: float, large: float) -> str:
+def _format_imagenet_21k_result(base: float, large: float) -> str:
     return f"{base:.2f} from B/16 and {large:.2f} from L/16, pre-trained on ImageNet-21k (table 5)"
 
 
 TABLE_4 = (
-    FinetuningRow("imagenet", IMAGENET, 20_000, 500, IMAGENET_RATES, 0.03, 0.01, _from_imagenet_21k(83.97, 85.15)),
+    FinetuningRow(
+        "imagenet", IMAGENET, 20_000, 500, IMAGENET_RATES, 0.03, 0.01, _format_imagenet_21k_result(83.97, 85.15)
+    ),
     FinetuningRow(
         *("imagenet-512", IMAGENET, 20_000, 500, IMAGENET_RATES, 0.03, 0.01),
         expected="87.76 ± 0.03 from L/16 of JFT-300M, 85.30 ± 0.02 from L/16 of ImageNet-21k (table 2)",
@@ -65,10 +67,14 @@ TABLE_4 = (
         averaging=0.9999,
         typical_model="H/14",
     ),
-    FinetuningRow("cifar10", CIFAR10, 10_000, 500, SMALL_DATA_RATES, 0.01, 0.02, _from_imagenet_21k(98.95, 99.16)),
-    FinetuningRow("cifar100", CIFAR100, 10_000, 500, SMALL_DATA_RATES, 0.01, 0.02, _from_imagenet_21k(91.67, 93.44)),
-    FinetuningRow("pets", PETS, 500, 100, SMALL_DATA_RATES, 0.01, 0.1, _from_imagenet_21k(94.43, 94.73)),
-    FinetuningRow("flowers", FLOWERS, 500, 100, SMALL_DATA_RATES, 0.01, 0.1, _from_imagenet_21k(99.38, 99.61)),
+    FinetuningRow(
+        "cifar10", CIFAR10, 10_000, 500, SMALL_DATA_RATES, 0.01, 0.02, _format_imagenet_21k_result(98.95, 99.16)
+    ),
+    FinetuningRow(
+        "cifar100", CIFAR100, 10_000, 500, SMALL_DATA_RATES, 0.01, 0.02, _format_imagenet_21k_result(91.67, 93.44)
+    ),
+    FinetuningRow("pets", PETS, 500, 100, SMALL_DATA_RATES, 0.01, 0.1, _format_imagenet_21k_result(94.43, 94.73)),
+    FinetuningRow("flowers", FLOWERS, 500, 100, SMALL_DATA_RATES, 0.01, 0.1, _format_imagenet_21k_result(99.38, 99.61)),
     FinetuningRow(
         *("vtab", VTAB, 2_500, 500, (0.01,), 0.01, 0.2),
         expected="72.72 in the mean over 19 tasks from L/16 of ImageNet-21k (table 2)",

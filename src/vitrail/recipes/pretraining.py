@@ -152,7 +152,7 @@ def _settings(row: PretrainingRow, model: str, epochs: int) -> Settings:
     }
 
 
-def _expected(row: PretrainingRow, model: str, epochs: int) -> str:
+def _format_expected(row: PretrainingRow, model: str, epochs: int) -> str:
     if row.data is JFT:
         imagenet, cifar100, _ = TABLE_6[model, epochs]
         where = "table 6"
@@ -180,7 +180,7 @@ def _recipe(row: PretrainingRow, model: str, epochs: int) -> Recipe:
         summary=f"{model} on {row.data.name} for {epochs} epochs",
         settings=_settings(row, model, epochs),
         data_set=row.data,
-        expected=_expected(row, model, epochs),
+        expected=_format_expected(row, model, epochs),
         source=_source(row, model, epochs),
         paper_exaflops=TABLE_6[model, epochs].exaflops if row.data is JFT else None,
     )
