@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from vitrail.benchmark.machine import commit
+from vitrail.benchmark.machine import read_commit
 
 EVERY = 20.0
 """Seconds from one look to the next."""
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", required=True, help="NAME=DATA for each of the data sets")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--change", nargs="*", default=[], help="key=value, for all of them")
-    parser.add_argument("--commit", default=commit(), help="that of the code, where git cannot tell it")
+    parser.add_argument("--commit", default=read_commit(), help="that of the code, where git cannot tell it")
     options = parser.parse_args()
     sources = {name: source for name, _, source in (given.partition("=") for given in options.data)}
     unknown = [name for name in options.names if name not in PLAN]

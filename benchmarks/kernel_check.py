@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import vitrail
-from vitrail.benchmark.machine import commit
+from vitrail.benchmark.machine import read_commit
 from vitrail.fast.gpu.autotune import round_up_rows
 from vitrail.fast.gpu.fused_embedder import FusedEmbedder
 from vitrail.fast.gpu.fused_layers import ATTENTION_TILES, BYTES, NARROW, NARROW_BYTES, WIDE, FusedHead
@@ -237,7 +237,7 @@ def main() -> None:
     for name, (value, most) in found.items():
         print(f"{value:9.1e}  at most {most:7.1e}  {'' if value <= most else 'TOO FAR'}  {name}")
     if arguments.out:
-        about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": commit()}
+        about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": read_commit()}
         arguments.out.write_text(json.dumps({**about, "distances": found}, indent=1))
     sys.exit(any(not value <= most for value, most in found.values()))
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import vitrail
-from vitrail.benchmark.machine import commit
+from vitrail.benchmark.machine import read_commit
 from vitrail.fast.gpu.autotune import list_choices, round_up_rows
 from vitrail.fast.gpu.cuda_graph import CudaGraph
 from vitrail.fast.gpu.fused_embedder import FusedEmbedder
@@ -93,7 +93,7 @@ def main() -> None:
             tell(
                 name + "".join(f", {kind} {found[name][kind]:.4f}" for kind in ("graph", "replay", "captured", "wall"))
             )
-        about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": commit()}
+        about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": read_commit()}
         result = {**about, "passes": found, "chosen": {str(key): way for key, way in list_choices().items()}}
         out.write_text(json.dumps(result, indent=1))
 

@@ -60,12 +60,13 @@ torch.set_num_threads(1)
 model, content = vitrail.load(sys.argv[1]).eval(), open(sys.argv[2], "rb").read()
 batch, seconds = int(sys.argv[4]), float(sys.argv[3])
 if sys.argv[5] == "packed":
-    from vitrail.fast.cpu.packed import pack
-    pack(model)
+    from vitrail.fast.cpu.packed import pack_layers
+    pack_layers(model)
 how, done = model.preprocessing, -1
 with torch.inference_mode():
     while done < 0 or time.perf_counter() - start < seconds:
-        model(normalise(torch.stack([resize_and_crop(decode_image(content), how) for _ in range(batch)]), how)).softmax(dim=1)
+        pixels = torch.stack([resize_and_crop(decode_image(content), how) for _ in range(batch)])
+        model(normalise(pixels, how)).softmax(dim=1)
         if done < 0:  # the first is for warming up
             done, start = 0, time.perf_counter()
         else:

@@ -24,8 +24,7 @@ LAYERS = [
     ["evaluation"],
     ["transfer"],
     ["inspection"],
-    ["exporting", "serving", "studies"],
-    ["benchmark"],
+    ["exporting", "serving", "studies", "benchmark"],
     ["workflows"],
     ["cli"],
 ]

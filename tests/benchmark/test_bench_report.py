@@ -12,12 +12,14 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
+from against_peers import compare_with_peers, parse_arguments, run_comparison
+from peer_libraries.conclusions import compare_libraries
+from peer_libraries.figures import MOST_LINES, draw_report, select_lines
 from peers import timm  # noqa: F401  so that torchvision imports beside any torch
-from vitrail.benchmark import benchmark, machine, run, shown_again
+from vitrail.benchmark import BenchmarkReport, SpeedOptions, benchmark, machine, measure_speed
 from vitrail.benchmark import measure as measuring
-from vitrail.benchmark.figures import MOST_LINES, draw, shown
-from vitrail.benchmark.plan import WHATS
-from vitrail.benchmark.report import FED, RESIDENT, Measured, Report, compared
+from vitrail.benchmark.plan import WITHOUT_DATA
+from vitrail.benchmark.report import FED, RESIDENT, Measurements, compare_rows
 from vitrail.errors import ConfigError
 from vitrail.fast import timing
 from vitrail.model.variants import SIZES, Size
@@ -33,18 +35,21 @@ def report():
         patch.setattr(measuring, "TURN_SECONDS", 0.001)
         find = importlib.util.find_spec
         patch.setattr("importlib.util.find_spec", lambda name, *of: None if name == "vit_pytorch" else find(name, *of))
-        return run(["Ti/16"], size=32, batch=2, rounds=2, peers="timm,vit-pytorch", threads=1, device="cpu")
+        options = SpeedOptions(size=32, batch=2, rounds=2, threads=1, device="cpu")
+        return compare_with_peers(["Ti/16"], options, peers="timm,vit-pytorch")
 
 
 class TestReport:
     def test_all_that_was_asked_for(self, report):
         assert {(row.what, row.library, row.way) for row in report.rows} >= {
-            *((what, library, "eager") for what in WHATS for library in ("vitrail", "timm")),
+            *((what, library, "eager") for what in WITHOUT_DATA for library in ("vitrail", "timm")),
         }
-        told = [str(each) for each in report.missing]
-        assert told[0].startswith("every library compiled: left out, on a CPU it takes minutes")
-        assert told[1:] == ["vit-pytorch: not installed: pip install vit-pytorch"]
-        assert report.notes == ["memory is measured on a GPU alone"]
+        assert [(each.library, each.way) for each in report.missing] == [
+            ("every library", "compiled"),
+            ("vit-pytorch", ""),
+        ]
+        assert "pip install vit-pytorch" in report.missing[1].reason
+        assert len(report.notes) == 1
         assert report.machine["threads"] == 1
 
     def test_comparisons(self, report):
@@ -52,22 +57,30 @@ class TestReport:
         fast, slow = (replace(report.rows[0], library=library) for library in ("vitrail", "timm"))
         slow = replace(slow, median_seconds=1.5 * fast.median_seconds, way="compiled")
         slower = replace(slow, median_seconds=9.0, way="eager")
-        (line,) = replace(report, rows=[fast, slower, slow]).comparisons
-        assert line.endswith("32 px, batch 2, fp32: vitrail eager is 1.50× as fast as the best peer, timm compiled")
-        assert replace(report, rows=[fast]).comparisons == []
+        (line,) = compare_libraries([fast, slower, slow], "fp32")
+        assert "vitrail eager is 1.50×" in line
+        assert line.endswith("timm compiled")
+        assert compare_libraries([fast], "fp32") == []
+
+    def test_the_fast_way_beside_the_plain_one(self, report):
+        plain = replace(report.rows[0], median_seconds=1.5)
+        fast = replace(plain, way="fast", median_seconds=1.0, distance=2e-7)
+        (line,) = compare_rows([plain, fast], "fp32")
+        assert "fast (fp32, distance 2.0e-07) is 1.50× as fast as eager" in line
+        assert compare_rows([plain], "fp32") == []
 
     def test_precisions_are_compared_apart(self, report):
         row = replace(report.rows[0], precision="bf16", median_seconds=1.0)
         peer = replace(row, library="timm", median_seconds=1.2, distance=None)
         eighth = replace(row, way="fast, fp8", precision="fp8", median_seconds=0.5, distance=0.021)
         begins = "Ti/16 inference, 32 px, batch 2"
-        assert compared([row, eighth, peer], "bf16") == [
+        assert compare_libraries([row, eighth, peer], "bf16") == [
             f"{begins}, bf16: vitrail eager is 1.20× as fast as the best peer, timm eager",
             f"{begins}, any precision: vitrail fast, fp8 (fp8, distance 2.1e-02) is 2.40× as fast as the best peer, "
             "timm eager (bf16)",
         ]
         theirs = replace(eighth, library="openvino", median_seconds=0.4)
-        assert compared([row, theirs], "bf16") == [
+        assert compare_libraries([row, theirs], "bf16") == [
             f"{begins}, any precision: vitrail eager (bf16, distance 0.0e+00) is 0.40× as fast as the best peer, "
             "openvino fast, fp8 (fp8, distance 2.1e-02)"
         ]
@@ -76,29 +89,34 @@ class TestReport:
     def test_how_the_data_path_keeps_up(self, report, fed, told):
         one = replace(report.rows[0], what="end-to-end", images_per_second=100.0, way=RESIDENT)
         other = replace(one, way=f"{FED}, 16 workers", images_per_second=fed)
-        (line,) = compared([other, one], "fp32")
+        (line,) = compare_rows([other, one], "fp32")
         assert f"batch 2, fp32: the data path {told} of the images/s" in line
-        assert compared([one], "fp32") == []
+        assert compare_rows([one], "fp32") == []
 
     def test_read_again(self, report, tmp_path):
         report.write(tmp_path / "a.json")
-        assert Report.read(tmp_path / "a.json") == replace(report, machine=json.loads(json.dumps(report.machine)))
-        assert shown_again(tmp_path / "a.json").comparisons == report.comparisons
-        for content, told in (("{}", "give a JSON that this version"), ("[", "give a JSON that this version")):
+        assert BenchmarkReport.read(tmp_path / "a.json") == replace(
+            report, machine=json.loads(json.dumps(report.machine))
+        )
+        assert BenchmarkReport.read(tmp_path / "a.json").comparisons == report.comparisons
+        for content in ("{}", "["):
             (tmp_path / "b.json").write_text(content)
-            with pytest.raises(ConfigError, match=told):
-                Report.read(tmp_path / "b.json")
-        with pytest.raises(ConfigError, match="cannot be read: No such file"):
-            Report.read(tmp_path / "c.json")
+            with pytest.raises(ConfigError, match="--from"):
+                BenchmarkReport.read(tmp_path / "b.json")
+        with pytest.raises(ConfigError, match="No such file"):
+            BenchmarkReport.read(tmp_path / "c.json")
 
     def test_json(self, report, tmp_path, monkeypatch):
-        monkeypatch.setattr(benchmark, "measure", lambda case, peers, **how: Measured(report.rows, [], report.products))
-        again = run(["Ti/16"], size=32, what="inference", peers="none", device="cpu", out=tmp_path / "a.json")
+        monkeypatch.setattr(
+            benchmark, "measure_case", lambda case, options: Measurements(report.rows, [], report.products)
+        )
+        options = SpeedOptions(size=32, what="inference", device="cpu")
+        again = measure_speed(["Ti/16"], options, out=tmp_path / "a.json")
         text = (tmp_path / "a.json").read_text()
         written = json.loads(text)
         assert written == json.loads(json.dumps(again.as_dict()))
         assert written["rows"][0]["seconds"] == report.rows[0].seconds
-        assert written["comparisons"] == report.comparisons
+        assert written["comparisons"] == again.comparisons
         assert written["machine"]["versions"]["torch"] == torch.__version__
         for place in (str(Path.home()), str(tmp_path), str(Path(benchmark.__file__).parent), sys.prefix):
             assert place not in text
@@ -106,28 +124,36 @@ class TestReport:
     def test_threads_are_put_back(self, monkeypatch):
         before, seen = torch.get_num_threads(), []
         monkeypatch.setattr(
-            benchmark, "measure", lambda *case, **how: seen.append(torch.get_num_threads()) or Measured()
+            benchmark, "measure_case", lambda *_: seen.append(torch.get_num_threads()) or Measurements()
         )
-        run(["Ti/16"], what="latency", peers="none", threads=before + 1, device="cpu")
+        measure_speed(["Ti/16"], SpeedOptions(what="latency", threads=before + 1, device="cpu"))
         assert seen == [before + 1]
         assert torch.get_num_threads() == before
 
     def test_places_are_looked_at_first(self, tmp_path):
-        with pytest.raises(ConfigError, match=r"a figure is a \.png"):
-            run(plot=tmp_path / "a.jpg")
-        with pytest.raises(ConfigError, match="there is no folder"):
-            run(out=tmp_path / "nowhere/a.json")
-        with pytest.raises(ConfigError, match="it is a folder"):
-            run(out=tmp_path)
+        with pytest.raises(ConfigError, match="no folder"):
+            measure_speed(out=tmp_path / "nowhere/a.json")
+        with pytest.raises(ConfigError, match="is a folder"):
+            measure_speed(out=tmp_path)
 
     def test_the_machine(self, monkeypatch, tmp_path):
         (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name\t: A Fine Processor\nmodel name\t: again\n")
         monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
-        assert machine.processor_name() == "A Fine Processor"
+        assert machine.read_processor_name() == "A Fine Processor"
         monkeypatch.setattr(processor, "CPUINFO", tmp_path / "none")
-        assert machine.processor_name()
+        assert machine.read_processor_name()
         monkeypatch.setattr(machine.vitrail, "__file__", str(tmp_path / "a/b/c.py"))
-        assert machine.commit() is None
+        assert machine.read_commit() is None
+
+
+class TestScript:
+    def test_a_figure_from_a_file(self, report, tmp_path):
+        report.write(tmp_path / "a.json")
+        again = run_comparison(parse_arguments(["--from", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.png")]))
+        assert again.comparisons == report.comparisons
+        assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+        with pytest.raises(ConfigError, match="png"):
+            run_comparison(parse_arguments(["--plot", "a.jpg"]))
 
 
 class TestFigures:
@@ -143,7 +169,7 @@ class TestFigures:
         monkeypatch.setattr(Figure, "savefig", savefig)
 
         def made(report) -> Figure:
-            assert draw(report, tmp_path / "a.png") == tmp_path / "a.png"
+            assert draw_report(report, tmp_path / "a.png") == tmp_path / "a.png"
             assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "a.svg"]
             return figures[-1]
 
@@ -152,9 +178,9 @@ class TestFigures:
     def test_bars(self, report, figure):
         axes = figure(report).axes
         assert [each.get_title("left") for each in axes] == [
-            f"Ti/16 {what}, 32 px, batch {1 if what == 'latency' else 2}" for what in WHATS
+            f"Ti/16 {what}, 32 px, batch {1 if what == 'latency' else 2}" for what in WITHOUT_DATA
         ]
-        for each, what in zip(axes, WHATS, strict=True):
+        for each, what in zip(axes, WITHOUT_DATA, strict=True):
             rows = [row for row in report.rows if row.what == what]
             shown = [row.median_seconds * 1000 if what == "latency" else row.images_per_second for row in rows]
             assert [bar.get_width() for bar in each.patches] == shown
@@ -187,10 +213,10 @@ class TestFigures:
             for way in range(MOST_LINES // 2)
             for batch in (1, 2)
         ]
-        assert shown(rows) == (rows, False)
+        assert select_lines(rows) == (rows, False)
         fp8 = replace(row, way="fast", precision="fp8", images_per_second=1.0)
         failed = replace(row, way="early", batch=1, images_per_second=1e9)
-        kept, chosen = shown([*rows, fp8, failed])
+        kept, chosen = select_lines([*rows, fp8, failed])
         assert chosen
         last = str(MOST_LINES // 2 - 1)
         assert {(each.library, each.way) for each in kept} == {("vitrail", last), ("timm", last), ("vitrail", "fast")}

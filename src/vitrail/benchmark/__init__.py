@@ -1,5 +1,9 @@
-"""How fast models are on this machine, in every way there is, beside others'; and whether the data path keeps up."""
+"""Measure how fast models are on this machine, and whether the data path keeps up with training.
 
-from vitrail.benchmark.benchmark import run, shown_again
+Comparisons with other libraries are a script: benchmarks/against_peers.py.
+"""
 
-__all__ = ["run", "shown_again"]
+from vitrail.benchmark.benchmark import SpeedOptions, measure_speed
+from vitrail.benchmark.report import BenchmarkReport
+
+__all__ = ["BenchmarkReport", "SpeedOptions", "measure_speed"]

@@ -1,185 +1,143 @@
-"""A whole benchmark: what was asked for, measured case by case, and what came of it."""
+"""`measure_speed`: a whole benchmark, from its options to the report."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from vitrail.benchmark.candidates import AUTOTUNED, COMPILED, EAGER
-from vitrail.benchmark.case import OURS, Case, Key, Missing
-from vitrail.benchmark.figures import draw
-from vitrail.benchmark.loading import Supply, measure_supply
+from vitrail.benchmark.case import NotMeasured
+from vitrail.benchmark.data_path import DataSupply, measure_data_path
 from vitrail.benchmark.machine import describe_machine
-from vitrail.benchmark.measure import Tell, measure
-from vitrail.benchmark.peers import importable, parse_peers
-from vitrail.benchmark.plan import WITH_DATA, check_places, checked_precision, planned
-from vitrail.benchmark.report import Measured, Report, Row
-from vitrail.errors import NotApplicableError
+from vitrail.benchmark.measure import MeasureOptions, OnMessage, measure_case
+from vitrail.benchmark.plan import DEFAULT_MODEL, WITH_DATA, check_output, choose_precisions, make_case, parse_what
+from vitrail.benchmark.report import BenchmarkReport, Measurements, compare_rows
 from vitrail.system.device import choose_device
 
-ROUNDS, SECONDS = 5, 600.0
+GPU_ONLY_MEMORY = "memory is measured on a GPU alone"
 
 
-def run(
-    names: Sequence[str] = (),
-    *,
-    what: str | None = None,
-    batch: int | None = None,
-    precision: str | None = None,
-    size: int | None = None,
-    peers: str = "all",
-    data: str | None = None,
-    workers: int | None = None,
-    threads: int | None = None,
-    rounds: int = ROUNDS,
-    compiles: bool | None = None,
-    autotune: bool = False,
-    plain: bool = True,
-    device: str = "auto",
-    grow: str | None = None,
-    seconds: float = SECONDS,
-    out: Path | None = None,
-    plot: Path | None = None,
-    tell: Tell = lambda line: None,
-) -> Report:
-    """Measure models by their names; see `vitrail bench --help` for what the options mean."""
-    target = choose_device(device)
-    usual, beyond = checked_precision(precision, target)
-    cases = planned(names, what, batch, (usual, beyond), size, grow, target, data)
-    wanted = parse_peers(peers, target) if any(case.what not in WITH_DATA for case in cases) else []
-    check_places(out, plot)
-    supply = None if data is None else Supply.opened(data, workers, cases)
-    compiled = target.type == "cuda" or autotune if compiles is None else compiles
-    modes = (EAGER, *([COMPILED] if compiled else ()), *([AUTOTUNED] if autotune else ()))
-    found, threads_before = Measured(missing=left_out(compiled, compiles, cases)), torch.get_num_threads()
-    torch.set_num_threads(threads or threads_before)
-    if target.type == "cuda" and target.index is not None:
-        torch.cuda.set_device(target)  # graphs are recorded on the current one
-    try:
-        machine = describe_machine(target, wanted)
-        present = [library for library in wanted if is_present(library, target, found)]
-        how = partial(
-            measure_either, supply=supply, modes=modes, plain=plain, compiles=compiles, rounds=rounds, tell=tell
+@dataclass(frozen=True)
+class SpeedOptions:
+    """What a benchmark measures, and how."""
+
+    what: str | None = None
+    """Some of inference, training, latency, and with `data` loader and end-to-end, separated by commas; None: all."""
+    batch: int | None = None
+    """Images at a time; None: 256 on a GPU, 8 on a CPU. Latency is always of one image."""
+    precision: str | None = None
+    """fp32 or bf16; None: bf16 on a GPU, fp32 on a CPU. fp8 (GPU), int8 or auto (CPU) are measured in addition."""
+    size: int | None = None
+    """Side of the images in pixels; None: the model's own."""
+    data: str | None = None
+    """Images for loader and end-to-end, as for `vitrail train`."""
+    workers: int | None = None
+    """Processes that read the data; None: one for each core."""
+    threads: int | None = None
+    """CPU threads; None: torch's choice."""
+    rounds: int = 5
+    """Turns of each candidate; medians are over these."""
+    compiles: bool | None = None
+    """Whether to measure the compiled model too; None: on a GPU only."""
+    autotune: bool = False
+    """Whether to measure max-autotune too, which takes many minutes."""
+    plain: bool = True
+    """False: only what `vitrail.fast` makes of the model."""
+    device: str = "auto"
+
+    def modes(self, device: torch.device) -> tuple[str, ...]:
+        """Return the plain modes that are measured: some of eager, compiled and autotuned."""
+        compiles = device.type == "cuda" or self.autotune if self.compiles is None else self.compiles
+        return (EAGER, *([COMPILED] if compiles else ()), *([AUTOTUNED] if self.autotune else ()))
+
+    def explain_modes(self, modes: Sequence[str]) -> list[NotMeasured]:
+        """Return why the compiled model is not measured, if it is not."""
+        if COMPILED in modes:
+            return []
+        why = (
+            "--no-compile"
+            if self.compiles is False
+            else "on a CPU it takes minutes to compile: ask for it with --compile"
         )
-        if grow:
-            notes = measure_growing(cases, present, how, seconds, found)
-        else:
-            notes = measure_all(cases, present, how, found)
-    finally:
-        torch.set_num_threads(threads_before)
-    if target.type == "cpu":
-        notes.append("memory is measured on a GPU alone")
-    if supply is not None:
-        notes.append(supply.described())
-    asked = {
+        return [NotMeasured("", "every library", "compiled", f"left out, {why}")]
+
+
+def measure_speed(
+    names: Sequence[str] = (),
+    options: SpeedOptions | None = None,
+    *,
+    out: Path | None = None,
+    on_message: OnMessage = lambda line: None,
+) -> BenchmarkReport:
+    """Measure how fast models are on this machine.
+
+    Args:
+        names: Of models, as `vitrail models` lists them; B/16 if empty.
+        options: What is measured, and how.
+        out: A JSON file for the report; `BenchmarkReport.read` reads it again.
+        on_message: Gets a line of text about every step.
+
+    Returns:
+        A row for each way of computing each case, what could not be measured, and the machine.
+
+    Raises:
+        ConfigError: An option is wrong. It is checked before anything is measured.
+        DataError: There are no images at `options.data`.
+    """
+    options = options or SpeedOptions()
+    device = choose_device(options.device)
+    precisions = choose_precisions(options.precision, device)
+    whats = parse_what(options.what, options.data)
+    cases = [
+        make_case(what, name, options.batch, precisions, options.size, device)
+        for name in names or [DEFAULT_MODEL]
+        for what in whats
+    ]
+    check_output("--out", out)
+    supply = None if options.data is None else DataSupply.open(options.data, options.workers, cases)
+    modes = options.modes(device)
+    measuring = MeasureOptions(modes, options.rounds, options.plain, on_message)
+    results = Measurements(missing=[] if whats == ["loader"] else options.explain_modes(modes))
+    with use_device(device, options.threads):
+        machine = describe_machine(device)
+        for case in cases:
+            if case.what in WITH_DATA:
+                assert supply is not None
+                results.add(measure_data_path(case, supply, measuring, compiles=options.compiles))
+            else:
+                results.add(measure_case(case, measuring))
+    request = {
         "cases": [str(case) for case in cases],
-        "precision": usual,
-        "beyond": beyond,
-        "peers": wanted,
+        "precision": precisions[0],
+        "beyond": precisions[1],
+        "peers": [],
         "workers": None if supply is None else supply.workers,
-        "rounds": rounds,
+        "rounds": options.rounds,
         "modes": list(modes),
-        "seconds": seconds if grow else None,
+        "seconds": None,
     }
-    report = Report(machine, asked, found.rows, found.missing, found.products, notes + unlike(found.rows), grow)
+    notes = [*([GPU_ONLY_MEMORY] if device.type == "cpu" else ()), *([supply.describe()] if supply else ())]
+    comparisons = compare_rows(results.rows, precisions[0])
+    report = BenchmarkReport(
+        machine, request, results.rows, results.missing, results.products, notes, comparisons=comparisons
+    )
     if out is not None:
         report.write(out)
-    if plot is not None and report.rows:
-        draw(report, plot)
     return report
 
 
-def shown_again(path: Path, plot: Path | None = None) -> Report:
-    """What `run` wrote to `out`, perhaps elsewhere; drawn now, if a figure is asked for."""
-    check_places(None, plot)
-    report = Report.read(path)
-    if plot is not None and report.rows:
-        draw(report, plot)
-    return report
-
-
-def measure_either(
-    case: Case,
-    peers: Sequence[str],
-    *,
-    supply: Supply | None,
-    modes: Sequence[str],
-    plain: bool = True,
-    compiles: bool | None = None,
-    **how: Any,
-) -> Measured:
-    """A case of models, or of the data path, which trains as `vitrail train` does unless `compiles` says otherwise."""
-    if case.what not in WITH_DATA:
-        return measure(case, peers, modes=modes, plain=plain, **how)
-    assert supply is not None
-    return measure_supply(case, supply, compiles=compiles, **how)
-
-
-def left_out(compiled: bool, asked: bool | None, cases: Sequence[Case]) -> list[Missing]:
-    """Compiled ways, where they are not measured."""
-    if compiled or all(case.what == "loader" for case in cases):
-        return []
-    reason = "--no-compile" if asked is False else "on a CPU it takes minutes to compile: ask for it with --compile"
-    return [Missing("", "every library", "compiled", f"left out, {reason}")]
-
-
-def is_present(library: str, device: torch.device, found: Measured) -> bool:
-    """Whether a peer can be imported; if not, `found` has the reason."""
+@contextmanager
+def use_device(device: torch.device, threads: int | None) -> Iterator[None]:
+    """Make a GPU the current one, and set the number of CPU threads; restore that number afterwards."""
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(threads or threads_before)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # CUDA graphs are recorded on the current one
     try:
-        importable(library, device)
-    except NotApplicableError as error:
-        found.missing.append(Missing("", library, "", str(error)))
-        return False
-    return True
-
-
-def measure_all(
-    cases: Sequence[Case], peers: Sequence[str], how: Callable[..., Measured], found: Measured
-) -> list[str]:
-    """One case after the other, into `found`."""
-    for case in cases:
-        found.add(how(case, peers))
-    return []
-
-
-def measure_growing(
-    cases: Sequence[Case],
-    peers: Sequence[str],
-    how: Callable[..., Measured],
-    seconds: float,
-    found: Measured,
-    clock: Callable[[], float] = time.perf_counter,
-) -> list[str]:
-    """Cases that grow, into `found`, as long as there is memory and time; a note on where it ended.
-
-    A way that fails takes no part in larger cases.
-    """
-    began, last, given_up = clock(), 0.0, set[Key]()
-    for case in cases:
-        start = clock()
-        if found.rows and start - began + last > seconds:
-            return [f"ended before {case}: it would not have fitted into the {seconds:g} s of --seconds"]
-        measured = how(case, [peer for peer in peers if (peer, "") not in given_up], without=given_up)
-        found.add(measured)
-        given_up |= {(each.library, each.way) for each in measured.missing}
-        last = clock() - start
-        if not measured.rows:
-            return [f"ended at {case}: nothing could be measured there any more"]
-    return []
-
-
-def unlike(rows: Sequence[Row]) -> list[str]:
-    """Notes on peers with a few parameters more or fewer than ours."""
-    ours: dict[Any, int] = {row.case: row.parameters for row in rows if row.library == OURS}
-    pairs = [(row, ours.get(row.case, row.parameters)) for row in rows]
-    told = [
-        f"{row.name}: the model of {row.library} has {row.parameters:,} parameters and ours {own:,}"
-        for row, own in pairs
-        if row.parameters != own
-    ]
-    return list(dict.fromkeys(told))
+        yield
+    finally:
+        torch.set_num_threads(threads_before)

@@ -1,4 +1,7 @@
-"""The ways to compute a case: our model's, then each peer's."""
+"""The ways to compute a case with our model: eager, compiled, as a CUDA graph, and by `vitrail.fast`.
+
+`plain_candidates` works for a model of any library; benchmarks/against_peers.py uses it for the others.
+"""
 
 from __future__ import annotations
 
@@ -10,152 +13,137 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from vitrail.benchmark.case import OURS, PRECISIONS, Batch, Built, Case, Missing, Way
-from vitrail.benchmark.peers import PEERS, parameters_of, peer_model
-from vitrail.benchmark.runtimes import runtime_ways
+from vitrail.benchmark.case import (
+    OURS,
+    PRECISIONS,
+    BuiltCandidate,
+    Candidate,
+    Case,
+    NotMeasured,
+    RandomBatch,
+    count_parameters,
+)
 from vitrail.errors import NotApplicableError
-from vitrail.fast.gpu.cuda_graph import Captured
-from vitrail.fast.optimize import optimize, why_no_kernels
+from vitrail.fast.gpu.cuda_graph import CudaGraph
+from vitrail.fast.optimize import explain_missing_kernels, optimize
 from vitrail.model.base import ImageModel
 
 LEARNING_RATE = 1e-4
 EAGER, COMPILED, AUTOTUNED = "eager", "compiled", "autotuned"
-MODES = {COMPILED: None, AUTOTUNED: "max-autotune-no-cudagraphs"}
-"""What torch.compile is told. It would record CUDA graphs by itself too; here that is a way of its own, for all."""
+COMPILE_MODES = {COMPILED: None, AUTOTUNED: "max-autotune-no-cudagraphs"}
+"""The `mode` for torch.compile. Without its own CUDA graphs: here these are separate candidates."""
 GRAPH = "CUDA graph"
-CALIBRATED = 32
+CALIBRATION_IMAGES = 32
 """Images that FP8 is calibrated on."""
 GRAPH_FLOPS = 3e13
-"""Operations of a step, up to which it is recorded too. A GPU takes tens of milliseconds for more, behind which all
-starting of kernels hides; and every recording keeps the memory of all its activations while others have their turn."""
+"""Longer steps are not recorded as CUDA graphs. They take tens of milliseconds, which hides the time of starting
+kernels; and every graph holds the memory of all its activations while the others run."""
 
 
-def all_ways(
-    case: Case, batch: Batch, ours: ImageModel, peers: Sequence[str], modes: Sequence[str], plain: bool = True
-) -> Iterator[Way | Missing]:
-    """Ours, then those of each peer, which is built when it is its turn; `modes`: some of eager and `MODES`.
+def our_candidates(
+    case: Case, batch: RandomBatch, model: ImageModel, modes: Sequence[str], plain: bool = True
+) -> Iterator[Candidate | NotMeasured]:
+    """Yield the candidates of our model, and what is left out.
 
-    Not `plain`: of ours only what `vitrail.fast` makes of it.
+    Args:
+        case: What is computed.
+        batch: Its images and labels.
+        model: Our model, float32 on the CPU. Every candidate copies it.
+        modes: Some of eager, compiled and autotuned.
+        plain: False for only those of `vitrail.fast`.
     """
     if plain:
-        yield from ways_of(OURS, ours, case, batch, modes)
+        yield from plain_candidates(OURS, model, case, batch, modes)
     else:
-        yield Missing(str(case), OURS, ", ".join(modes), "left out by --fast")
-    yield from fast_ways(case, batch, ours)
-    if case.device.type == "cuda" and not case.trains and not is_recorded(case):
+        yield NotMeasured(str(case), OURS, ", ".join(modes), "left out by --fast")
+    yield from fast_candidates(case, batch, model)
+    if case.device.type == "cuda" and not case.trains and not uses_graphs(case):
         reason = f"left out, a step of {case.flops / 1e12:,.0f} TFLOP is too long to gain from it"
-        yield Missing(str(case), "every library", f"{' or '.join(modes)} as a {GRAPH}", reason)
-    for library in peers:
-        if library not in PEERS:
-            yield from runtime_ways(library, case, batch, ours)
-            continue
-        try:
-            theirs = peer_model(library, case.architecture)
-        except NotApplicableError as error:
-            yield Missing(str(case), library, "", str(error))
-            continue
-        yield from ways_of(library, theirs, case, batch, modes)
+        yield NotMeasured(str(case), "every library", f"{' or '.join(modes)} as a {GRAPH}", reason)
 
 
-def fast_ways(case: Case, batch: Batch, ours: ImageModel) -> Iterator[Way]:
-    """Ours beyond those that any model has: what `vitrail.fast` makes of it.
+def fast_candidates(case: Case, batch: RandomBatch, model: ImageModel) -> Iterator[Candidate]:
+    """Yield what `vitrail.fast` makes of the model: in the case's precision, and in `case.extra_precision`.
 
-    Those in the case's own precision always, those in `case.beyond` where it is asked for. A way that cannot be here
-    raises a NotApplicableError when it is built, with the reason; one that finds its precision by itself tells it in
-    what it has built.
+    A candidate that is impossible here raises a NotApplicableError when it is built.
     """
     if case.device.type == "cpu" and not case.trains:
-        yield Way(OURS, "fast", lambda: _fast(ours, case, batch, case.precision), our_weights=True)
-        if case.beyond is not None:
-            yield Way(OURS, f"fast, {case.beyond}", lambda: _fast(ours, case, batch, case.beyond), our_weights=True)
+        build = partial(_build_fast, model, case, batch)
+        yield Candidate(OURS, "fast", partial(build, case.precision), has_our_weights=True)
+        if (extra := case.extra_precision) is not None:
+            yield Candidate(OURS, f"fast, {extra}", partial(build, extra), has_our_weights=True)
     if case.device.type != "cuda" or case.precision != "bf16":
         return
-    for precision in ("bf16", "fp8") if case.beyond == "fp8" else ("bf16",):
+    for precision in ("bf16", "fp8") if case.extra_precision == "fp8" else ("bf16",):
         name = "fused" if precision == "bf16" else f"fused, {precision}"
+        candidate = partial(Candidate, OURS, precision=precision, has_our_weights=True)
         if case.trains:
-            yield Way(OURS, name, partial(_fused, ours, case, batch, precision), precision=precision, our_weights=True)
+            yield candidate(name, partial(_build_fused_training, model, case, batch, precision))
             continue
+        build = partial(_build_fast, model, case, batch, precision)
         if precision == "fp8":
-            build = partial(_fast, ours, case, batch, precision, calibrated=False)
-            yield Way(OURS, f"{name}, a scale for each token", build, precision=precision, our_weights=True)
-        for recorded in (False, True):
-            yield Way(
-                OURS,
-                f"{name}, {GRAPH}" if recorded else name,
-                partial(_fast, ours, case, batch, precision, recorded),
-                recorded=recorded,
-                precision=precision,
-                our_weights=True,
-            )
+            yield candidate(f"{name}, a scale for each token", partial(build, calibrates=False))
+        yield candidate(name, build)
+        yield candidate(f"{name}, {GRAPH}", partial(build, records=True), is_recorded=True)
 
 
-def ways_of(library: str, model: nn.Module, case: Case, batch: Batch, modes: Sequence[str]) -> Iterator[Way]:
-    """Those that there are for any model; each works on a copy of it."""
-
-    def way(name: str, mode: str, recorded: bool = False) -> Way:
-        return Way(
-            library,
-            name,
-            lambda: _built(model, case, batch, mode, recorded),
-            recorded=recorded,
-            our_weights=library == OURS,
-        )
-
-    for mode in modes:
-        yield way(mode, mode)
-    if is_recorded(case):
+def plain_candidates(
+    library: str, model: nn.Module, case: Case, batch: RandomBatch, modes: Sequence[str]
+) -> Iterator[Candidate]:
+    """Yield the candidates that any library's model has: eager or compiled, and both as CUDA graphs."""
+    for records in (False, True) if uses_graphs(case) else (False,):
         for mode in modes:
-            yield way(GRAPH if mode == EAGER else f"{mode}, {GRAPH}", mode, recorded=True)
+            name = mode if not records else GRAPH if mode == EAGER else f"{mode}, {GRAPH}"
+            build = partial(_build_plain, model, case, batch, mode, records)
+            yield Candidate(library, name, build, is_recorded=records, has_our_weights=library == OURS)
 
 
-def is_recorded(case: Case) -> bool:
-    """Whether CUDA graphs are among its ways."""
+def uses_graphs(case: Case) -> bool:
+    """Return whether CUDA graphs are among the candidates of a case."""
     return case.device.type == "cuda" and not case.trains and case.flops <= GRAPH_FLOPS
 
 
-def _built(model: nn.Module, case: Case, batch: Batch, mode: str, recorded: bool) -> Built:
-    """A copy of a model on its device, and a step of it."""
-    parameters = parameters_of(model)
+def _build_plain(model: nn.Module, case: Case, batch: RandomBatch, mode: str, records: bool) -> BuiltCandidate:
     own = copy.deepcopy(model).to(case.device, case.dtype).train(case.trains)
-    run: Callable[[Tensor], Tensor] = own if mode == EAGER else torch.compile(own, dynamic=False, mode=MODES[mode])
+    run: Callable[[Tensor], Tensor] = own
+    if mode != EAGER:
+        run = torch.compile(own, dynamic=False, mode=COMPILE_MODES[mode])
     if case.trains:
-        return Built(training_step(own, run, case, batch), parameters)
-    return Built(inference_step(Captured(run) if recorded else run, batch.images), parameters)
+        return BuiltCandidate(make_training_step(own, run, case, batch), count_parameters(model))
+    return BuiltCandidate(
+        make_inference_step(CudaGraph(run) if records else run, batch.images), count_parameters(model)
+    )
 
 
-def _fast(
+def _build_fast(
     model: ImageModel,
     case: Case,
-    batch: Batch,
-    precision: str | None,
-    recorded: bool = False,
-    calibrated: bool = True,
-) -> Built:
-    """What `vitrail.fast.optimize` makes of it; calibrated on the batch, or not."""
+    batch: RandomBatch,
+    precision: str,
+    records: bool = False,
+    calibrates: bool = True,
+) -> BuiltCandidate:
     fast = optimize(
         copy.deepcopy(model).to(case.device),
-        "latency" if recorded else "throughput",
-        precision or "auto",
+        "latency" if records else "throughput",
+        precision,
         batch=case.batch,
-        images=batch.images[:CALIBRATED].float() if calibrated else None,
+        images=batch.images[:CALIBRATION_IMAGES].float() if calibrates else None,
     )
-    return Built(inference_step(fast, batch.images), parameters_of(model), fast.precision)
+    return BuiltCandidate(make_inference_step(fast, batch.images), count_parameters(model), fast.precision)
 
 
-def _fused(model: ImageModel, case: Case, batch: Batch, precision: str) -> Built:
-    """Training by fused kernels."""
-    if (why := why_no_kernels(case.device)) is not None:
-        raise NotApplicableError(f"there are no fused kernels here: {why}")
-    from vitrail.fast.gpu.training import FusedLearning
+def _build_fused_training(model: ImageModel, case: Case, batch: RandomBatch, precision: str) -> BuiltCandidate:
+    if (obstacle := explain_missing_kernels(case.device)) is not None:
+        raise NotApplicableError(f"there are no fused kernels here: {obstacle}")
+    from vitrail.fast.gpu.training import FusedTraining
 
     own = copy.deepcopy(model).to(case.device).train()
-    learning = FusedLearning(own, fp8=precision == "fp8")
-    return Built(training_step(own, learning, case, batch), parameters_of(model))
+    fused = FusedTraining(own, fp8=precision == "fp8")
+    return BuiltCandidate(make_training_step(own, fused, case, batch), count_parameters(model))
 
 
-def inference_step(run: Callable[[Tensor], Tensor], images: Tensor) -> Callable[[], Tensor]:
-    """A forward pass."""
-
+def make_inference_step(run: Callable[[Tensor], Tensor], images: Tensor) -> Callable[[], Tensor]:
     def step() -> Tensor:
         with torch.inference_mode():
             return run(images)
@@ -163,13 +151,15 @@ def inference_step(run: Callable[[Tensor], Tensor], images: Tensor) -> Callable[
     return step
 
 
-def training_step(model: nn.Module, run: Callable[[Tensor], Tensor], case: Case, batch: Batch) -> Callable[[], Tensor]:
-    """Forward, backward and fused AdamW; `run` is the model, or the model compiled."""
+def make_training_step(
+    model: nn.Module, run: Callable[[Tensor], Tensor], case: Case, batch: RandomBatch
+) -> Callable[[], Tensor]:
+    """Return a step of forward, backward and fused AdamW; `run` is the model, or the compiled model."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
-    half = case.precision != "fp32"
+    is_half = case.precision != "fp32"
 
     def step() -> Tensor:
-        with torch.autocast(case.device.type, PRECISIONS[case.precision]) if half else nullcontext():
+        with torch.autocast(case.device.type, PRECISIONS[case.precision]) if is_half else nullcontext():
             logits = run(batch.images)
             loss = nn.functional.cross_entropy(logits, batch.labels)
         loss.backward()

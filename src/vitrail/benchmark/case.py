@@ -1,4 +1,4 @@
-"""The nouns of a benchmark: a case is what is computed, a way is how, and what could not be measured is missing."""
+"""The nouns of a benchmark: a `Case` is what is computed, a `Candidate` is one way to compute it."""
 
 from __future__ import annotations
 
@@ -7,127 +7,130 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.config import show_size
 from vitrail.model.architecture import Architecture
 from vitrail.model.base import ImageModel
-from vitrail.model.cost import FORWARD_AND_BACKWARD, cost
-from vitrail.model.create import build
+from vitrail.model.cost import FORWARD_AND_BACKWARD, compute_cost
+from vitrail.model.create import build_empty_model
 from vitrail.model.initialise import initialise
 
 OURS = "vitrail"
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
-"""That any library's model can be brought to. What else there is belongs to single ways."""
+"""Precisions that the model of any library can be cast to."""
 SEED = 0
 
-Key = tuple[str, str]
-"""Library and way."""
+CandidateKey = tuple[str, str]
+"""Library, and name of the candidate within it."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What all ways compute alike."""
+    """What all candidates compute."""
 
     what: str
     """inference, training, latency, loader or end-to-end."""
     name: str
-    """Of the model, as `vitrail models` lists it."""
+    """Name of the model, as `vitrail models` lists it."""
     architecture: Architecture
     batch: int
     precision: str
-    """Of every library's plain ways: one of `PRECISIONS`."""
+    """Precision of the plain candidates: one of `PRECISIONS`."""
     device: torch.device
-    beyond: str | None = None
-    """A precision that is asked for besides, of the ways that have it: fp8, int8, or auto."""
+    extra_precision: str | None = None
+    """A further precision, measured only where a candidate supports it: fp8, int8, or auto."""
 
     @property
     def size(self) -> str:
-        """Of the images."""
+        """Size of the images, in words."""
         return show_size(self.architecture.image_size)
 
     @property
     def trains(self) -> bool:
-        """Whether a step learns."""
         return self.what in ("training", "end-to-end")
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and images. Halved they serve to infer; to train they stay whole, and products are cast."""
+        """Type of weights and images: the precision for inference; float32 for training, where autocast casts."""
         return torch.float32 if self.trains else PRECISIONS[self.precision]
 
     @property
     def flops(self) -> int:
-        """Operations in one step."""
-        return cost(self.architecture).flops * self.batch * (FORWARD_AND_BACKWARD if self.trains else 1)
+        """Floating-point operations of one step."""
+        return compute_cost(self.architecture).flops * self.batch * (FORWARD_AND_BACKWARD if self.trains else 1)
 
     def __str__(self) -> str:
         return f"{self.name} {self.what}, {self.size} px, batch {self.batch}, {self.precision}"
 
 
-class Batch(NamedTuple):
-    """What goes in: random pixels, normalised, and labels."""
+class RandomBatch(NamedTuple):
+    """Random normalised images (B, C, H, W) and random labels (B,)."""
 
     images: Tensor
     labels: Tensor
 
 
-class Built(NamedTuple):
-    """A way, ready to run."""
+class BuiltCandidate(NamedTuple):
+    """A candidate that is ready to run."""
 
     step: Callable[[], Tensor]
-    """Does the work once, and gives the logits (B, K) that it came to on the way."""
+    """Does the work once, and returns its logits (B, K)."""
     parameters: int
     precision: str | None = None
-    """What it came to, of a way that chooses for itself."""
+    """The precision in use, if the candidate chose it by itself."""
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way of one library to compute a case; its name is its own within the library, whatever the precision."""
+class Candidate:
+    """One way of one library to compute a case. Its name is unique within the library."""
 
     library: str
     name: str
-    build: Callable[[], Built]
-    recorded: bool = False
-    """It runs in memory that was set aside at its first call."""
+    build: Callable[[], BuiltCandidate]
+    is_recorded: bool = False
+    """Whether it runs in memory that its first call reserves (a CUDA graph)."""
     precision: str | None = None
-    """The case's if None."""
-    our_weights: bool = False
+    """The case's precision if None."""
+    has_our_weights: bool = False
     """Whether its logits can be compared with our plain model's."""
 
 
-class Missing(NamedTuple):
-    """What could not be measured, or was left out, and why."""
+class NotMeasured(NamedTuple):
+    """What was not measured, and why."""
 
     where: str
-    """The case; nothing where it holds for all."""
+    """The case; empty if it holds for all cases."""
     library: str
     way: str
-    """Nothing where it holds for all ways."""
+    """Name of the candidate; empty if it holds for all candidates of the library."""
     reason: str
 
     def __str__(self) -> str:
-        which = f"{self.library} {self.way}".strip()
-        return f"{which} ({self.where}): {self.reason}" if self.where else f"{which}: {self.reason}"
+        subject = f"{self.library} {self.way}".strip()
+        return f"{subject} ({self.where}): {self.reason}" if self.where else f"{subject}: {self.reason}"
 
 
-def make_batch(case: Case) -> Batch:
-    """The same numbers every time, on the device: all ways share them."""
+def make_batch(case: Case) -> RandomBatch:
+    """Return the batch of a case, on its device: the same numbers every time."""
     generator = torch.Generator(case.device).manual_seed(SEED)
     a = case.architecture
     images = torch.randn(case.batch, a.in_channels, *a.image_size, device=case.device, generator=generator)
     labels = torch.randint(max(a.num_classes, 1), (case.batch,), device=case.device, generator=generator)
-    return Batch(images.to(case.dtype), labels)
+    return RandomBatch(images.to(case.dtype), labels)
 
 
 @torch.no_grad()
-def make_ours(architecture: Architecture) -> ImageModel:
-    """Our model with fresh weights, float32 on the CPU; its head is stirred, for a fresh one gives zeros."""
+def make_model(architecture: Architecture) -> ImageModel:
+    """Return our model, float32 on the CPU, with new weights; the head is random too, since a new one returns zeros."""
     generator = torch.Generator().manual_seed(SEED)
-    model = build(architecture).to_empty(device="cpu")
+    model = build_empty_model(architecture).to_empty(device="cpu")
     initialise(model, generator)
     for parameter in model.head.parameters():
         if parameter.ndim > 1:
             parameter.normal_(0, parameter[0].numel() ** -0.5, generator=generator)
     return model
+
+
+def count_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,7 +1,8 @@
-"""The machine that a benchmark was on."""
+"""Describe the machine that a benchmark runs on."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import platform
 import subprocess
 from collections.abc import Sequence
@@ -11,48 +12,61 @@ from typing import Any
 import torch
 
 import vitrail
-from vitrail.benchmark.peers import versions
 from vitrail.system import processor
 
 
-def describe_machine(device: torch.device, peers: Sequence[str]) -> dict[str, Any]:
-    """What the numbers hold for: device, versions, commit. No names of hosts or people, no paths."""
-    told: dict[str, Any] = {"device": processor_name(), "kind": device.type, "threads": torch.get_num_threads()}
+def describe_machine(device: torch.device, packages: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the device, versions and commit of a measurement, with no names of hosts or people and no paths.
+
+    `packages`: further packages whose versions are included.
+    """
+    machine: dict[str, Any] = {"device": read_processor_name(), "kind": device.type, "threads": torch.get_num_threads()}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        told |= {"device": properties.name, "memory_bytes": properties.total_memory, "cuda": torch.version.cuda}
+        machine |= {"device": properties.name, "memory_bytes": properties.total_memory, "cuda": torch.version.cuda}
     return {
-        **told,
+        **machine,
         "system": f"{platform.system()} {platform.machine()}",
         "versions": {
             "vitrail": vitrail.__version__,
             "python": platform.python_version(),
             "torch": torch.__version__,
-            **versions(["triton", *peers]),
+            **read_versions(["triton", *packages]),
         },
-        "commit": commit(),
+        "commit": read_commit(),
     }
 
 
-def processor_name() -> str:
-    """As the system tells it."""
+def read_versions(packages: Sequence[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    versions = {}
+    for package in packages:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def read_processor_name() -> str:
+    """Return the processor's name, as the system gives it."""
     try:
         lines = processor.CPUINFO.read_text().splitlines()
     except OSError:
         lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
-def commit() -> str | None:
-    """Of the checkout that vitrail runs from, with `-dirty` where it was changed; None where it is installed."""
+def read_commit() -> str | None:
+    """Return the commit of the checkout that vitrail runs from, with `-dirty` if it has changes; None if installed."""
     root = Path(vitrail.__file__).parents[2]
     if not (root / ".git").exists():
         return None
     command = ["git", "--no-optional-locks", "-C", str(root)]
     command += ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+        text = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return told or None
+    return text or None

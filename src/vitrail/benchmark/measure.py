@@ -1,49 +1,62 @@
-"""One case of `vitrail bench`: our model in every way there is, beside other libraries' models of the same shape.
+"""Measure one case: all candidates are built first and then take turns in one process.
 
-All ways of a case are built first and then take turns, in one process, with a large matrix product among them as the
-measure of what the device can do. What cannot be measured is named, with the reason, and the others are measured.
+A large matrix product takes part in the turns and shows what the device can do. A candidate that fails is reported with
+the reason, and the others are measured.
 """
 
 from __future__ import annotations
 
 import copy
-import functools
 import gc
+import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.benchmark.candidates import EAGER, all_ways
-from vitrail.benchmark.case import PRECISIONS, Case, Key, Missing, Way, make_batch, make_ours
-from vitrail.benchmark.peers import in_a_line
-from vitrail.benchmark.report import Measured, Row, product_record
+from vitrail.benchmark.candidates import EAGER, our_candidates
+from vitrail.benchmark.case import (
+    PRECISIONS,
+    Candidate,
+    CandidateKey,
+    Case,
+    NotMeasured,
+    RandomBatch,
+    make_batch,
+    make_model,
+)
+from vitrail.benchmark.report import Measurements, SpeedRow, summarize_product
 from vitrail.errors import NotApplicableError, VitrailError
-from vitrail.fast.measure import PeakMemory, Product, Stopwatch, percentile, relative_distance, take_turns
+from vitrail.fast.timing import PeakMemory, ReferenceProduct, Stopwatch, percentile, relative_distance, take_turns
 from vitrail.model.architecture import VitArchitecture
-from vitrail.model.cost import cost, tokens
+from vitrail.model.base import ImageModel
+from vitrail.model.cost import compute_cost, count_tokens
 
 TURN_SECONDS = 0.3
-"""What a turn lasts about, where one step is not longer."""
+"""About how long a turn lasts, unless a single step is longer."""
 LATENCY_CALLS = 10
-"""In a turn at least, each of them timed: the slowest hundredth is of interest."""
+"""Fewest calls in a turn of latency, where each is timed: the slowest hundredth is of interest."""
 WARM_UPS = 2
-COMPARED = 8
-"""Images, at most, whose logits are compared with the plain model's."""
+COMPARED_IMAGES = 8
+"""At most so many images have their logits compared with the plain model's."""
 PRODUCT = ("", "product")
 MEMORY_INFO = Path("/proc/meminfo")
 
-Tell = Callable[[str], None]
+OnMessage = Callable[[str], None]
+ExtraCandidates = Callable[[Case, RandomBatch, ImageModel], Iterator[Candidate | NotMeasured]]
+"""Yields further candidates for a case, given its batch and our model: those of other libraries."""
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What is known of a way besides its times."""
+class CandidateFacts:
+    """What is known about a candidate besides its times."""
 
     parameters: int
     precision: str
@@ -52,108 +65,150 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Ready:
-    """A way that has run, and how it is to be timed."""
+class PreparedCandidate:
+    """A candidate that has run once, and how many calls a turn of it has."""
 
     step: Callable[[], object]
     calls: int
-    facts: Facts
+    facts: CandidateFacts
 
 
-def measure(
+@dataclass(frozen=True)
+class MeasureOptions:
+    """How the cases of a benchmark are measured."""
+
+    modes: Sequence[str] = (EAGER,)
+    """Some of eager, compiled and autotuned."""
+    rounds: int = 5
+    plain: bool = True
+    """False: of our own candidates only those of `vitrail.fast`."""
+    on_message: OnMessage = lambda line: None
+    """Gets a line of text about every step."""
+    clock: Callable[[], float] = time.perf_counter
+
+
+def measure_case(
     case: Case,
-    peers: Sequence[str],
-    *,
-    modes: Sequence[str],
-    rounds: int,
-    plain: bool = True,
-    tell: Tell = lambda line: None,
-    without: frozenset[Key] | set[Key] = frozenset(),
-    clock: Callable[[], float] = time.perf_counter,
-) -> Measured:
-    """All ways of a case, in turns; those in `without` are left out."""
-    tell(f"{case}: building")
-    watch, found = Stopwatch(case.device, clock), Measured()
-    product = Product(case.device, PRECISIONS[case.precision])
-    ready: dict[Key, Ready] = {}
+    options: MeasureOptions,
+    extra: ExtraCandidates | None = None,
+    skip: frozenset[CandidateKey] | set[CandidateKey] = frozenset(),
+) -> Measurements:
+    """Measure all candidates of a case, in turns.
 
-    def failed(key: Key, error: Exception) -> None:
-        found.missing.append(Missing(str(case), *key, reason(error)))
-        ready.pop(key, None)
-        tell(str(found.missing[-1]))
+    Args:
+        case: What is computed.
+        options: How it is measured.
+        extra: Yields further candidates, after ours.
+        skip: Candidates that are left out.
+    """
+    options.on_message(f"{case}: building")
+    watch, results = Stopwatch(case.device, options.clock), Measurements()
+    product = ReferenceProduct(case.device, PRECISIONS[case.precision])
+    prepared: dict[CandidateKey, PreparedCandidate] = {}
+
+    def record_failure(key: CandidateKey, error: Exception) -> None:
+        results.missing.append(NotMeasured(str(case), *key, explain_failure(error)))
+        prepared.pop(key, None)
+        options.on_message(str(results.missing[-1]))
 
     try:
         check_memory(case)
-        batch, ours = make_batch(case), make_ours(case.architecture)
-        reference = plain_logits(ours, batch.images[:COMPARED].float())
-        for way in all_ways(case, batch, ours, peers, modes, plain):
-            if isinstance(way, Missing):
-                found.missing.append(way)
-            elif (key := (way.library, way.name)) not in without:
+        batch, ours = make_batch(case), make_model(case.architecture)
+        reference = compute_reference(ours, batch.images[:COMPARED_IMAGES].float())
+        others = iter(()) if extra is None else extra(case, batch, ours)
+        # A generator, so that another library's model is built only when its turn comes.
+        for candidate in chain(our_candidates(case, batch, ours, options.modes, options.plain), others):
+            if isinstance(candidate, NotMeasured):
+                results.missing.append(candidate)
+            elif (key := (candidate.library, candidate.name)) not in skip:
                 try:
-                    ready[key] = prepare(way, case, reference, watch)
-                    tell(f"{case}: {way.library} {way.name} is ready")
-                except Exception as error:  # a peer may raise anything, and the others are to be measured
-                    failed(key, error)
-                    release(case.device)
-    except (VitrailError, RuntimeError) as error:  # the latter where there is no memory
-        failed(("every library", ""), error)
-        release(case.device)
-        return found
-    tell(f"{case}: {rounds} rounds of {len(ready)}")
-    turns: dict[Key, Callable[[], list[float]]] = {
-        key: functools.partial(turn, watch, each.step, each.calls, case.what == "latency")
-        for key, each in ready.items()
-    }
-    calls = watch.calls_in(product, TURN_SECONDS)
-    seconds = take_turns({PRODUCT: lambda: [watch.together(product, calls)], **turns}, rounds, failed)
-    found.products.append(product_record(case, product.flops, seconds.pop(PRODUCT)))
-    best = found.products[-1]["flops_per_second"]
-    found.rows.extend(row(case, key, ready[key].facts, times, case.flops, best) for key, times in seconds.items())
-    turns.clear()
-    ready.clear()
-    if set(modes) != {EAGER}:
+                    prepared[key] = prepare_candidate(candidate, case, reference, watch)
+                    options.on_message(f"{case}: {candidate.library} {candidate.name} is ready")
+                except Exception as error:  # another library may raise anything, and the others are to be measured
+                    record_failure(key, error)
+                    release_memory(case.device)
+    except (VitrailError, RuntimeError) as error:  # RuntimeError: out of memory
+        record_failure(("every library", ""), error)
+        release_memory(case.device)
+        return results
+    options.on_message(f"{case}: {options.rounds} rounds of {len(prepared)}")
+    _time_candidates(case, options.rounds, prepared, product, watch, results, record_failure)
+    prepared.clear()
+    if set(options.modes) != {EAGER}:
         torch.compiler.reset()
-    release(case.device)
-    return found
+    release_memory(case.device)
+    return results
 
 
-def prepare(way: Way, case: Case, reference: Tensor, watch: Stopwatch) -> Ready:
-    """Build a way and run it: the first call compiles or records, and shows whether it computes the same."""
+def _time_candidates(
+    case: Case,
+    rounds: int,
+    prepared: dict[CandidateKey, PreparedCandidate],
+    product: ReferenceProduct,
+    watch: Stopwatch,
+    results: Measurements,
+    on_failure: Callable[[CandidateKey, Exception], None],
+) -> None:
+    """Let the candidates and the large product take turns, and add their rows to `results`."""
+    turns: dict[CandidateKey, Callable[[], list[float]]] = {
+        key: partial(time_turn, watch, each.step, each.calls, case.what == "latency") for key, each in prepared.items()
+    }
+    calls = watch.count_calls(product, TURN_SECONDS)
+    seconds = take_turns({PRODUCT: lambda: [watch.time_calls(product, calls)], **turns}, rounds, on_failure)
+    results.products.append(summarize_product(case, product.flops, seconds.pop(PRODUCT)))
+    best = results.products[-1]["flops_per_second"]
+    for key, times in seconds.items():
+        results.rows.append(make_row(case, key, prepared[key].facts, times, case.flops, best))
+
+
+def prepare_candidate(candidate: Candidate, case: Case, reference: Tensor, watch: Stopwatch) -> PreparedCandidate:
+    """Build a candidate and run it: the first call compiles or records, and shows whether the result is right."""
     check_memory(case)
     memory = PeakMemory(case.device)
-    step, parameters, precision = way.build()
+    step, parameters, precision = candidate.build()
     logits = step()
     expected = (case.batch, *reference.shape[1:])
     if logits.shape != expected:
-        raise NotApplicableError(f"refused: it gives {tuple(logits.shape)} for {case.batch} images and not {expected}")
-    distance = relative_distance(logits[:COMPARED], reference) if way.our_weights else None
+        raise NotApplicableError(
+            f"refused: it returns {tuple(logits.shape)} for {case.batch} images instead of {expected}"
+        )
+    distance = relative_distance(logits[:COMPARED_IMAGES], reference) if candidate.has_our_weights else None
     if not logits.isfinite().all():
         raise NotApplicableError("refused: not all of its logits are finite")
-    at_first = memory.peak()
+    first_peak = memory.peak()
     memory.restart()
     for _ in range(WARM_UPS):
         step()
-    calls = watch.calls_in(step, TURN_SECONDS, LATENCY_CALLS if case.what == "latency" else 1)
-    precision = precision or way.precision or case.precision
-    used = at_first if way.recorded else memory.peak()
-    return Ready(step, calls, Facts(parameters, precision, used, distance))
+    calls = watch.count_calls(step, TURN_SECONDS, LATENCY_CALLS if case.what == "latency" else 1)
+    precision = precision or candidate.precision or case.precision
+    used = first_peak if candidate.is_recorded else memory.peak()
+    return PreparedCandidate(step, calls, CandidateFacts(parameters, precision, used, distance))
 
 
-def turn(watch: Stopwatch, step: Callable[[], object], calls: int, one_by_one: bool) -> list[float]:
-    """Seconds of steps; one before them, where they are short, finds the caches as the others left them."""
+def time_turn(watch: Stopwatch, step: Callable[[], object], calls: int, one_by_one: bool) -> list[float]:
+    """Return the seconds of a turn: of each call, or their mean. Before several calls, one more fills the caches."""
     if calls > 1:
         step()
-    return watch.each(step, calls) if one_by_one else [watch.together(step, calls)]
+    return watch.time_each_call(step, calls) if one_by_one else [watch.time_calls(step, calls)]
 
 
-def row(case: Case, key: Key, facts: Facts, seconds: list[list[float]], flops: int, best: float | None) -> Row:
-    """What the times of a way amount to; `flops`: of a step. `best`: operations a second of the large product; None
-    where no product is computed."""
+def make_row(
+    case: Case, key: CandidateKey, facts: CandidateFacts, seconds: list[list[float]], flops: int, best: float | None
+) -> SpeedRow:
+    """Summarise the times of a candidate.
+
+    Args:
+        case: What was computed.
+        key: Library and name of the candidate.
+        facts: What is known besides.
+        seconds: Of every round.
+        flops: Operations of a step.
+        best: Operations per second of the large product; None where no model is computed.
+    """
     every = [second for turn in seconds for second in turn]
     median = statistics.median(every)
     speed = None if best is None else flops / median
-    return Row(
+    return SpeedRow(
         name=case.name,
         what=case.what,
         size=case.size,
@@ -173,8 +228,8 @@ def row(case: Case, key: Key, facts: Facts, seconds: list[list[float]], flops: i
     )
 
 
-def plain_logits(model: nn.Module, images: Tensor) -> Tensor:
-    """Of our plain model in float32 on the images' device, which all our ways are compared with."""
+def compute_reference(model: nn.Module, images: Tensor) -> Tensor:
+    """Return the logits of our plain model in float32, on the device of the images."""
     own = copy.deepcopy(model).to(images.device).eval()
     with torch.no_grad():
         logits: Tensor = own(images)
@@ -182,19 +237,19 @@ def plain_logits(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def check_memory(case: Case) -> None:
-    """Refuse, on a CPU, what would not fit into its memory: the system would kill the process and not say why."""
-    a, free = case.architecture, free_memory()
+    """Refuse a case that does not fit into a CPU's memory: the system would kill the process without a reason."""
+    a, free = case.architecture, read_free_memory()
     if case.device.type != "cpu" or free is None or not isinstance(a, VitArchitecture):
         return
-    # Roughly: weights (with gradients and both means of AdamW), and what a block, or each of them, keeps of a token.
-    weights = cost(a).parameters * (4 if case.trains else 1)
-    kept = case.batch * tokens(a) * (8 * a.width + 2 * a.mlp_dim) * (a.depth if case.trains else 1)
-    if (needed := 4 * (weights + kept)) > free:
+    # Roughly: weights (with gradients and AdamW's averages), and what one block, or each of them, stores of a token.
+    weights = compute_cost(a).parameters * (4 if case.trains else 1)
+    activations = case.batch * count_tokens(a) * (8 * a.width + 2 * a.mlp_dim) * (a.depth if case.trains else 1)
+    if (needed := 4 * (weights + activations)) > free:
         raise NotApplicableError(f"it would take about {needed / 2**30:.1f} GiB and {free / 2**30:.1f} are free")
 
 
-def free_memory() -> int | None:
-    """Bytes that the system could still give; None where it does not tell."""
+def read_free_memory() -> int | None:
+    """Return the bytes that the system can still provide; None if it does not say."""
     with suppress(OSError, ValueError, IndexError):
         for line in MEMORY_INFO.read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -202,15 +257,24 @@ def free_memory() -> int | None:
     return None
 
 
-def reason(error: Exception) -> str:
-    """Why something could not be measured, in a line."""
+def explain_failure(error: Exception) -> str:
+    """Return in one line why something could not be measured."""
     if isinstance(error, torch.OutOfMemoryError):
         return "out of memory on the GPU"
-    return str(error) if isinstance(error, VitrailError) else f"it failed with {in_a_line(error)}"
+    return str(error) if isinstance(error, VitrailError) else f"it failed with {summarize_error(error)}"
 
 
-def release(device: torch.device) -> None:
-    """Give back the memory of what is no longer there."""
+def summarize_error(error: BaseException) -> str:
+    """Return the type and first line of an exception's root cause, without folders: the line goes into reports."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines()[:1]
+    message = re.sub(r"(?<![\w.])(?:/[^\s/:'\"]+)+/(?=[^\s/])", "", lines[0])[:200] if lines else ""
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def release_memory(device: torch.device) -> None:
+    """Return unused memory to the device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""What a benchmark found: a row for each way, what could not be measured, and the machine that it was on."""
+"""The report of a benchmark: a row for each candidate, what was not measured, and the machine; written as JSON."""
 
 from __future__ import annotations
 
@@ -9,47 +9,50 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vitrail.benchmark.case import OURS, Case, Missing
+from vitrail.benchmark.case import Case, NotMeasured
 from vitrail.errors import ConfigError
 from vitrail.system.files import write_whole
 
 FED, RESIDENT = "from the loader", "already on the device"
-"""How the ways of a training step's images begin."""
+"""How the names of the two training steps of the data path begin."""
+FAST_NAMES = ("fast", "fused")
+"""How the names of the candidates of `vitrail.fast` begin."""
 KEEPS_UP = 0.9
-"""Of the images a second without a loader, what a data path must let through."""
+"""A data path keeps up if training with it reaches this share of the images per second without it."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """One way of one library, measured."""
+class SpeedRow:
+    """The measurement of one candidate."""
 
     name: str
     what: str
     size: str
     batch: int
     precision: str
-    """The way's own."""
+    """The candidate's own precision."""
     library: str
     way: str
+    """Name of the candidate."""
     parameters: int
-    """0 where there is no model."""
+    """0 if there is no model."""
     seconds: list[list[float]]
     """Of a step, in every round: one number, or for latency one for each call."""
     median_seconds: float
     p99_seconds: float | None
-    """For latency alone."""
+    """For latency only."""
     images_per_second: float
     flops_per_second: float | None
     share_of_product: float | None
-    """Of the operations a second that a large matrix product came to in the same rounds."""
+    """Share of the operations per second that a large matrix product reached in the same rounds."""
     memory_bytes: int | None
-    """The most that this way had on the GPU at a time, the images aside; unknown on a CPU."""
+    """Peak of this candidate's memory on the GPU, without the images; unknown on a CPU."""
     distance: float | None
-    """‖logits − reference‖ / ‖reference‖ from our plain model in float32; None for peers with weights of their own."""
+    """‖logits − reference‖ / ‖reference‖ from our plain model in float32; None if the weights differ."""
 
     @property
     def case(self) -> tuple[str, str, str, int]:
-        """What it may be compared within; there is one plain precision in a run."""
+        """Rows with the same value can be compared; a report has one plain precision."""
         return self.name, self.what, self.size, self.batch
 
     def __str__(self) -> str:
@@ -57,41 +60,39 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """All ways of one case, or of several."""
+class Measurements:
+    """The results of one case, or of several."""
 
-    rows: list[Row] = field(default_factory=list)
-    missing: list[Missing] = field(default_factory=list)
+    rows: list[SpeedRow] = field(default_factory=list)
+    missing: list[NotMeasured] = field(default_factory=list)
     products: list[dict[str, Any]] = field(default_factory=list)
-    """For each case the large matrix product that was measured beside it."""
+    """For each case the large matrix product that was measured with it."""
 
-    def add(self, other: Measured) -> None:
-        """Of another case."""
+    def add(self, other: Measurements) -> None:
+        """Add the results of another case."""
         self.rows.extend(other.rows)
         self.missing.extend(each for each in other.missing if each not in self.missing)
         self.products.extend(other.products)
 
 
 @dataclass(frozen=True)
-class Report:
-    """A whole run of `vitrail bench`."""
+class BenchmarkReport:
+    """The result of a whole benchmark."""
 
     machine: dict[str, Any]
     asked: dict[str, Any]
-    rows: list[Row]
-    missing: list[Missing]
+    """The cases and options of the benchmark."""
+    rows: list[SpeedRow]
+    missing: list[NotMeasured]
     products: list[dict[str, Any]]
     notes: list[str]
-    grown: str | None
-    """What grew from case to case: resolution, batch or model."""
-
-    @property
-    def comparisons(self) -> list[str]:
-        """For each case our best way beside the best of the peers', or how the data path keeps up."""
-        return [line for rows in by_case(self.rows) for line in compared(rows, self.asked["precision"])]
+    grown: str | None = None
+    """What grew from case to case (resolution, batch or model), in a report of benchmarks/against_peers.py."""
+    comparisons: list[str] = field(default_factory=list)
+    """Conclusions from the rows, in sentences."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the report for JSON."""
         return {
             "machine": self.machine,
             "asked": self.asked,
@@ -104,73 +105,78 @@ class Report:
         }
 
     def write(self, path: Path) -> None:
-        """As JSON; `read` makes the same of it again."""
+        """Write the report as JSON, for `read`."""
         write_whole(path, json.dumps(self.as_dict(), indent=1, ensure_ascii=False, allow_nan=False).encode())
 
     @classmethod
-    def read(cls, path: Path) -> Report:
-        """One that was written."""
+    def read(cls, path: Path) -> BenchmarkReport:
+        """Read a report that `write` wrote.
+
+        Raises:
+            ConfigError: There is no such file, or it is no report.
+        """
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
-            rows = [Row(**row) for row in told["rows"]]
-            missing = [Missing(**each) for each in told["not_measured"]]
-            rest = (told["products"], told["notes"], told["grown"])
-            return cls(told["machine"], told["asked"], rows, missing, *rest)
+            content = json.loads(path.read_text(encoding="utf-8"))
+            rows = [SpeedRow(**row) for row in content["rows"]]
+            missing = [NotMeasured(**each) for each in content["not_measured"]]
+            rest = (content["products"], content["notes"], content["grown"], content["comparisons"])
+            return cls(content["machine"], content["asked"], rows, missing, *rest)
         except OSError as error:
             raise ConfigError(f"--from {path}: it cannot be read: {error.strerror or error}") from None
         except (ValueError, KeyError, TypeError):
-            raise ConfigError(f"--from {path}: give a JSON that this version's `vitrail bench --out` wrote") from None
+            raise ConfigError(f"--from {path}: give a JSON file that `vitrail bench --out` wrote") from None
 
 
-def by_case(rows: Iterable[Row]) -> list[list[Row]]:
-    """Rows of the same case together, in the order of their coming."""
-    cases: dict[tuple[str, str, str, int], list[Row]] = {}
+def group_by_case(rows: Iterable[SpeedRow]) -> list[list[SpeedRow]]:
+    """Return the rows of each case together, in the order in which the cases come."""
+    cases: dict[tuple[str, str, str, int], list[SpeedRow]] = {}
     for row in rows:
         cases.setdefault(row.case, []).append(row)
     return list(cases.values())
 
 
-def product_record(case: Case, flops: int, seconds: Sequence[list[float]]) -> dict[str, Any]:
-    """The product that stands for what the device can do, beside a case."""
+def summarize_product(case: Case, flops: int, seconds: Sequence[list[float]]) -> dict[str, Any]:
+    """Return the record of the large matrix product that was measured with a case."""
     speed = flops / statistics.median(second for turn in seconds for second in turn)
     return {"case": str(case), "flops": flops, "seconds": list(seconds), "flops_per_second": speed}
 
 
-def compared(rows: Sequence[Row], plain: str) -> list[str]:
-    """What follows from the rows of a case, in sentences; `plain`: the precision of plain ways.
+def describe_case(row: SpeedRow) -> str:
+    return f"{row.name} {row.what}, {row.size} px, batch {row.batch}"
 
-    Libraries are compared at that precision, and again with those that have another, where any has.
+
+def compare_rows(rows: Iterable[SpeedRow], precision: str) -> list[str]:
+    """Return conclusions about each case, in sentences; `precision`: that of the plain candidates.
+
+    They compare the best candidate of `vitrail.fast` with the best plain one, and say whether the data path keeps up.
     """
-    first = rows[0]
-    case = f"{first.name} {first.what}, {first.size} px, batch {first.batch}"
-    if first.what == "end-to-end":
-        return [f"{case}, {plain}: {line}" for line in _kept_up(rows)]
-    lines = [_best([row for row in rows if row.precision == plain], f"{case}, {plain}: ")]
-    if any(row.precision != plain for row in rows):
-        lines.append(_best(rows, f"{case}, any precision: ", precisely=True))
-    return [line for line in lines if line is not None]
+    lines = []
+    for group in group_by_case(rows):
+        compare = compare_data_path if group[0].what == "end-to-end" else _compare_with_plain
+        lines += [f"{describe_case(group[0])}, {precision}: {line}" for line in compare(group)]
+    return lines
 
 
-def _best(rows: Sequence[Row], begins: str, precisely: bool = False) -> str | None:
-    ours = [row for row in rows if row.library == OURS]
-    theirs = [row for row in rows if row.library != OURS]
-    if not ours or not theirs:
-        return None
-    mine, other = (min(some, key=lambda row: row.median_seconds) for some in (ours, theirs))
-    told, beside = (f"{row}{_precisely(row)}" if precisely else str(row) for row in (mine, other))
-    ratio = other.median_seconds / mine.median_seconds
-    return f"{begins}{told} is {ratio:.2f}× as fast as the best peer, {beside}"
+def _compare_with_plain(rows: Sequence[SpeedRow]) -> list[str]:
+    fast = [row for row in rows if row.way.startswith(FAST_NAMES)]
+    plain = [row for row in rows if not row.way.startswith(FAST_NAMES)]
+    if not fast or not plain:
+        return []
+    best, other = (min(group, key=lambda row: row.median_seconds) for group in (fast, plain))
+    ratio = other.median_seconds / best.median_seconds
+    return [f"{best.way} ({describe_precision(best)}) is {ratio:.2f}× as fast as {other.way}, the fastest plain way"]
 
 
-def _precisely(row: Row) -> str:
-    """As in (fp8, distance 2.1e-02)."""
-    return f" ({row.precision})" if row.distance is None else f" ({row.precision}, distance {row.distance:.1e})"
+def describe_precision(row: SpeedRow) -> str:
+    """Return the precision and distance of a row, as in "fp8, distance 2.1e-02"."""
+    return row.precision if row.distance is None else f"{row.precision}, distance {row.distance:.1e}"
 
 
-def _kept_up(rows: Sequence[Row]) -> list[str]:
-    speeds = {way: row.images_per_second for row in rows for way in (FED, RESIDENT) if row.way.startswith(way)}
+def compare_data_path(rows: Sequence[SpeedRow]) -> list[str]:
+    """Return whether the data path keeps up with training; nothing if one of the two steps is missing."""
+    speeds = {name: row.images_per_second for row in rows for name in (FED, RESIDENT) if row.way.startswith(name)}
     if len(speeds) < 2:
         return []
     share = speeds[FED] / speeds[RESIDENT]
-    keeps = "keeps up" if share >= KEEPS_UP else "does not keep up"
-    return [f"the data path {keeps}: {share:.0%} of the images/s with a batch that is already on the device"]
+    verdict = "keeps up" if share >= KEEPS_UP else "does not keep up"
+    return [f"the data path {verdict}: {share:.0%} of the images/s with a batch that is already on the device"]

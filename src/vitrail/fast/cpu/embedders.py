@@ -72,7 +72,7 @@ def create_cpu_embedder(model: ImageModel, precision: str) -> nn.Module:
 
 @functools.cache
 def _probe_bf16() -> processor.ProbeResult:
-    return processor.probe_bf16(cap=os.environ.get(processor.VARIABLE))
+    return processor.probe_bf16(cap=os.environ.get(processor.ISA_VARIABLE))
 
 
 def _check_bf16() -> None:

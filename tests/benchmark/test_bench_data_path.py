@@ -9,9 +9,10 @@ import torch
 from benched import CPU, Clock
 from pictures import make_folder
 
-from vitrail.benchmark import loading
+from vitrail.benchmark import data_path
 from vitrail.benchmark.case import Case
-from vitrail.benchmark.loading import STOCK, Supply, bursts, measure_supply, supplied
+from vitrail.benchmark.data_path import STOCK, DataSupply, measure_data_path, time_bursts, time_from_loader
+from vitrail.benchmark.measure import MeasureOptions
 from vitrail.errors import ConfigError, DataError
 from vitrail.fast.timing import Stopwatch
 from vitrail.model.cost import compute_cost
@@ -33,55 +34,57 @@ def supply_case(what: str, batch: int = 4) -> Case:
 
 
 class TestSupply:
-    def test_opened(self, data):
-        supply = Supply.opened(data, 0, [supply_case("loader")])
+    def test_open(self, data):
+        supply = DataSupply.open(data, 0, [supply_case("loader")])
         assert len(supply.source) == 12
-        assert supply.described() == "data: 12 images, 1 kB each on average; 0 workers"
-        assert data not in supply.described()
-        assert Supply.opened(data, None, [supply_case("loader")]).workers >= 1
-        with pytest.raises(ConfigError, match="--batch 13 is more than the 12 images of "):
-            Supply.opened(data, 0, [supply_case("loader", 13)])
-        with pytest.raises(DataError, match="there is no data set"):
-            Supply.opened("nowhere/at/all", 0, [supply_case("loader")])
+        assert supply.describe() == "data: 12 images, 1 kB each on average; 0 workers"
+        assert data not in supply.describe()
+        assert DataSupply.open(data, None, [supply_case("loader")]).workers >= 1
+        with pytest.raises(ConfigError, match="--batch 13"):
+            DataSupply.open(data, 0, [supply_case("loader", 13)])
+        with pytest.raises(DataError, match="nowhere"):
+            DataSupply.open("nowhere/at/all", 0, [supply_case("loader")])
 
     def test_a_loader_is_that_of_training(self, data):
         case = supply_case("loader")
-        supply = Supply.opened(data, 0, [case])
-        batch = next(supply.loader(case, 8))
+        supply = DataSupply.open(data, 0, [case])
+        batch = next(supply.start_loader(case, 8))
         assert (batch.images.shape, batch.images.dtype) == ((4, 3, 32, 32), torch.uint8)
-        run = loading.build_run(loading.run_config(case, supply, compiles=False), loading.Ranks(0, 1, CPU))
-        assert torch.equal(next(run.loader(8)).images, batch.images)
+        setup = data_path.prepare_run(
+            data_path.make_run_config(case, supply, compiles=False), data_path.Ranks(0, 1, CPU)
+        )
+        assert torch.equal(next(data_path.build_training_loader(setup, 8)).images, batch.images)
 
 
 class TestTiming:
     def test_what_was_in_stock_is_not_counted(self, monkeypatch):
         """Three workers: what they had ready takes no time, then each batch takes half a second."""
-        monkeypatch.setattr(loading, "SUPPLY_SECONDS", 2.0)
+        monkeypatch.setattr(data_path, "SUPPLY_SECONDS", 2.0)
         clock, done = Clock(), []
 
         def step() -> None:
             done.append(clock.time)
             clock.time += 0.5 if len(done) > STOCK * 3 else 0.0
 
-        assert supplied(Stopwatch(CPU, clock), step, 3) == [0.5]
+        assert time_from_loader(Stopwatch(CPU, clock), step, 3) == [0.5]
         assert len(done) == STOCK * 3 + 1 + 6  # whole rounds of three: one and a half seconds would be too few
 
     def test_at_least_one_burst(self, monkeypatch):
-        monkeypatch.setattr(loading, "SUPPLY_SECONDS", 0.0)
+        monkeypatch.setattr(data_path, "SUPPLY_SECONDS", 0.0)
         clock, done = Clock(), []
 
         def step() -> None:
             done.append(clock.time)
             clock.time += 2.0
 
-        assert bursts(Stopwatch(CPU, clock), step, 4) == 2.0
+        assert time_bursts(Stopwatch(CPU, clock), step, 4) == 2.0
         assert len(done) == 4
 
 
 class TestMeasured:
     def test_the_loader_with_a_worker(self, data):
         case = supply_case("loader")
-        found = measure_supply(case, Supply.opened(data, 1, [case]), compiles=False, rounds=2)
+        found = measure_data_path(case, DataSupply.open(data, 1, [case]), MeasureOptions(rounds=2), compiles=False)
         (row,) = found.rows
         assert (row.library, row.way, row.what, row.precision) == ("vitrail", "1 worker", "loader", "uint8")
         assert len(row.seconds) == 2
@@ -90,18 +93,18 @@ class TestMeasured:
 
     def test_end_to_end(self, data, monkeypatch):
         case, trained = supply_case("end-to-end"), []
-        step = loading.step
+        step = data_path.train_step
 
-        def watched(run) -> None:
-            trained.append(type(run.training).__name__)
-            step(run)
+        def watched(run, state) -> None:
+            trained.append(type(run.training_loader).__name__)
+            step(run, state)
 
-        monkeypatch.setattr(loading, "step", watched)
-        found = measure_supply(case, Supply.opened(data, 0, [case]), compiles=False, rounds=2)
+        monkeypatch.setattr(data_path, "train_step", watched)
+        found = measure_data_path(case, DataSupply.open(data, 0, [case]), MeasureOptions(rounds=2), compiles=False)
         assert not found.missing
         assert [row.way for row in found.rows] == ["from the loader, 0 workers", "already on the device"]
-        assert trained[: loading.WARM_UPS] == ["SameBatch"] * loading.WARM_UPS
-        assert {"TrainingLoader", "SameBatch"} == set(trained)
+        assert trained[: data_path.WARM_UPS] == ["RepeatedBatch"] * data_path.WARM_UPS
+        assert {"TrainingLoader", "RepeatedBatch"} == set(trained)
         shape = case.architecture.model_copy(update={"num_classes": 2})
         for row in found.rows:
             assert row.parameters == compute_cost(shape).parameters
@@ -110,8 +113,9 @@ class TestMeasured:
 
     def test_what_fails_is_named(self, data):
         case = supply_case("end-to-end")
-        supply = replace(Supply.opened(data, 0, [case]), data="nowhere")
-        found = measure_supply(case, supply, compiles=False, rounds=1)
+        supply = replace(DataSupply.open(data, 0, [case]), data="nowhere")
+        found = measure_data_path(case, supply, MeasureOptions(rounds=1), compiles=False)
         assert not found.rows
         (missing,) = found.missing
-        assert "there is no data set 'DATA'" in missing.reason
+        assert "DATA" in missing.reason
+        assert "nowhere" not in missing.reason

@@ -1,39 +1,39 @@
-"""The other libraries' Vision Transformers, built to the same shape as ours, or the reason why that cannot be.
+"""Vision Transformers of other libraries, built to the shape of ours.
 
 Where a library lets us choose the GELU it gets ours, so that it computes the same function; torchvision and vit-pytorch
-have the exact one alone. Everything else is as the library comes.
+have only the exact one. Everything else is as the library comes.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
 import importlib.util
 import os
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vitrail.benchmark.case import count_parameters
+from vitrail.benchmark.measure import summarize_error
 from vitrail.errors import ConfigError, NotApplicableError, did_you_mean
 from vitrail.model.architecture import Architecture, VitArchitecture
-from vitrail.model.cost import cost
+from vitrail.model.cost import compute_cost
 
-ALLOWED = 0.005
-"""By which share a peer may have more or fewer parameters than ours: vit-pytorch has no biases on q, k and v, and two
-norms around its patch projection, which for B/16 is 0.03%."""
+ALLOWED_DIFFERENCE = 0.005
+"""Largest difference in the number of parameters, as a share of ours. vit-pytorch has no biases on q, k and v, and two
+norms around its patch projection: 0.03% for B/16."""
 
 SHAPE = ("image_size", "in_channels", "patch_size", "width", "depth", "mlp_dim", "num_heads", "num_classes")
-"""What a peer is built from; in all else the model must be the plain one of the paper."""
-NUMERICAL = ("gelu", "norm_eps")
-"""Costs nothing that differs from one value to another."""
+"""What a peer is built from; in everything else the model must be the plain one of the paper."""
+FREE_OPTIONS = ("gelu", "norm_eps")
+"""Options that may differ: they do not change the cost."""
 
 
-class Logits(nn.Module):
-    """A network of transformers' that gives its logits and nothing around them."""
+class LogitsOnly(nn.Module):
+    """A model of transformers that returns its logits only."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def _torchvision(vision_transformer: Any, a: VitArchitecture) -> nn.Module:
     if a.in_channels != 3:
         raise NotApplicableError(f"takes images of 3 channels, not of {a.in_channels}")
     if a.image_size[0] != a.image_size[1]:
-        raise NotApplicableError("takes square images alone")
+        raise NotApplicableError("takes square images only")
     built: nn.Module = vision_transformer.VisionTransformer(
         image_size=a.image_size[0],
         patch_size=a.patch_size,
@@ -89,7 +89,7 @@ def _transformers(transformers: Any, a: VitArchitecture) -> nn.Module:
         num_channels=a.in_channels,
         num_labels=a.num_classes,
     )
-    return Logits(transformers.ViTForImageClassification(config))
+    return LogitsOnly(transformers.ViTForImageClassification(config))
 
 
 def _vit_pytorch(vit_pytorch: Any, a: VitArchitecture) -> nn.Module:
@@ -113,18 +113,18 @@ PEERS: dict[str, tuple[str, Callable[[Any, VitArchitecture], nn.Module]]] = {
     "transformers": ("transformers", _transformers),
     "vit-pytorch": ("vit_pytorch", _vit_pytorch),
 }
-"""Package → the module to import, and what builds a model from it."""
+"""By package: the module to import, and the function that builds a model from it."""
 RUNTIMES = {
     "onnxruntime": ("onnx", "onnxscript", "onnxruntime"),
     "openvino": ("onnx", "onnxscript", "openvino"),
 }
-"""Those that run our own model, exported, on a CPU → the packages that this takes."""
+"""Runtimes that run our own model, exported, on a CPU, and the packages they need."""
 TORCHVISION_OPERATORS = ("nms", "qnms")
-"""What the Python part of torchvision, which timm imports, expects its compiled part to have defined."""
+"""Operators that torchvision's Python part, which timm imports, expects from its compiled part."""
 
 
 def parse_peers(text: str, device: torch.device) -> list[str]:
-    """`all`, `none`, or names with commas between; all that there are for the device."""
+    """Return the libraries that --peers names: `all` for the device, `none`, or names separated by commas."""
     if text == "none":
         return []
     if text == "all":
@@ -138,11 +138,11 @@ def parse_peers(text: str, device: torch.device) -> list[str]:
     return names
 
 
-def importable(library: str, device: torch.device) -> None:
-    """Import a peer; a NotApplicableError says why it cannot be."""
+def import_peer(library: str, device: torch.device) -> None:
+    """Import a library, or raise a NotApplicableError with the reason why it cannot be measured."""
     if library in RUNTIMES:
         if device.type != "cpu":
-            raise NotApplicableError("compared on a CPU alone")
+            raise NotApplicableError("compared on a CPU only")
         check_packages(RUNTIMES[library])
         return
     module, _ = PEERS[library]
@@ -153,26 +153,26 @@ def importable(library: str, device: torch.device) -> None:
         try:
             _import(library)
         except Exception as error:
-            if "operator torchvision::" not in in_a_line(error):
+            if "operator torchvision::" not in summarize_error(error):
                 raise
             define_torchvision_operators()
             _import(library)
-    except Exception as error:  # whatever a stranger's package raises
-        raise NotApplicableError(f"installed, but it cannot be imported: {in_a_line(error)}") from None
+    except Exception as error:  # another package may raise anything
+        raise NotApplicableError(f"installed, but it cannot be imported: {summarize_error(error)}") from None
 
 
 def _import(library: str) -> None:
-    found = importlib.import_module(PEERS[library][0])
-    if library == "transformers":  # imports what it is asked for when it is asked
-        _ = found.ViTForImageClassification
+    module = importlib.import_module(PEERS[library][0])
+    if library == "transformers":  # imports its parts only when they are used
+        _ = module.ViTForImageClassification
 
 
 @functools.cache
 def define_torchvision_operators() -> torch.library.Library:
-    """Let torchvision be imported beside a torch of another kind, as one for CUDA beside one for CPUs.
+    """Make torchvision importable beside a torch of another build, such as one for CPUs.
 
-    Its compiled part does not load there, and on import it looks for operators that this would have defined. They are
-    for boxes around objects, which no Vision Transformer has: defined and without an implementation they serve.
+    There its compiled part does not load, and the import fails because some operators are missing. These are for
+    object detection and are never called here, so it is enough to declare them.
     """
     operators = torch.library.Library("torchvision", "FRAGMENT")
     for name in TORCHVISION_OPERATORS:
@@ -182,32 +182,32 @@ def define_torchvision_operators() -> torch.library.Library:
 
 
 def check_packages(names: Sequence[str]) -> None:
-    """A NotApplicableError names what is not installed."""
+    """Raise a NotApplicableError that names the packages that are not installed."""
     if absent := [name for name in names if importlib.util.find_spec(name) is None]:
         raise NotApplicableError(f"not installed: pip install {' '.join(absent)}")
 
 
-def peer_model(library: str, architecture: Architecture) -> nn.Module:
-    """A peer's model of this shape, float32 on the CPU; a NotApplicableError says why there is none."""
+def build_peer(library: str, architecture: Architecture) -> nn.Module:
+    """Build a library's model of this shape, float32 on the CPU, or raise a NotApplicableError with the reason."""
     if not isinstance(architecture, VitArchitecture):
         raise NotApplicableError("not built: only plain Vision Transformers are compared")
-    if differs := beyond_plain(architecture):
+    if differs := list_special_options(architecture):
         raise NotApplicableError(f"not built: only plain Vision Transformers are compared, not with {differs}")
     module, build = PEERS[library]
     try:
         model = build(importlib.import_module(module), architecture)
     except NotApplicableError:
         raise
-    except Exception as error:  # whatever a library says to a shape that it does not like
-        raise NotApplicableError(f"cannot be built to this shape: {in_a_line(error)}") from None
+    except Exception as error:  # a library may raise anything
+        raise NotApplicableError(f"cannot be built to this shape: {summarize_error(error)}") from None
     check_same_size(model, architecture)
     return model
 
 
-def beyond_plain(architecture: VitArchitecture) -> str:
-    """The options in which a model is not the paper's plain one, as in `registers = 4`."""
+def list_special_options(architecture: VitArchitecture) -> str:
+    """Return the options in which a model differs from the paper's plain one, as in `registers = 4`."""
     plain = VitArchitecture(**{name: getattr(architecture, name) for name in SHAPE})
-    fields = [name for name in VitArchitecture.model_fields if name not in (*SHAPE, *NUMERICAL)]
+    fields = [name for name in VitArchitecture.model_fields if name not in (*SHAPE, *FREE_OPTIONS)]
     differing = [name for name in fields if getattr(architecture, name) != getattr(plain, name)]
     return ", ".join(
         "a ResNet" if name == "backbone" else f"{name} = {getattr(architecture, name)}" for name in differing
@@ -215,34 +215,9 @@ def beyond_plain(architecture: VitArchitecture) -> str:
 
 
 def check_same_size(model: nn.Module, architecture: Architecture) -> None:
-    """Refuse a model with another number of parameters: it would not be the same that is compared."""
-    ours, theirs = cost(architecture).parameters, parameters_of(model)
-    if abs(theirs - ours) > ALLOWED * ours:
+    """Refuse a model with a clearly different number of parameters."""
+    ours, theirs = compute_cost(architecture).parameters, count_parameters(model)
+    if abs(theirs - ours) > ALLOWED_DIFFERENCE * ours:
         raise NotApplicableError(
             f"refused: its model has {theirs:,} parameters and ours {ours:,}, which is another shape"
         )
-
-
-def parameters_of(model: nn.Module) -> int:
-    """How many numbers are learned."""
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def versions(libraries: Sequence[str]) -> dict[str, str]:
-    """Of those that are installed."""
-    found = {}
-    for library in libraries:
-        try:
-            found[library] = importlib.metadata.version(library)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def in_a_line(error: BaseException) -> str:
-    """What an exception goes back to, its kind and the first line of its words; files by name alone, for it is kept."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    words = str(error).strip().splitlines()[:1]
-    told = re.sub(r"(?<![\w.])(?:/[^\s/:'\"]+)+/(?=[^\s/])", "", words[0])[:200] if words else ""
-    return f"{type(error).__name__}: {told}" if told else type(error).__name__
