@@ -349,12 +349,12 @@ def test_what_cannot_be_trained_is_told_before(pretrained, tmp_path):
 
 def test_how_finetune_chooses(pretrained, monkeypatch):
     model, bound = vitrail.load(f"timm:{SMALL}"), vitrail.load("timm:efficientvit_m0")
-    assert finetune.choose_image_size(model, 1000, gpu=True) == (256, 256)  # 240 in whole steps of 32
-    assert finetune.choose_image_size(model, 100, gpu=True) == (160, 160)
-    assert finetune.choose_image_size(bound, 1000, gpu=True) == (224, 224)
+    assert finetune.choose_image_size(model, 1000, has_gpu=True) == (256, 256)  # 240 in whole steps of 32
+    assert finetune.choose_image_size(model, 100, has_gpu=True) == (160, 160)
+    assert finetune.choose_image_size(bound, 1000, has_gpu=True) == (224, 224)
     large = TimmModel(TimmArchitecture(name="resnet152", image_size=224, num_classes=10))
-    assert finetune.choose_image_size(large, 1000, gpu=False) == (224, 224)
-    assert finetune.choose_image_size(large, 1000, gpu=True) == (320, 320)
+    assert finetune.choose_image_size(large, 1000, has_gpu=False) == (224, 224)
+    assert finetune.choose_image_size(large, 1000, has_gpu=True) == (320, 320)
 
     image = measure_activation_bytes(model.architecture) // 2
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -119,15 +119,15 @@ def test_a_wrong_override(folder):
 def test_the_resolution_is_raised_as_far_as_the_images_go(size, short_side, found):
     patch = 16 if size == 224 else 4
     model = vitrail.create_model(f"Ti/{patch}", image_size=size, device="meta")
-    assert choose_image_size(model, short_side, gpu=True) == found
+    assert choose_image_size(model, short_side, has_gpu=True) == found
 
 
 def test_a_cpu_is_not_asked_for_what_takes_hours():
     base = vitrail.create_model("B/16", device="meta")
-    assert choose_image_size(base, 1000, gpu=False) == (224, 224)
-    assert choose_image_size(base, 1000, gpu=True) == (336, 336)
+    assert choose_image_size(base, 1000, has_gpu=False) == (224, 224)
+    assert choose_image_size(base, 1000, has_gpu=True) == (336, 336)
     tiny = vitrail.create_model("Ti/16", device="meta")
-    assert choose_image_size(tiny, 1000, gpu=False) == (336, 336)
+    assert choose_image_size(tiny, 1000, has_gpu=False) == (336, 336)
 
 
 def test_what_is_looked_at(folder):

@@ -1,4 +1,4 @@
-"""The command line: one file for each verb, which parses and prints and holds no logic.
+"""The command line: one file for each verb, which only parses and prints.
 
 Nothing heavy is imported before a verb runs, so `vitrail --help` answers at once.
 """
@@ -53,8 +53,8 @@ app.command()(doctor.doctor)
 app.add_typer(data.app, name="data")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         from vitrail import __version__
 
         typer.echo(f"vitrail {__version__}")
@@ -65,11 +65,11 @@ def _print_version(wanted: bool) -> None:
 def _root(
     version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """Runs before every verb."""
+    """Take the options that come before a verb."""
 
 
 def main() -> None:
-    """Run the command line; what vitrail raises on purpose is printed as one line, without a traceback."""
+    """Run the command line. An error of vitrail's own is printed as one line, without a traceback."""
     try:
         app()
     except VitrailError as error:

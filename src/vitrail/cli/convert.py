@@ -19,16 +19,16 @@ def convert(
 ) -> None:
     """Convert weights from one library's format to another's.
 
-    The result is loaded back and run beside the source; what was measured stands in its model card.
+    The result is loaded back and compared with the source; the measured differences stand in its model card.
     """
-    from vitrail.weights.convert import check_destination
-    from vitrail.weights.convert import convert as run
-    from vitrail.weights.convert import push as upload
+    from vitrail.weights.convert import convert as convert_weights
+    from vitrail.weights.convert import parse_destination, push_to_hub
 
     if push is not None:
-        check_destination(push)
-    told = {"num_heads": num_heads, "gelu": gelu}
-    certificate = run(model, target, to, **{name: value for name, value in told.items() if value is not None})
+        parse_destination(push)  # before the work
+    architecture = {"num_heads": num_heads, "gelu": gelu}
+    given = {name: value for name, value in architecture.items() if value is not None}
+    certificate = convert_weights(model, target, to, **given)
     for note in certificate.notes:
         print(f"note: {note}")
     relative = f"{certificate.relative_difference:.3g} of an output's deviation"
@@ -36,4 +36,4 @@ def convert(
     print("preprocessing: " + (certificate.preprocessing_note or "matches"))
     print(f"written: {target} (its README.md says how to load it)")
     if push is not None:
-        print(f"uploaded: {upload(target, push)}")
+        print(f"uploaded: {push_to_hub(target, push)}")

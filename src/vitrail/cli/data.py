@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrail.cli.printing import progress_bar
+from vitrail.cli.printing import check_out_file, print_table, progress_bar
 
 if TYPE_CHECKING:
     from vitrail.data.check.report import DataReport
 
 EXAMPLES = 3
-"""Of each kind of finding, at a terminal."""
+"""Examples of each kind of finding that a terminal shows."""
 
 app = typer.Typer(
     help="Check a data set, or pack it into shards.",
@@ -37,18 +37,16 @@ def check(
 ) -> None:
     """Decode every image and name those that are broken, doubled, leaked between splits, misnamed, tiny, grey or huge.
 
-    The exit code is 1 where an image cannot be read or stands in two splits. Behind a pipe there is one finding on a
-    line (kind, path and sentence with tabs between), and a summary on stderr.
+    The exit code is 1 if an image cannot be read or is in two splits. Into a pipe, every finding is a line (kind, path
+    and sentence, separated by tabs), and the summary goes to stderr.
     """
     import json
 
-    from vitrail.data.check.check import check_data as run
-    from vitrail.errors import ConfigError
+    from vitrail.data.check.check import check_data
 
-    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
-        raise ConfigError(f"--out {out}: give the name of a file in a folder that is there")
+    check_out_file(out)
     with progress_bar("checking") as progress:
-        report = run(data, workers, progress)
+        report = check_data(data, workers, progress)
     if as_json or out:
         text = json.dumps(report.as_dict(), indent=2)
         if out:
@@ -73,16 +71,15 @@ def pack(
     skip_broken: Annotated[bool, typer.Option("--skip-broken", help="Leave out what cannot be read.")] = False,
     workers: Workers = None,
 ) -> None:
-    """Write a data set as shards that read fast: the same bytes every time, and it goes on where it was stopped.
+    """Write a data set as shards that read fast: the same bytes every time. The same command resumes a stopped one.
 
     Beside the shards lie the names of the classes, checksums and dataset.json, which tells how they were made.
     """
-    from vitrail.cli.printing import print_table
     from vitrail.data.open import WHOLE
-    from vitrail.data.packing.pack import pack_data as run
+    from vitrail.data.packing.pack import pack_data
 
     with progress_bar("packing") as progress:
-        manifest = run(
+        manifest = pack_data(
             data,
             out,
             split=split,
@@ -115,12 +112,11 @@ def pack(
 
 
 def _print_report(report: DataReport) -> None:
-    """Tables at a terminal; else lines, and the summary on stderr."""
+    """Print tables at a terminal; else lines, with the summary on stderr."""
     from itertools import islice
 
     from rich.console import Console
 
-    from vitrail.cli.printing import print_table
     from vitrail.data.check.report import FINDING_KINDS
 
     if not Console().is_terminal:
@@ -129,9 +125,8 @@ def _print_report(report: DataReport) -> None:
         for line in report.summary():
             print(line, file=sys.stderr)
         return
-    found = [kind for kind in FINDING_KINDS if report.counts[kind]]
     rows = []
-    for kind in found:
+    for kind in (kind for kind in FINDING_KINDS if report.counts[kind]):
         examples = [f"{finding.name}: {finding.sentence}" for finding in islice(report.findings(kind), EXAMPLES)]
         rows.append([kind, "\n".join(examples), f"{report.counts[kind]:,}"])
     if rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from pathlib import Path
@@ -13,14 +14,15 @@ from vitrail.cli.printing import interruptible, print_lines, print_table, progre
 
 if TYPE_CHECKING:
     from vitrail.evaluation.compare import ModelComparison
+    from vitrail.evaluation.evaluate import SavedReport
     from vitrail.evaluation.intervals import Estimate
     from vitrail.evaluation.report import EvaluationReport
     from vitrail.inference.batches import InferenceOptions
 
 RUNS = 3
-"""Of the paper."""
-SHOWN = 10
-"""Classes and confusions on the screen; all of them are in report.json."""
+"""Trainings for each data set, as in the paper."""
+MOST_PRINTED = 10
+"""Largest number of classes and of confusions on the screen; report.json has all."""
 
 
 def evaluate(
@@ -71,6 +73,7 @@ def evaluate(
     fine-tuned on each of the paper's data sets, as the paper does.
     """
     from vitrail.errors import ConfigError
+    from vitrail.evaluation.evaluate import evaluate as evaluate_model
     from vitrail.inference.batches import InferenceOptions
 
     if data is None:
@@ -81,7 +84,7 @@ def evaluate(
     if compare:
         if suite or real or mapping or among or out:
             raise ConfigError("--compare takes --data, --split, --json, how to run, and models only")
-        _compare([*([model] if model else []), *(others or [])], data, split, options, as_json)
+        _compare_models([*([model] if model else []), *(others or [])], data, split, options, as_json)
         return
     if model is None:
         raise ConfigError("--model is missing: vitrail evaluate --model MODEL --data DATA")
@@ -90,89 +93,74 @@ def evaluate(
             raise ConfigError("--suite takes --model, --data, --runs, --rates, --out and key=value only")
         if options != InferenceOptions():
             raise ConfigError("a suite trains: give batch_size=… workers=… device=… precision=…, without dashes")
-        _suite(suite, model, data, out, runs, others or [], rates)
+        _run_suite(suite, model, data, out, runs, others or [], rates)
         return
     if others:
         raise ConfigError(f"{others[0]!r}: models are for --compare, key=value for --suite")
-    _one(model, data, split, real, mapping, among, options, out, as_json)
-
-
-def _one(
-    model: str,
-    data: str,
-    split: str | None,
-    real: Path | None,
-    mapping: Path | None,
-    among: bool,
-    options: InferenceOptions,
-    out: Path | None,
-    as_json: bool,
-) -> None:
-    import json
-
-    from vitrail.evaluation.evaluate import evaluate as evaluate_model
-
     with interruptible(), progress_bar("evaluating") as progress:
-        written = evaluate_model(
+        evaluation = evaluate_model(
             model, data, split, real=real, mapping=mapping, among=among, options=options, folder=out, progress=progress
         )
-    if not written.is_first:
+    _print_evaluation(evaluation, as_json)
+
+
+def _print_evaluation(evaluation: SavedReport, as_json: bool) -> None:
+    if not evaluation.is_first:
         return
     if as_json:
-        print(json.dumps(written.report.as_dict(), indent=1, ensure_ascii=False))
+        print(json.dumps(evaluation.report.as_dict(), indent=1, ensure_ascii=False))
         return
-    _print_report(written.report)
-    if written.was_trained_on:
+    _print_report(evaluation.report)
+    if evaluation.was_trained_on:
         print_lines(["warning: the model has learned from these very images, so this says nothing about new ones"])
-    print_lines(f"written: {path}" for path in written.files)
+    print_lines(f"written: {path}" for path in evaluation.files)
 
 
 def _print_report(report: EvaluationReport) -> None:
     from vitrail.inference.class_names import annotate_wnid
 
-    rows = [["top-1 accuracy", *_percents(report.top1)]]
+    rows = [["top-1 accuracy", *_format_percents(report.top1)]]
     if report.top5 is not None:
-        rows.append(["top-5 accuracy", *_percents(report.top5)])
+        rows.append(["top-5 accuracy", *_format_percents(report.top5)])
     if report.real is not None:
-        rows.append([f"ReaL accuracy, {report.real.images:,} images", *_percents(report.real.accuracy)])
-    rows.append(["negative log-likelihood", *_numbers(report.likelihood)])
-    rows.append(["calibration error", *_numbers(report.calibration)])
+        rows.append([f"ReaL accuracy, {report.real.images:,} images", *_format_percents(report.real.accuracy)])
+    rows.append(["negative log-likelihood", *_format_numbers(report.likelihood)])
+    rows.append(["calibration error", *_format_numbers(report.calibration)])
     part = f", {report.part}" if report.part else ""
     title = f"{report.model} on {report.data}{part}: {report.images:,} images"
     print_table(title, ["measure", "value", "95% from", "to"], rows)
-    print_lines(_remarks(report))
+    print_lines(_make_remarks(report))
     scored = [score for score in report.classes if score.images]
-    worst = sorted(scored, key=lambda score: (score.accuracy.value, -score.images))[:SHOWN]
-    rows = [[annotate_wnid(score.name), f"{score.images:,}", *_percents(score.accuracy)] for score in worst]
-    title = "Classes, the worst first" if len(scored) > SHOWN else "Classes"
+    worst = sorted(scored, key=lambda score: (score.accuracy.value, -score.images))[:MOST_PRINTED]
+    rows = [[annotate_wnid(score.name), f"{score.images:,}", *_format_percents(score.accuracy)] for score in worst]
+    title = "Classes, the worst first" if len(scored) > MOST_PRINTED else "Classes"
     print_table(title, ["class", "images", "accuracy", "95% from", "to"], rows)
     if report.confusions:
-        wrong = [[annotate_wnid(label), annotate_wnid(guess), f"{n:,}"] for label, guess, n in report.confusions[:SHOWN]]
-        print_table("What is taken for what", ["label", "guess", "images"], wrong, left=2)
+        confusions = report.confusions[:MOST_PRINTED]
+        rows = [[annotate_wnid(label), annotate_wnid(guess), f"{count:,}"] for label, guess, count in confusions]
+        print_table("What is taken for what", ["label", "guess", "images"], rows, left=2)
 
 
-def _remarks(report: EvaluationReport) -> list[str]:
-    said = [f"classes: {report.labels}"]
+def _make_remarks(report: EvaluationReport) -> list[str]:
+    remarks = [f"classes: {report.labels}"]
     if report.foreign_guesses:
-        said.append(
-            f"{report.foreign_guesses:,} guesses are of classes that the data does not have: --among-data-classes takes them "
-            "among those that it has"
+        remarks.append(
+            f"{report.foreign_guesses:,} guesses are of classes that the data does not have: --among-data-classes "
+            "takes them among those that it has"
         )
     if report.left_out:
-        said.append(f"left out: {report.left_out:,} images of classes that the model does not know")
+        remarks.append(f"left out: {report.left_out:,} images of classes that the model does not know")
     if report.broken:
-        said.append(f"left out: {report.broken:,} images that cannot be read; `vitrail data check` names them")
+        remarks.append(f"left out: {report.broken:,} images that cannot be read; `vitrail data check` names them")
     if report.part is None:
-        said.append(
+        remarks.append(
             "all images were scored, also those that the model may have learned from; --split val scores the tenth "
             "that `vitrail finetune` holds out, though not with --quick or --sweep, which learn from all in the end"
         )
-    return said
+    return remarks
 
 
-def _compare(models: list[str], data: str, split: str | None, options: InferenceOptions, as_json: bool) -> None:
-    import json
-
+def _compare_models(models: list[str], data: str, split: str | None, options: InferenceOptions, as_json: bool) -> None:
     from vitrail.errors import ConfigError, VitrailError
     from vitrail.evaluation.compare import compare_model
 
@@ -183,66 +171,66 @@ def _compare(models: list[str], data: str, split: str | None, options: Inference
         try:
             with interruptible(), progress_bar(f"evaluating {name}") as progress:
                 rows.append(compare_model(name, data, split, options, progress))
-        except VitrailError as error:  # which is no reason to lose the others
+        except VitrailError as error:  # the other models are still compared
             failures.append(f"error: {name}: {error}")
     if as_json:
         print(json.dumps([row.as_dict() for row in rows], indent=1))
     elif rows:
-        _print_compared(rows, data)
+        _print_comparison(rows, data)
     for failure in failures:
         print(failure, file=sys.stderr)
     if failures:
         raise typer.Exit(1)
 
 
-def _print_compared(rows: list[ModelComparison], data: str) -> None:
+def _print_comparison(rows: list[ModelComparison], data: str) -> None:
     columns = ["model", "parameters", "GFLOPs", "images/s", "images", "top-1", "95% from", "to"]
     columns += ["training exaFLOPs", "device-hours"]
-    cells = [_cells(row) for row in rows]
-    if sys.stdout.isatty():  # a model in each column, as in the paper: ten columns of numbers fit no terminal
+    cells = [_make_cells(row) for row in rows]
+    if sys.stdout.isatty():  # one model in each column: a terminal has no room for ten columns of numbers
         columns, *cells = [list(line) for line in zip(columns, *cells, strict=True)]
     print_table(f"On {data}", columns, cells)
     print_lines(note for row in rows for note in row.notes)
 
 
-def _cells(row: ModelComparison) -> list[str]:
+def _make_cells(row: ModelComparison) -> list[str]:
     return [
         row.model,
         f"{row.parameters:,}",
         f"{row.flops / 1e9:,.3g}",
         f"{row.images_per_second:,.0f}" if row.images_per_second >= 10 else f"{row.images_per_second:.2f}",
         f"{row.images:,}",
-        *_percents(row.top1),
+        *_format_percents(row.top1),
         "–" if row.training is None else f"{row.training.exaflops:.3g}",
         "–" if row.training is None else f"{row.training.device_hours:.3g}",
     ]
 
 
-def _suite(
+def _run_suite(
     suite: str, model: str, data: str, out: Path | None, runs: int, overrides: list[str], rates: str | None
 ) -> None:
     from vitrail.errors import ConfigError, did_you_mean
 
     try:
-        tried = None if rates is None else [float(rate) for rate in rates.split(",")]
+        learning_rates = None if rates is None else [float(rate) for rate in rates.split(",")]
     except ValueError:
         raise ConfigError(f"--rates {rates}: give numbers with commas between, such as 0.003,0.01") from None
 
     if suite == "paper":
         from vitrail.transfer.paper_suite import run_paper_suite
 
-        print_lines(run_paper_suite(model, data, out, runs, overrides, tried))
+        print_lines(run_paper_suite(model, data, out, runs, overrides, learning_rates))
     elif suite == "vtab":
         from vitrail.transfer.vtab_suite import run_vtab_suite
 
-        print_lines(run_vtab_suite(model, data, out, runs, overrides, tried))
+        print_lines(run_vtab_suite(model, data, out, runs, overrides, learning_rates))
     else:
         raise ConfigError(f"--suite {suite}{did_you_mean(suite, ['paper', 'vtab']) or ':'} there are paper and vtab")
 
 
-def _percents(measured: Estimate) -> list[str]:
+def _format_percents(measured: Estimate) -> list[str]:
     return [f"{value:.2%}" if math.isfinite(value) else "–" for value in measured]
 
 
-def _numbers(measured: Estimate) -> list[str]:
+def _format_numbers(measured: Estimate) -> list[str]:
     return [f"{value:.4f}" if math.isfinite(value) else "–" for value in measured]

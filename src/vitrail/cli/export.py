@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrail.cli.printing import interruptible, print_lines, print_table, tell_of_pane
+from vitrail.cli.printing import announce_pane, interruptible, print_lines, print_table
 
 if TYPE_CHECKING:
-    from vitrail.exporting.check import Checked
+    from vitrail.exporting.check import ExportComparison
 
 
 def export(
@@ -40,26 +40,26 @@ def export(
 ) -> None:
     """Export a model to ONNX, int8, torch.export, AOTInductor or OpenVINO, with its labels and preprocessing.
 
-    The export is executed beside the model before it is in its place: one that computes something else fails.
+    The export is executed and compared with the model before it is written; if it differs, the command fails.
     """
     from vitrail.errors import ConfigError
-    from vitrail.exporting.export import kind_of, run
+    from vitrail.exporting.export import export_by_name, find_kind
     from vitrail.weights.source import PANE
 
     if len(words) > 2:
-        raise ConfigError(f"{words[2]!r} is one word too many: vitrail export MODEL TARGET --to {to}")
+        raise ConfigError(f"{words[2]!r} is one word too many: give vitrail export MODEL TARGET --to {to}")
     model, target = (PANE if len(words) == 1 else words[0]), Path(words[-1])
     if len(words) == 1:
-        suffix, *_ = kind_of(to)
+        suffix, *_ = find_kind(to)
         if target.suffix != suffix:
-            ours, theirs = target.with_suffix(suffix), f"{target} model{suffix}"
+            with_suffix, as_model = target.with_suffix(suffix), f"{target} model{suffix}"
             raise ConfigError(
-                f"{target} is no {suffix} file to write: `vitrail export {ours} --to {to}` exports {PANE}, "
-                f"`vitrail export {theirs} --to {to}` the model {target}"
+                f"{target} is not a {suffix} file to write: `vitrail export {with_suffix} --to {to}` exports {PANE}, "
+                f"`vitrail export {as_model} --to {to}` the model {target}"
             )
-        tell_of_pane("vitrail export MODEL TARGET takes another")
+        announce_pane("vitrail export MODEL TARGET takes another")
     with interruptible():
-        checked = run(
+        comparison = export_by_name(
             model,
             target,
             to,
@@ -69,22 +69,22 @@ def export(
             size=size,
         )
     if as_json:
-        print(json.dumps({**checked.as_dict(), "written": str(target)}, indent=2, ensure_ascii=False))
+        print(json.dumps({**comparison.as_dict(), "written": str(target)}, indent=2, ensure_ascii=False))
         return
-    print_table(f"{checked.kind}, beside its model", ("what", "model", "export"), _rows(checked))
-    print_lines(f"note: {note}" for note in checked.notes)
-    print_lines([f"compared on: {checked.images_from}", f"written: {target}"])
+    print_table(f"{comparison.kind}, beside its model", ("what", "model", "export"), _make_rows(comparison))
+    print_lines(f"note: {note}" for note in comparison.notes)
+    print_lines([f"compared on: {comparison.images_from}", f"written: {target}"])
 
 
-def _rows(checked: Checked) -> list[tuple[str, str, str]]:
-    share = ", as a share of the image's largest" if checked.relative else ""
-    if checked.agreement is None:
-        same = ("least cosine similarity", "–", f"{checked.cosine:.4f}")
+def _make_rows(comparison: ExportComparison) -> list[tuple[str, str, str]]:
+    remark = ", as a share of the image's largest" if comparison.relative else ""
+    if comparison.agreement is None:
+        agreement = ("least cosine similarity", "–", f"{comparison.cosine:.4f}")
     else:
-        same = ("same first guess", "–", f"{checked.agreement:.2%}")
+        agreement = ("same first guess", "–", f"{comparison.agreement:.2%}")
     return [
-        (f"largest difference of {checked.output}{share}", "–", f"{checked.max_difference:.2g}"),
-        same,
-        ("bytes", f"{checked.model_bytes:,}", f"{checked.export_bytes:,}"),
-        ("milliseconds for one image", f"{checked.model_milliseconds:.2f}", f"{checked.export_milliseconds:.2f}"),
+        (f"largest difference of {comparison.output}{remark}", "–", f"{comparison.max_difference:.2g}"),
+        agreement,
+        ("bytes", f"{comparison.model_bytes:,}", f"{comparison.export_bytes:,}"),
+        ("milliseconds for one image", f"{comparison.model_milliseconds:.2f}", f"{comparison.export_milliseconds:.2f}"),
     ]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrail.cli.printing import interruptible, print_table, progress_bar, tell_of_pane
+from vitrail.cli.printing import announce_pane, check_out_file, interruptible, print_table, progress_bar
 
-KEPT = "the features computed so far are kept, and the same command goes on from there"
+if TYPE_CHECKING:
+    from vitrail.evaluation.fewshot import FewshotReport
+
+INTERRUPTED = "the features computed so far are kept, and the same command goes on from there"
 
 
 def fewshot(
@@ -40,50 +43,51 @@ def fewshot(
     """Few-shot accuracy of a model that is not trained any further, as the paper measures it, and more.
 
     Least squares learns from a few images of each class; the linear probe and the neighbours (knn) from all, and
-    clusters from none. Features are computed once and kept; VITRAIL_CACHE says where.
+    clusters from none. Features are computed once and cached; VITRAIL_CACHE says where.
     """
     from vitrail.errors import ConfigError
-    from vitrail.evaluation import fewshot as workflow
+    from vitrail.evaluation.fewshot import fewshot as measure_fewshot
     from vitrail.evaluation.neighbours import find_similar_images
     from vitrail.inference.batches import InferenceOptions
     from vitrail.system.precision import PRECISIONS
     from vitrail.weights.source import PANE
 
-    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
-        raise ConfigError(f"--out {out}: give the name of a file in a folder that is there")
+    check_out_file(out)
     if precision not in (*PRECISIONS, "auto"):
         raise ConfigError(f"--precision {precision}: give one of {', '.join(PRECISIONS)} or auto")
-    numbers = _numbers(shots)
+    shot_counts = _parse_shots(shots)
     if model is None:
         model = PANE
-        tell_of_pane("--model MODEL takes another")
+        announce_pane("--model MODEL takes another")
     options = InferenceOptions(batch_size, workers, device, precision)
     cache: Any = None if no_cache else "auto"
     if neighbours is not None:
-        with interruptible(KEPT), progress_bar("features") as progress:
-            found = find_similar_images(model, data, neighbours, top, options=options, cache=cache, progress=progress)
-        told = {"image": neighbours, "neighbours": [vars(near) for near in found]}
-        if _told_as_json(told, out, as_json):
+        with interruptible(INTERRUPTED), progress_bar("features") as progress:
+            similar = find_similar_images(model, data, neighbours, top, options=options, cache=cache, progress=progress)
+        content = {"image": neighbours, "neighbours": [vars(image) for image in similar]}
+        if _write_json(content, out, as_json):
             return
-        rows = [[near.name, near.label, f"{near.similarity:.4f}"] for near in found]
+        rows = [[image.name, image.label, f"{image.similarity:.4f}"] for image in similar]
         print_table(f"Most similar to {neighbours}", ["name", "label", "similarity"], rows, left=2)
         return
-    chosen = [name.strip() for name in methods.split(",") if name.strip()]
-    with interruptible(KEPT), progress_bar("features") as progress:
-        report = workflow.fewshot(
+    with interruptible(INTERRUPTED), progress_bar("features") as progress:
+        report = measure_fewshot(
             model,
             data,
             test,
-            shots=numbers,
+            shots=shot_counts,
             seeds=range(seeds),
-            methods=chosen,
+            methods=[name.strip() for name in methods.split(",") if name.strip()],
             l2=l2,
             options=options,
             cache=cache,
             progress=progress,
         )
-    if _told_as_json(report.as_dict(), out, as_json):
-        return
+    if not _write_json(report.as_dict(), out, as_json):
+        _print_report(report, f"{model} on {data}")
+
+
+def _print_report(report: FewshotReport, title: str) -> None:
     rows = [
         [
             summary.method,
@@ -94,15 +98,14 @@ def fewshot(
         ]
         for summary in report.summaries()
     ]
-    print_table(f"{model} on {data}", ["method", "shots", "accuracy", "deviation", "95% from", "to"], rows)
-    # Beside a table that a program reads, words are for the person.
-    words = sys.stdout if sys.stdout.isatty() else sys.stderr
+    print_table(title, ["method", "shots", "accuracy", "deviation", "95% from", "to"], rows)
+    # If a program reads the table, the sentences go to the person, on stderr.
+    file = sys.stdout if sys.stdout.isatty() else sys.stderr
     for line in report.lines():
-        print(line, file=words)
+        print(line, file=file)
 
 
-def _numbers(text: str) -> list[int]:
-    """1,5,10,25 as numbers."""
+def _parse_shots(text: str) -> list[int]:
     from vitrail.errors import ConfigError
 
     try:
@@ -111,8 +114,8 @@ def _numbers(text: str) -> list[int]:
         raise ConfigError(f"--shots {text}: give whole numbers with commas between, such as 1,5,10,25") from None
 
 
-def _told_as_json(content: dict[str, Any], out: Path | None, printed: bool) -> bool:
-    """Into the file and onto the screen, where asked; whether it was printed."""
+def _write_json(content: dict[str, Any], out: Path | None, as_json: bool) -> bool:
+    """Write the content to `out`, if given, and print it if `as_json`. Return `as_json`."""
     import json
 
     from vitrail.errors import ConfigError
@@ -123,6 +126,6 @@ def _told_as_json(content: dict[str, Any], out: Path | None, printed: bool) -> b
             out.write_text(text + "\n", encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"--out {out} cannot be written: {error.strerror or error}") from None
-    if printed:
+    if as_json:
         print(text)
-    return printed
+    return as_json

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from vitrail.cli.printing import interruptible, print_lines, progress_bar, tell_of_pane
+from vitrail.cli.printing import announce_pane, interruptible, print_lines, progress_bar
 
 SCRATCH = "scratch"
-"""In the place of a model: none. A folder of that name is ./scratch."""
-FREE = ("image_size", "weights")
-"""Options of the model that do not ask for another one than the weights are of."""
+"""The name that stands for no model. A folder of that name is ./scratch."""
+ANY_MODEL_KEYS = ("image_size", "weights")
+"""Keys of the model section that fit every model."""
 
 
 def finetune(
@@ -28,8 +28,8 @@ def finetune(
     sweep: Annotated[
         bool, typer.Option(help="Choose the learning rate on a held-out part, as the paper does.")
     ] = False,
-    fit_linear_head: Annotated[
-        bool, typer.Option(help="Only solve a head on the frozen model: seconds on a CPU; lists doubtful labels.")
+    quick: Annotated[
+        bool, typer.Option(help="Only fit a head to the frozen features: seconds on a CPU; lists doubtful labels.")
     ] = False,
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="key=value …", help="Such as schedule.steps=500 run.folder=runs/mine.")
@@ -37,9 +37,9 @@ def finetune(
 ) -> None:
     """Train a classifier for your own images, from a model that has seen others.
 
-    Resolution, steps, batch size and learning rate are chosen for the data; any of them can be given:
+    Resolution, steps, batch size and learning rate are chosen for the data; you can set any of them:
     steps=500 batch_size=32 learning_rate=0.003 image_size=224 folder=runs/mine. The model goes to runs/finetune-…, and
-    the same command goes on where it was stopped.
+    the same command resumes it.
     """
     from vitrail.errors import ConfigError, did_you_mean
     from vitrail.training.resolve import list_keys
@@ -47,37 +47,38 @@ def finetune(
     from vitrail.weights.source import PANE
     from vitrail.workflows.finetune import finetune as run
 
-    given = overrides or []
-    options = {each.partition("=")[0].strip().removeprefix("model.") for each in given}
+    overrides = overrides or []
+    options = {each.partition("=")[0].strip().removeprefix("model.") for each in overrides}
     if "weights" in options:
         raise ConfigError("give --from MODEL in place of model.weights")
-    if start is None and options & (set(list_keys("model")) - {*FREE, *TRAINING_ONLY}):
-        start = SCRATCH  # who asks for an architecture has said what to train
+    if start is None and options & (set(list_keys("model")) - {*ANY_MODEL_KEYS, *TRAINING_ONLY}):
+        start = SCRATCH  # an architecture was given
     if start is not None and start != SCRATCH and not Path(start).exists() and did_you_mean(start, [SCRATCH]):
         raise ConfigError(f"there is no model {start!r}{did_you_mean(start, [SCRATCH])}")
     model = PANE if start is None else start
-    if fit_linear_head:
-        _quick(data, model, sweep, given, unnamed=start is None)
+    if quick:
+        _fit_linear_head(data, model, sweep, overrides, is_default=start is None)
         return
-    print_lines(_told(run(data, None if model == SCRATCH else model, sweep, given), unnamed=start is None))
+    lines = run(data, None if model == SCRATCH else model, sweep, overrides)
+    print_lines(_announce_default(lines, is_default=start is None))
 
 
-def _quick(data: str, model: str, sweep: bool, overrides: list[str], unnamed: bool) -> None:
+def _fit_linear_head(data: str, model: str, sweep: bool, overrides: list[str], is_default: bool) -> None:
     from vitrail.errors import ConfigError
     from vitrail.workflows.linear_head import fit_linear_head
 
     if sweep:
-        raise ConfigError("--quick trains nothing that a --sweep could choose a learning rate for: give one of them")
+        raise ConfigError("--quick trains nothing, so there is no learning rate to --sweep: give one of them")
     if model == SCRATCH:
-        raise ConfigError("--quick needs a model to take as it is: give --from MODEL, or no --from")
+        raise ConfigError("--quick needs a trained model: give --from MODEL, or no --from")
     with interruptible("the features computed so far are kept"), progress_bar("features") as progress:
-        print_lines(_told(fit_linear_head(data, model, overrides, progress=progress), unnamed))
+        print_lines(_announce_default(fit_linear_head(data, model, overrides, progress=progress), is_default))
 
 
-def _told(lines: Iterator[str], unnamed: bool) -> Iterator[str]:
-    """With a word on the model where none was named: before the first line, when the command is found to be good."""
+def _announce_default(lines: Iterator[str], is_default: bool) -> Iterator[str]:
+    """Yield the lines; if no model was named, say so before the first, when the command is known to be valid."""
     first = next(lines)
-    if unnamed:
-        tell_of_pane("--from MODEL takes another, --from scratch none")
+    if is_default:
+        announce_pane("--from MODEL takes another, --from scratch none")
     yield first
     yield from lines

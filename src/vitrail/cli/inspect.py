@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vitrail.cli.printing import interruptible, print_lines, progress_bar, tell_of_pane
+from vitrail.cli.printing import announce_pane, interruptible, print_lines, progress_bar
 
 
 def inspect(
@@ -31,10 +31,10 @@ def inspect(
     most: Annotated[int, typer.Option(min=1, help="Images to measure attention distance and layers on.")] = 128,
     device: Annotated[str, typer.Option(help="cpu, cuda, …; a GPU where there is one.")] = "auto",
 ) -> None:
-    """Look inside: attention over your images, attention distance, filters, positions, layers; one page to open.
+    """Look inside a model: attention over your images, attention distance, filters, positions, layers, on one page.
 
     vitrail inspect MODEL --images photos/ writes report.html, which needs no network, and every figure as PNG and SVG
-    with its data. vitrail inspect A B lays two models side by side.
+    with its data. vitrail inspect A B puts two models side by side.
     """
     from vitrail.inspection.inspect import find_newest_run, inspect_models
     from vitrail.weights.source import PANE
@@ -43,14 +43,14 @@ def inspect(
         newest = find_newest_run()
         models = [PANE if newest is None else str(newest)]
         if newest is None:
-            tell_of_pane("vitrail inspect MODEL takes another")
+            announce_pane("vitrail inspect MODEL takes another")
         else:
             print(
                 f"no model named: using {newest}, the newest run; vitrail inspect MODEL takes another", file=sys.stderr
             )
     with interruptible("the report is not finished"), progress_bar("looking inside") as progress:
-        done = inspect_models(models, images, out, most=most, device=device, progress=progress)
-    print_lines(done.notes)
-    print_lines(f"figure: {path}" for path in done.figures)
-    print_lines(f"data: {path}" for path in done.data)
-    print_lines([f"report: {done.report}"])
+        result = inspect_models(models, images, out, most=most, device=device, progress=progress)
+    print_lines(result.notes)
+    print_lines(f"figure: {path}" for path in result.figures)
+    print_lines(f"data: {path}" for path in result.data)
+    print_lines([f"report: {result.report}"])

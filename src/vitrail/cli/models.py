@@ -18,13 +18,13 @@ def models(
     """Table of the models: parameters, GFLOPs and tokens at an image size.
 
     A GFLOP is 10⁹ multiplications or additions of one forward pass of one image (a multiply-accumulate is two, as in
-    the paper). Any size goes with any patch: Ti, S, B, L, H, g, G; hybrids end in /16 or /32. In the full table a model
+    the paper). Any size can have any patch: Ti, S, B, L, H, g, G; hybrids end in /16 or /32. In the full table a model
     whose patches do not divide the size is shown at the next smaller one.
     """
     from vitrail.cli.printing import print_table
-    from vitrail.model.catalogue import catalogue
+    from vitrail.model.catalogue import list_models
 
-    entries = catalogue(names or None, size)
+    entries = list_models(names or None, size)
     if as_json:
         print(json.dumps([entry._asdict() for entry in entries], indent=2))
         return

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrail.cli.printing import interruptible, progress_bar, tell_of_pane
+from vitrail.cli.printing import announce_pane, interruptible, progress_bar
 
 if TYPE_CHECKING:
     from vitrail.inference.predict import FilePrediction, PredictionRun
 
 GAP = "  "
 PERCENT = len("probability")
-"""Characters of the last column."""
+"""Width of the last column, in characters."""
 
-Lines = Callable[["Predicted"], Iterator[str]]
+Lines = Callable[["FilePrediction"], Iterator[str]]
 
 
 def predict(
@@ -58,8 +58,8 @@ def predict(
 
     if as_json and as_csv:
         raise ConfigError("--json and --csv: give one of them")
-    kept = "the rest was not looked at" + ("" if embed is None else f", and {embed} was not written")
-    with interruptible(kept):
+    remaining = "the rest was not looked at" + ("" if embed is None else f", and {embed} was not written")
+    with interruptible(remaining):
         predictions = PredictionRun(
             files or [],
             PANE if model is None else model,
@@ -71,8 +71,8 @@ def predict(
             on_message=lambda line: print(line, file=sys.stderr),
         )
         if model is None:
-            tell_of_pane("--model MODEL takes another")
-        heading, lines = _form(as_json, as_csv, predictions)
+            announce_pane("--model MODEL takes another")
+        heading, lines = _choose_format(as_json, as_csv, predictions)
         _print(predictions, heading, lines)
     print(predictions.summary(), file=sys.stderr)
     if predictions.left_out:
@@ -80,50 +80,50 @@ def predict(
 
 
 def _print(predictions: PredictionRun, heading: str | None, lines: Lines) -> None:
-    stdout = sys.stdout  # a progress bar puts another in its place, which leads to stderr
+    stdout = sys.stdout  # a progress bar replaces sys.stdout with one that leads to stderr
     encoding = stdout.encoding or "utf-8"
 
-    def say(line: str) -> None:
+    def print_line(line: str) -> None:
         print(line.encode(encoding, "backslashreplace").decode(encoding), file=stdout, flush=True)
 
     if heading is not None and predictions.labels:
-        say(heading)
-    # Rows on a terminal are progress enough, and a bar between them would be in the way.
-    silent = not predictions.labels or not stdout.isatty()
-    bar = progress_bar("predicting") if silent else nullcontext()
+        print_line(heading)
+    # On a terminal the rows show the progress, and a bar between them would be in the way.
+    has_bar = not predictions.labels or not stdout.isatty()
+    bar = progress_bar("predicting") if has_bar else nullcontext()
     with bar as progress, closing(predictions.predict_files(progress)) as rows:
         for row in rows:
             if row.error is not None:
-                print(f"left out: {_named(row.file)}: {row.error}", file=sys.stderr)
+                print(f"left out: {_display_file(row.file)}: {row.error}", file=sys.stderr)
             for line in lines(row) if row.labels else ():
-                say(line)
+                print_line(line)
 
 
-def _form(as_json: bool, as_csv: bool, predictions: PredictionRun) -> tuple[str | None, Lines]:
-    """A heading, if there is one, and what makes lines of a row."""
+def _choose_format(as_json: bool, as_csv: bool, predictions: PredictionRun) -> tuple[str | None, Lines]:
+    """Return the heading, if there is one, and the function that formats a prediction as lines."""
     if as_json:
         return None, _json_lines
     if as_csv:
         return _csv_line("file", "rank", "label", "probability"), _csv_lines
     if sys.stdout.isatty():
-        return _table(predictions)
+        return _make_table(predictions)
     return None, _tab_lines
 
 
 def _json_lines(row: FilePrediction) -> Iterator[str]:
     import json
 
-    labels = [{"label": label, "probability": _number(probability)} for label, probability in row.labels]
+    labels = [{"label": label, "probability": _round_to_float32(probability)} for label, probability in row.labels]
     yield json.dumps({"file": row.file, "labels": labels})
 
 
 def _csv_lines(row: FilePrediction) -> Iterator[str]:
     for rank, (label, probability) in enumerate(row.labels, start=1):
-        yield _csv_line(row.file, rank, label, _number(probability))
+        yield _csv_line(row.file, rank, label, _round_to_float32(probability))
 
 
 def _csv_line(*cells: str | float) -> str:
-    """Written with both characters of CSV's line end, so that a name with either is quoted."""
+    """Return a line of CSV. Its line end has both characters, so that a name with either is quoted."""
     import csv
     import io
 
@@ -139,19 +139,19 @@ def _tab_lines(row: FilePrediction) -> Iterator[str]:
     yield "\t".join([make_printable(row.file), *guesses])
 
 
-def _table(predictions: PredictionRun) -> tuple[str, Lines]:
-    """Columns whose widths are known before the first row; names that are too long have a line to themselves."""
+def _make_table(predictions: PredictionRun) -> tuple[str, Lines]:
+    """Return heading and formatter of a table with fixed widths; names that are too long get a line of their own."""
     from rich.cells import cell_len, set_cell_size
     from rich.console import Console
 
     from vitrail.data.sources.source import make_printable
     from vitrail.inference.predict import to_valid_text
 
-    across = Console().width
+    terminal_width = Console().width
     longest = max(cell_len(make_printable(to_valid_text(image))) for image in predictions.images)
-    file = max(min(longest, across // 2), len("file"))
+    file = max(min(longest, terminal_width // 2), len("file"))
     widest = max((cell_len(make_printable(label)) for label in predictions.labels), default=0)
-    label = max(min(widest, across - file - PERCENT - 2 * len(GAP)), len("label"))
+    label = max(min(widest, terminal_width - file - PERCENT - 2 * len(GAP)), len("label"))
 
     def line(first: str, second: str, third: str) -> str:
         padded = second if cell_len(second) > label else set_cell_size(second, label)
@@ -169,12 +169,12 @@ def _table(predictions: PredictionRun) -> tuple[str, Lines]:
     return f"{set_cell_size('file', file)}{GAP}{set_cell_size('label', label)}{GAP}probability", lines
 
 
-def _named(file: str) -> str:
+def _display_file(file: str) -> str:
     from vitrail.data.sources.source import make_printable
 
     return "standard input" if file == "-" else make_printable(file)
 
 
-def _number(probability: float) -> float:
-    """With the digits that a float32 has."""
+def _round_to_float32(probability: float) -> float:
+    """Return the probability with the digits that a float32 has."""
     return float(f"{probability:.9g}")

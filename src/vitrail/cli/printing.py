@@ -7,23 +7,26 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-REDRAWN = 0.1
-"""Seconds between two states of a progress bar."""
+from vitrail.errors import ConfigError
+
+REDRAW_SECONDS = 0.1
+"""Shortest time between two states of a progress bar."""
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
-    """A table; off a terminal, a heading and one line for each row with tabs between, plain numbers, never wrapped.
+    """Print a table; off a terminal, tab-separated lines with plain numbers. Only the first of several ranks prints.
 
-    `left`: how many columns at the front are words, set flush left; the others are numbers, set flush right. Of several
-    ranks the first speaks for all.
+    Args:
+        left: the number of columns at the front that hold words; the others hold numbers and are right-aligned.
     """
-    if not _speaks():
+    if not _is_first_rank():
         return
     console = Console()
     if not console.is_terminal:
@@ -35,47 +38,50 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index < left else "right", overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))  # as it is: rich would read "[docs]" as markup
+        table.add_row(*map(Text, row))  # as Text, for rich reads "[docs]" in a string as markup
     console.print(table)
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Each as soon as it is there; of several ranks the first speaks for all."""
+    """Print each line as soon as it arrives. Only the first of several ranks prints."""
     for line in lines:
-        if _speaks():
+        if _is_first_rank():
             print(line, flush=True)
 
 
-def tell_of_pane(otherwise: str) -> None:
-    """That no model was named, so that it is the one inside the package. On stderr, for stdout may be data.
+def check_out_file(out: Path | None) -> None:
+    """Raise a ConfigError if --out names a folder, or a file in a folder that does not exist."""
+    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
+        raise ConfigError(f"--out {out}: give the name of a file in a folder that is there")
 
-    `otherwise`: what names another.
-    """
-    from vitrail.weights.source import PANE, locate
 
-    told = locate(PANE).beside.json("config.json")["architecture"]
-    if _speaks():
-        facts = f"{told['num_classes']} classes, {told['image_size'][0]} pixels"
+def announce_pane(otherwise: str) -> None:
+    """Say on stderr that no model was named and pane is used; `otherwise` says how to name another."""
+    from vitrail.weights.source import PANE, locate_weights
+
+    architecture = locate_weights(PANE).folder_files.json("config.json")["architecture"]
+    if _is_first_rank():
+        facts = f"{architecture['num_classes']} classes, {architecture['image_size'][0]} pixels"
         print(f"no model named: using {PANE}, the small one inside vitrail ({facts}); {otherwise}", file=sys.stderr)
 
 
-def _speaks() -> bool:
+def _is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
-def interruptible(kept: str = "nothing was written") -> Iterator[None]:
-    """Ctrl-C ends the command with a word on what there is."""
+def interruptible(remaining: str = "nothing was written") -> Iterator[None]:
+    """End the command on Ctrl-C with exit code 130 and a line that says what remains."""
     try:
         yield
     except KeyboardInterrupt:
-        print(f"stopped: {kept}", file=sys.stderr)
+        print(f"stopped: {remaining}", file=sys.stderr)
         raise typer.Exit(130) from None
 
 
 @contextmanager
 def progress_bar(verb: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on stderr where that is a terminal."""
+    """Show a progress bar on stderr. Yield the function that updates it, or None off a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
@@ -83,15 +89,15 @@ def progress_bar(verb: str) -> Iterator[Callable[[int, int], None] | None]:
         yield None
         return
     columns = (TextColumn(verb), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    # It draws itself when it is told something: a thread of its own would be in the way of starting processes.
+    # It redraws only on updates: a drawing thread would disturb the start of processes.
     with Progress(*columns, console=console, auto_refresh=False, transient=True) as bar:
-        task, drawn = bar.add_task(verb, total=None), 0.0
+        task, drawn_at = bar.add_task(verb, total=None), 0.0
 
         def show(done: int, total: int) -> None:
-            nonlocal drawn
+            nonlocal drawn_at
             bar.update(task, completed=done, total=total)
-            if time.monotonic() - drawn > REDRAWN:
+            if time.monotonic() - drawn_at > REDRAW_SECONDS:
                 bar.refresh()
-                drawn = time.monotonic()
+                drawn_at = time.monotonic()
 
         yield show

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from vitrail.cli.printing import print_lines, tell_of_pane
+from vitrail.cli.printing import announce_pane, print_lines
 
 
 def serve(
@@ -60,12 +60,12 @@ def serve(
 
     def print_loading(name: str) -> None:
         if not model:
-            tell_of_pane("--model MODEL takes another")
+            announce_pane("--model MODEL takes another")
         print(f"loading {name}", file=sys.stderr)
 
     def print_ready(names: list[str]) -> None:
-        shown_host = f"[{host}]" if ":" in host else host
-        print_lines([f"serving {', '.join(names)} at http://{shown_host}:{port}"])
+        url_host = f"[{host}]" if ":" in host else host
+        print_lines([f"serving {', '.join(names)} at http://{url_host}:{port}"])
 
     serve_models(
         model or [PANE],

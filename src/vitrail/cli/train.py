@@ -20,9 +20,9 @@ def train(
     ] = False,
     show: Annotated[bool, typer.Option("--show", help="Print the whole configuration as TOML, and stop.")] = False,
 ) -> None:
-    """Train a model: supervised, by masked patches, or on from other weights.
+    """Train a model: supervised, by masked patches, or from other weights.
 
-    The same command again goes on where an earlier one was stopped. Ctrl-C and SIGTERM save first (exit code 3).
+    The same command resumes a run that was stopped. Ctrl-C and SIGTERM save first (exit code 3).
     """
     from vitrail.errors import ConfigError
     from vitrail.recipes import RECIPES, find_recipe
@@ -30,14 +30,15 @@ def train(
     if list_them:
         rows = [(r.name, r.summary, r.cost, r.expected, r.command) for r in RECIPES.values()]
         columns = ("name", "what", "cost", "expected", "command")
-        width = 5 if not sys.stdout.isatty() else 2  # the others do not fit; docs/recipes.md has them too
+        width = 5 if not sys.stdout.isatty() else 2  # a terminal has no room for the others; docs/recipes.md has them
         print_table("Recipes", columns[:width], [row[:width] for row in rows], left=width)
         return
     if recipe is None:
         raise ConfigError("name a recipe (`vitrail train --list` shows them) or a .toml file")
     if not recipe.endswith(".toml"):
-        find_recipe(recipe)  # says what is near, before torch is imported
-    from vitrail.workflows.train import build_config, train
+        find_recipe(recipe)  # fails with the nearest name before torch is imported
+    from vitrail.workflows.train import build_config
+    from vitrail.workflows.train import train as run
 
     config = build_config(recipe, overrides or [])
     if show:
@@ -45,4 +46,4 @@ def train(
 
         print(to_toml(config), end="")
         return
-    print_lines(train(config))
+    print_lines(run(config))

@@ -247,10 +247,11 @@ def describe_choices(config: RunConfig, summary: DataSummary) -> str:
     size = show_size(config.model.image_size) if config.model.image_size else "its own size"
     steps = config.schedule.steps
     length = f"{steps} steps" if steps is not None else f"{config.schedule.epochs:g} epochs"
+    augmentation = config.data.augmentation
     return (
         f"{summary.images:,} images of {summary.classes} classes, about {summary.short_side} pixels: training at "
         f"{size} for {length} of {config.data.batch_size}, learning rate {config.optimizer.learning_rate:g}; crops "
-        f"from {config.data.augmentation.crop_area[0]:.0%} of the area on, {describe_flip(config.data.augmentation.flip)}"
+        f"from {augmentation.crop_area[0]:.0%} of the area on, {describe_flip(augmentation.flip)}"
     )
 
 
