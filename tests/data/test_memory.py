@@ -17,7 +17,7 @@ from vitrail.config import Preprocessing
 from vitrail.data.loader import EvaluationLoader, TrainingLoader
 from vitrail.data.open import open_data
 from vitrail.data.sources import memory
-from vitrail.data.sources.memory import in_memory
+from vitrail.data.sources.memory import InMemorySource
 from vitrail.data.sources.source import ListSource, Source
 from vitrail.data.transforms.augment import Augmentation
 from vitrail.data.transforms.decode import decode_image
@@ -55,7 +55,7 @@ def mixed() -> ListSource:
 
 
 def test_every_sample_is_that_of_the_source(mixed):
-    kept = in_memory(mixed)
+    kept = InMemorySource(mixed)
     assert (len(kept), kept.classes, kept.num_classes) == (len(mixed), mixed.classes, 3)
     assert kept.labels(0, len(kept)).tolist() == mixed.labels(0, len(mixed)).tolist()
     assert kept.labels(2, 5).tolist() == [2, 0, 1]
@@ -89,13 +89,13 @@ def reason(source: Source, index: int) -> str | None:
 
 
 def test_reasons_are_kept(mixed):
-    kept = in_memory(mixed)
+    kept = InMemorySource(mixed)
     for index, start in zip(range(3, 6), BROKEN.values(), strict=True):
         assert reason(kept, index).startswith(start)
 
 
 def test_the_source_is_read_once(mixed, monkeypatch):
-    kept = in_memory(mixed)
+    kept = InMemorySource(mixed)
     monkeypatch.setattr(mixed, "read", None)
     monkeypatch.setattr(memory, "decode_image", None)
     assert kept.read(0).content.shape == (3, 20, 24)
@@ -103,7 +103,7 @@ def test_the_source_is_read_once(mixed, monkeypatch):
 
 def test_a_label_without_meaning_is_broken_as_in_the_source():
     source = ListSource([(WHOLE[0], 0), (WHOLE[1], -1), (WHOLE[2], 7)], ["a", "b"])
-    kept = in_memory(source)
+    kept = InMemorySource(source)
     for index in (1, 2):
         with pytest.raises(DataError) as plain:
             source.read_checked(index)
@@ -113,10 +113,10 @@ def test_a_label_without_meaning_is_broken_as_in_the_source():
 
 
 def test_nothing_and_only_broken_ones():
-    assert len(in_memory(ListSource([]))) == 0
+    assert len(InMemorySource(ListSource([]))) == 0
     with pytest.raises(DataError, match="empty"):
-        TrainingLoader(in_memory(ListSource([])), 4, 16)
-    kept = in_memory(ListSource([(b"", 0)], ["a"]))
+        TrainingLoader(InMemorySource(ListSource([])), 4, 16)
+    kept = InMemorySource(ListSource([(b"", 0)], ["a"]))
     with pytest.raises(DataError, match="empty"):
         kept.read(0)
 
@@ -136,11 +136,11 @@ def test_batches_are_those_of_the_source(mixed, workers, caplog):
     caplog.set_level(logging.ERROR)
     expected = training(mixed)
     assert any(step[-1] for step in expected)  # with the broken ones, by name and reason
-    assert training(in_memory(mixed), workers=workers) == expected
+    assert training(InMemorySource(mixed), workers=workers) == expected
     preprocessing = Preprocessing(image_size=(16, 12))
     plain, kept = (
         [digest(batch) for batch in EvaluationLoader(source, preprocessing, 4, workers=count)]
-        for source, count in ((mixed, 0), (in_memory(mixed), workers))
+        for source, count in ((mixed, 0), (InMemorySource(mixed), workers))
     )
     assert kept == plain
 
@@ -153,13 +153,13 @@ def folder(tmp_path_factory):
 def test_workers_that_are_spawned_see_the_same(folder):
     source = open_data(folder)
     options = {"workers": 1, "start_method": "spawn"}
-    spawned = TrainingLoader(in_memory(source), 10, 16, seed=1, **options)
+    spawned = TrainingLoader(InMemorySource(source), 10, 16, seed=1, **options)
     assert digest(next(spawned)) == digest(next(TrainingLoader(source, 10, 16, seed=1)))
 
 
 def test_to_send_it_to_a_worker_sends_no_pixels(folder):
     source = open_data(folder)
-    kept = in_memory(source)
+    kept = InMemorySource(source)
     assert kept.pixels.is_shared()
     assert kept.pixels.numel() == 40 * 24 * 20 * 3
     sent = len(ForkingPickler.dumps(kept))
@@ -171,15 +171,15 @@ def test_the_order_of_shards_stays(tmp_path):
     make_tar(tmp_path / "a.tar", [n % 2 for n in range(40)])
     source = open_data(tmp_path)
     source.block, source.window = 8, 16
-    assert training(in_memory(source)) == training(source)
+    assert training(InMemorySource(source)) == training(source)
 
 
 def test_too_much_is_refused(monkeypatch):
     monkeypatch.setattr(memory, "MOST_BYTES", 3000)
     source = ListSource([(picture(n), 0) for n in range(3)], ["a"])  # of 1,440 bytes each
     with pytest.raises(DataError, match=r"data\.in_memory"):
-        in_memory(source)
-    assert len(in_memory(ListSource(source.samples[:2], ["a"]))) == 2
+        InMemorySource(source)
+    assert len(InMemorySource(ListSource(source.samples[:2], ["a"]))) == 2
 
 
 def test_too_little_shared_memory_is_told(mixed, monkeypatch):
@@ -188,4 +188,4 @@ def test_too_little_shared_memory_is_told(mixed, monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "share_memory_", refuse)
     with pytest.raises(DataError, match=r"shared memory.*in_memory=false"):
-        in_memory(mixed)
+        InMemorySource(mixed)

@@ -20,7 +20,7 @@ from vitrail.data.loader import EvaluationLoader, TrainingLoader
 from vitrail.data.open import open_data
 from vitrail.data.order import derive_seed
 from vitrail.data.resident import CachedBatches, ResidentImages, ResidentLoader
-from vitrail.data.sources.memory import in_memory
+from vitrail.data.sources.memory import InMemorySource
 from vitrail.data.sources.source import ListSource
 from vitrail.data.transforms.augment import Augmentation
 from vitrail.data.transforms.batch_augment import augment_batch
@@ -161,7 +161,7 @@ def test_chance_is_another_in_every_row_every_step_and_with_every_seed():
 
 
 def test_pixels_in_memory_and_grey_ones_are_the_same_to_it(source, images):
-    assert torch.equal(ResidentImages(in_memory(source), "cpu").pixels, images.pixels)
+    assert torch.equal(ResidentImages(InMemorySource(source), "cpu").pixels, images.pixels)
     digits = open_data("digits")
     kept = ResidentImages(digits, "cpu")
     assert kept.pixels.shape == (len(digits), 3, 8, 8)

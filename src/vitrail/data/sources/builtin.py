@@ -1,4 +1,4 @@
-"""The data set that is always there: 1,797 real handwritten digits of 8×8 pixels, inside scikit-learn."""
+"""The built-in data set: 1,797 real handwritten digits of 8×8 pixels, which scikit-learn contains."""
 
 from __future__ import annotations
 
@@ -8,32 +8,29 @@ import torch
 from vitrail.data.order import Indices
 from vitrail.data.sources.source import Sample, Source
 
-BRIGHTEST = 16
+MAX_BRIGHTNESS = 16
 
 
 class DigitsSource(Source):
-    """Grey images, 0 is black."""
+    """Grey images of shape (1, 8, 8); 0 is black."""
 
     classes = tuple("0123456789")
 
     def __init__(self) -> None:
         from sklearn.datasets import load_digits
 
-        found = load_digits()
-        self.pixels = torch.from_numpy((found.images * 255 / BRIGHTEST).round().astype(np.uint8))[:, None]
-        self.targets: Indices = found.target.astype(np.int64)
+        digits = load_digits()
+        self.pixels = torch.from_numpy((digits.images * 255 / MAX_BRIGHTNESS).round().astype(np.uint8))[:, None]
+        self.targets: Indices = digits.target.astype(np.int64)
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def read(self, index: int) -> Sample:
-        """(1, 8, 8) pixels."""
         return Sample(self.pixels[index], int(self.targets[index]))
 
     def name(self, index: int) -> str:
-        """Its number."""
         return f"digits:{index}"
 
     def labels(self, start: int, stop: int) -> Indices:
-        """All of them are in memory."""
         return self.targets[start:stop]

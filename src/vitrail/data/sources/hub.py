@@ -1,4 +1,4 @@
-"""Data sets of the hub, through the library `datasets`: it downloads and keeps them, we read their rows."""
+"""Data sets on the Hugging Face hub, read with the library `datasets`, which downloads and caches them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from vitrail.errors import DataError
 
 
 class HubSource(Source):
-    """Rows of a `datasets.Dataset`, which maps its files and can be sent to workers as it is."""
+    """The rows of a `datasets.Dataset`, which is memory-mapped and can be sent to workers."""
 
     def __init__(self, rows: Any, name: str) -> None:
         import datasets
 
         self.source = name
-        self.image, self.label = _column(rows, IMAGE_COLUMNS, name), _column(rows, LABEL_COLUMNS, name)
+        self.image, self.label = _find_column(rows, IMAGE_COLUMNS, name), _find_column(rows, LABEL_COLUMNS, name)
         self.rows = rows.select_columns([self.image, self.label]).cast_column(self.image, datasets.Image(decode=False))
         self.classes = tuple(getattr(rows.features[self.label], "names", None) or ())
 
     @classmethod
     def load(cls, source: str, split: str) -> HubSource:
-        """`hf:owner/name[@revision]`."""
+        """Load one split of `hf:owner/name[@revision]`; raise a DataError if that fails."""
         import datasets
 
         name, _, revision = source.removeprefix("hf:").partition("@")
@@ -39,28 +39,25 @@ class HubSource(Source):
         return len(self.rows)
 
     def read(self, index: int) -> Sample:
-        """One row."""
         row = self.rows[index]
         image, label = row[self.image], row[self.label]
         if not isinstance(image, dict) or not (image.get("bytes") or image.get("path")):
             raise DataError("has no image")
         if not isinstance(label, int):
             raise DataError("has no label" if label is None else f"its label is {label!r}, not a number")
-        # Where `datasets` has unpacked files, it tells where.
+        # If `datasets` has unpacked the files, it gives their paths.
         return Sample(image["bytes"] or read_file(Path(image["path"])), label)
 
     def name(self, index: int) -> str:
-        """The data set and the row."""
         return f"{self.source}:{index}"
 
     def labels(self, start: int, stop: int) -> Indices:
-        """From the column of labels alone."""
-        found = self.rows.select_columns([self.label])[start:stop][self.label]
-        return np.array([label if isinstance(label, int) else -1 for label in found], dtype=np.int64)
+        labels = self.rows.select_columns([self.label])[start:stop][self.label]
+        return np.array([label if isinstance(label, int) else -1 for label in labels], dtype=np.int64)
 
 
 def list_hub_splits(source: str) -> set[str]:
-    """The names of its splits."""
+    """Return the split names of `hf:owner/name[@revision]`; raise a DataError if the hub has no such data set."""
     import datasets
 
     name, _, revision = source.removeprefix("hf:").partition("@")
@@ -68,11 +65,11 @@ def list_hub_splits(source: str) -> set[str]:
         return set(datasets.get_dataset_split_names(name, revision=revision or None))
     except (OSError, ValueError, RuntimeError) as error:
         why = (str(error).splitlines() or [""])[0]
-        raise DataError(f"{source} cannot be had from the hub, and is not in its cache: {why}") from None
+        raise DataError(f"{source} cannot be loaded from the hub and is not in the cache: {why}") from None
 
 
-def _column(rows: Any, known: tuple[str, ...], name: str) -> str:
-    found = next((column for column in known if column in rows.column_names), None)
-    if found is None:
-        raise DataError(f"{name} has the columns {', '.join(rows.column_names)}: it needs one of {', '.join(known)}")
-    return found
+def _find_column(rows: Any, known: tuple[str, ...], source: str) -> str:
+    column = next((name for name in known if name in rows.column_names), None)
+    if column is None:
+        raise DataError(f"{source} has the columns {', '.join(rows.column_names)}: it needs one of {', '.join(known)}")
+    return column

@@ -1,4 +1,4 @@
-"""A data set kept as pixels: decoded once, for small images that are seen many times."""
+"""Keep a data set in memory as pixels: decoded once, for small images that are seen many times."""
 
 from __future__ import annotations
 
@@ -12,33 +12,31 @@ from vitrail.data.transforms.decode import decode_image
 from vitrail.errors import DataError
 
 MOST_BYTES = 64 << 30
-
-
-def in_memory(source: Source) -> Source:
-    """The same samples, decoded. What cannot be decoded stays broken, and says so when it is asked for."""
-    return InMemorySource(source)
+"""Bytes of pixels that are allowed."""
 
 
 class InMemorySource(Source):
-    """All pixels in one tensor of shared memory, so that workers of any kind look at the same bytes."""
+    """The decoded samples of another source, in one tensor of shared memory that all workers read.
+
+    A sample that cannot be decoded raises its DataError when it is read.
+    """
 
     def __init__(self, source: Source) -> None:
         self.whole, self.classes = source, source.classes
-        self.block, self.window = source.block, source.window  # the order depends on them
-        pixels, self.broken = _decoded(source)
+        self.block, self.window = source.block, source.window  # the order of samples depends on them
+        pixels, self.broken = _decode_all(source)
         sizes = np.array([image.numel() for image in pixels], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(sizes)])
         self.shapes = np.array([image.shape for image in pixels], dtype=np.int64).reshape(-1, 3)
-        self.pixels = _shared(int(self.starts[-1]))
+        self.pixels = _allocate_shared(int(self.starts[-1]))
         if pixels:  # an empty source stays one
-            torch.cat([_rows(image) for image in pixels], out=self.pixels)
+            torch.cat([_flatten(image) for image in pixels], out=self.pixels)
         self.targets: Indices = source.labels(0, len(source))
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def read(self, index: int) -> Sample:
-        """(C, height, width) pixels, in the memory order of a decoded image."""
         if index in self.broken:
             raise DataError(self.broken[index])
         channels, height, width = self.shapes[index].tolist()
@@ -46,19 +44,16 @@ class InMemorySource(Source):
         return Sample(pixels.view(height, width, channels).permute(2, 0, 1), int(self.targets[index]))
 
     def name(self, index: int) -> str:
-        """Its name where it came from."""
         return self.whole.name(index)
 
     def identity(self, index: int) -> str:
-        """Its own where it came from."""
         return self.whole.identity(index)
 
     def labels(self, start: int, stop: int) -> Indices:
-        """All of them are in memory."""
         return self.targets[start:stop]
 
 
-def _decoded(source: Source) -> tuple[list[Tensor], dict[int, str]]:
+def _decode_all(source: Source) -> tuple[list[Tensor], dict[int, str]]:
     pixels, broken, total = [], {}, 0
     for index in range(len(source)):
         try:
@@ -75,7 +70,7 @@ def _decoded(source: Source) -> tuple[list[Tensor], dict[int, str]]:
     return pixels, broken
 
 
-def _shared(size: int) -> Tensor:
+def _allocate_shared(size: int) -> Tensor:
     pixels = torch.empty(size, dtype=torch.uint8)
     try:
         pixels.share_memory_()
@@ -87,6 +82,6 @@ def _shared(size: int) -> Tensor:
     return pixels
 
 
-def _rows(image: Tensor) -> Tensor:
-    """Row by row, a pixel's channels side by side."""
+def _flatten(image: Tensor) -> Tensor:
+    """Return the pixels row by row, with the channels of a pixel next to each other."""
     return image.permute(1, 2, 0).reshape(-1)

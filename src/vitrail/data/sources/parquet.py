@@ -1,6 +1,6 @@
 """Parquet in the Hugging Face layout: a column of images as {bytes, path}, a column of labels.
 
-Parquet is read a row group at a time, so neighbours are best read together; a few groups are kept.
+Parquet is read one row group at a time, so neighbours should be read together. A few groups are cached.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ IMAGE_COLUMNS = ("image", "img", "jpg", "png", "webp")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "cls", "target")
 MOST_OPEN = 16
 MOST_CACHED = 128_000_000
-"""Bytes of row groups that a process keeps."""
+"""Bytes of row groups that a process caches."""
 
 
 class ParquetSource(Source):
-    """Rows of Parquet files."""
+    """The rows of one or more Parquet files."""
 
     def __init__(self, paths: Sequence[Path], classes: tuple[str, ...] = ()) -> None:
         self.paths = tuple(paths)
-        self._forget()
+        self._clear_cache()
         groups, largest = [], 1
         for number, path in enumerate(self.paths):
-            metadata = _read(path, "read_metadata")
+            metadata = _call_pyarrow(path, "read_metadata")
             for group in range(metadata.num_row_groups):
                 facts = metadata.row_group(group)
                 groups.append((number, group, facts.num_rows))
                 largest = max(largest, facts.total_byte_size)
         self.groups = np.array(groups, dtype=np.int64).reshape(-1, 3)
         self.starts = np.r_[0, np.cumsum(self.groups[:, 2])]
-        self.image, self.label, named = _columns(_read(self.paths[0], "read_schema"), self.paths[0])
+        self.image, self.label, named = _find_columns(_call_pyarrow(self.paths[0], "read_schema"), self.paths[0])
         self.classes = classes or named
-        self.kept = max(MOST_CACHED // largest, 1)
+        self.cached_groups = max(MOST_CACHED // largest, 1)
         self.block = max(int(self.groups[:, 2].max(initial=1)), 1)
-        # A block may reach into two groups, and those of a window should all be kept.
-        self.window = self.block * max(self.kept // 2, 1)
-        self._forget()
+        # A block may span two groups, and all groups of a window should stay cached.
+        self.window = self.block * max(self.cached_groups // 2, 1)
+        self._clear_cache()
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -56,83 +56,79 @@ class ParquetSource(Source):
         return {**state, "_files": OrderedDict(), "_groups": OrderedDict()}
 
     def read(self, index: int) -> Sample:
-        """One row; its whole group is read where it is not kept already."""
         group = int(np.searchsorted(self.starts, index, side="right")) - 1
-        images, labels = self._group(group)
+        images, labels = self._read_group(group)
         row = index - int(self.starts[group])
         content = images[row].as_py()
         content = content.get("bytes") if isinstance(content, dict) else content
         if not isinstance(content, bytes):
-            raise DataError("holds no bytes: images that are only named by a path are not followed")
+            raise DataError("holds no bytes: an image that is only named by a path is not read")
         label = labels[row].as_py()
         if not isinstance(label, int):
             raise DataError("has no label" if label is None else f"its label is {label!r}, not a number")
         return Sample(content, label)
 
     def name(self, index: int) -> str:
-        """The file and the row in it."""
         group = int(np.searchsorted(self.starts, index, side="right")) - 1
         number = self.groups[group, 0]
         first = self.starts[np.searchsorted(self.groups[:, 0], number)]
         return f"{make_printable(self.paths[number])}:{index - first}"
 
     def identity(self, index: int) -> str:
-        """Without the folder."""
         return self.name(index).rpartition("/")[2]
 
     def labels(self, start: int, stop: int) -> Indices:
-        """From the column of labels alone."""
         first, last = np.searchsorted(self.starts, [start, max(stop - 1, start)], side="right") - 1
-        parts = [np.empty(0, np.int64), *map(self._labels, range(first, last + 1 if stop > start else first))]
+        parts = [np.empty(0, np.int64), *map(self._read_labels, range(first, last + 1 if stop > start else first))]
         offset = start - self.starts[first]
-        found: Indices = np.concatenate(parts)[offset : offset + stop - start].astype(np.int64)
-        return found
+        labels: Indices = np.concatenate(parts)[offset : offset + stop - start].astype(np.int64)
+        return labels
 
-    def _labels(self, group: int) -> Indices:
-        table = self._columns(group, [self.label])
+    def _read_labels(self, group: int) -> Indices:
+        table = self._read_columns(group, [self.label])
         labels = table.column(0).to_pylist() if table.num_columns else [None] * int(self.groups[group, 2])
         return np.array([label if isinstance(label, int) else -1 for label in labels], dtype=np.int64)
 
-    def _file(self, number: int) -> Any:
+    def _open_file(self, number: int) -> Any:
         if number not in self._files:
             while len(self._files) >= MOST_OPEN:
                 self._files.popitem(last=False)[1].close()
-            self._files[number] = _read(self.paths[number], "ParquetFile")
+            self._files[number] = _call_pyarrow(self.paths[number], "ParquetFile")
         self._files.move_to_end(number)
         return self._files[number]
 
-    def _group(self, group: int) -> tuple[Any, Any]:
+    def _read_group(self, group: int) -> tuple[Any, Any]:
         if group not in self._groups:
-            while len(self._groups) > self.kept:
+            while len(self._groups) > self.cached_groups:
                 self._groups.popitem(last=False)
-            table = self._columns(group, [self.image, self.label])
+            table = self._read_columns(group, [self.image, self.label])
             if set(table.column_names) != {self.image, self.label}:
-                raise DataError(f"has not the columns {self.image} and {self.label}")
+                raise DataError(f"lacks one of the columns {self.image} and {self.label}")
             self._groups[group] = (table.column(self.image), table.column(self.label))
         self._groups.move_to_end(group)
         return self._groups[group]
 
-    def _columns(self, group: int, names: list[str]) -> Any:
+    def _read_columns(self, group: int, names: list[str]) -> Any:
         number, within, _ = self.groups[group]
         try:
-            return self._file(number).read_row_group(int(within), columns=names)
+            return self._open_file(number).read_row_group(int(within), columns=names)
         except (OSError, ValueError, KeyError) as error:  # pyarrow's own errors are ValueErrors
             raise DataError(f"cannot be read: {str(error).splitlines()[0]}") from None
 
-    def _forget(self) -> None:
+    def _clear_cache(self) -> None:
         self._files: OrderedDict[int, Any] = OrderedDict()
         self._groups: OrderedDict[int, tuple[Any, Any]] = OrderedDict()
 
 
-def _read(path: Path, what: str) -> Any:
-    """By one of pyarrow.parquet's functions."""
+def _call_pyarrow(path: Path, function: str) -> Any:
+    """Call a function of pyarrow.parquet on a file; its errors become DataErrors."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
         raise MissingExtraError("reading Parquet", "parquet") from None
     try:
-        return getattr(pq, what)(path)
+        return getattr(pq, function)(path)
     except OSError as error:
         if error.errno is not None and error.errno != errno.EINVAL:
             raise DataError(f"{make_printable(path)} cannot be opened: {error.strerror or error}") from None
@@ -141,8 +137,8 @@ def _read(path: Path, what: str) -> Any:
         raise DataError(f"{make_printable(path)} is not a Parquet file: {str(error).splitlines()[0]}") from None
 
 
-def _columns(schema: Any, path: Path) -> tuple[str, str, tuple[str, ...]]:
-    """The names of the two columns, and of the classes where the file tells them."""
+def _find_columns(schema: Any, path: Path) -> tuple[str, str, tuple[str, ...]]:
+    """Return the names of the image column, the label column, and the classes if the file has them."""
     image = next((name for name in IMAGE_COLUMNS if name in schema.names), None)
     label = next((name for name in LABEL_COLUMNS if name in schema.names), None)
     if image is None or label is None:

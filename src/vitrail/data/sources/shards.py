@@ -1,6 +1,6 @@
 """Tar shards in the WebDataset layout: `key.jpg` beside `key.cls`, many samples to a file.
 
-A table of where every image lies is made once; after that images are read by offset, in any order.
+An index of where each image starts is built once; then images are read by offset, in any order.
 """
 
 from __future__ import annotations
@@ -27,24 +27,26 @@ HEADER_BYTES = 512
 MOST_OPEN = 64
 INDEX = "index"
 MANIFEST = "dataset.json"
-"""Beside shards that `vitrail data pack` wrote; it names a table, so that nobody has to look through them."""
+"""The file that `vitrail data pack` writes beside shards; it names their index, so that they need not be scanned."""
 
 
 class TarSource(Source):
-    """Images inside tar files, by offset."""
+    """Images inside tar files, read by offset."""
 
     block, window = 64, 4096
 
     def __init__(self, paths: Sequence[Path], classes: tuple[str, ...]) -> None:
         self.paths, self.classes = tuple(paths), classes
-        self.table, self.column = open_packed_index(self.paths) or (self._looked_through(), INDEX)
+        self.table, self.column = open_packed_index(self.paths) or (self._scan_shards(), INDEX)
         self._open: OrderedDict[tuple[int, int], Any] = OrderedDict()
 
-    def _looked_through(self) -> MappedTable:
+    def _scan_shards(self) -> MappedTable:
         what = "\n".join(str(path.resolve()) for path in self.paths)
         sizes = "\n".join(f"{(stat := path.stat()).st_size} {stat.st_mtime_ns}" for path in self.paths)
         fingerprint = json.dumps([sizes, self.classes])
-        return load_or_build_table(f"tar {what}", fingerprint, lambda folder: _build(self.paths, self.classes, folder))
+        return load_or_build_table(
+            f"tar {what}", fingerprint, lambda folder: _build_index(self.paths, self.classes, folder)
+        )
 
     def __len__(self) -> int:
         return len(self.table[self.column])
@@ -57,7 +59,6 @@ class TarSource(Source):
             file.close()
 
     def read(self, index: int) -> Sample:
-        """One image by its offset."""
         record = self._record(index)
         content = self._read(int(record["shard"]), int(record["offset"]), int(record["length"]))
         if record["label"] == NO_LABEL:
@@ -65,32 +66,30 @@ class TarSource(Source):
         return Sample(content, int(record["label"]))
 
     def name(self, index: int) -> str:
-        """The shard, and the name in it, which stands before the image."""
+        """Return the shard and the name in it, which is in the header before the image."""
         record = self._record(index)
         path = self.paths[record["shard"]]
         header = self._read(int(record["shard"]), int(record["offset"]) - HEADER_BYTES, 100)
         return f"{make_printable(path)}:{make_printable(os.fsdecode(header.split(bytes(1))[0]))}"
 
     def identity(self, index: int) -> str:
-        """Without the folder."""
         return self.name(index).rpartition("/")[2]
 
     def labels(self, start: int, stop: int) -> Indices:
-        """From the table."""
-        found: Indices = self.table[self.column]["label"][start:stop].astype(np.int64)
-        return found
+        labels: Indices = self.table[self.column]["label"][start:stop].astype(np.int64)
+        return labels
 
     def _record(self, index: int) -> Any:
         record = self.table[self.column][index]
         if record["shard"] >= len(self.paths) or record["offset"] < HEADER_BYTES:
-            raise DataError("the index beside the shards is damaged: delete it, and it is made anew")
+            raise DataError("the index beside the shards is damaged: delete it, and it will be rebuilt")
         return record
 
     def _read(self, shard: int, offset: int, length: int) -> bytes:
         if length > MOST_BYTES:
             raise DataError(f"{length:,} bytes, more than the {MOST_BYTES:,} allowed")
         try:
-            file = self._file(shard)
+            file = self._open_file(shard)
             file.seek(offset)
             content: bytes = file.read(length)
         except OSError as error:
@@ -99,8 +98,8 @@ class TarSource(Source):
             raise DataError(f"{make_printable(self.paths[shard])} has become shorter")
         return content
 
-    def _file(self, shard: int) -> Any:
-        """Few files stay open, in each process its own: their positions are not shared across a fork."""
+    def _open_file(self, shard: int) -> Any:
+        """Return an open file of this process: processes must not share positions. Few files stay open."""
         key = shard, os.getpid()
         if key not in self._open:
             while len(self._open) >= MOST_OPEN:
@@ -111,7 +110,7 @@ class TarSource(Source):
 
 
 def open_packed_index(paths: Sequence[Path]) -> tuple[MappedTable, str] | None:
-    """The table that `vitrail data pack` wrote beside shards, and its column, if it is about just these shards."""
+    """Return the table and column that `vitrail data pack` wrote, if they are about exactly these shards."""
     folder = paths[0].parent
     try:
         parts = json.loads((folder / MANIFEST).read_bytes())["splits"].values()
@@ -122,12 +121,20 @@ def open_packed_index(paths: Sequence[Path]) -> tuple[MappedTable, str] | None:
             return None
         table = MappedTable(folder)
         return (table, column) if table[column].dtype == RECORD_DTYPE and table[column].ndim == 1 else None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, DataError):  # somebody else's
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+        DataError,
+    ):  # written by another program
         return None
 
 
-def _build(paths: Sequence[Path], classes: tuple[str, ...], folder: Path) -> None:
-    """Shard by shard, so that only one shard's records are in memory."""
+def _build_index(paths: Sequence[Path], classes: tuple[str, ...], folder: Path) -> None:
+    """Write the index shard by shard, so that only one shard's records are in memory."""
     numbers = {name: number for number, name in enumerate(classes)}
     with (folder / "records").open("wb") as file:
         for shard, path in enumerate(paths):
@@ -141,7 +148,7 @@ def _build(paths: Sequence[Path], classes: tuple[str, ...], folder: Path) -> Non
 
 
 def scan_tar(path: Path, numbers: dict[str, int]) -> Iterator[tuple[int, int, int]]:
-    """(offset, length, label) of every image in a tar; a DataError where the tar is not whole."""
+    """Yield (offset, length, label) of each image in a tar; raise a DataError if the tar is damaged."""
     try:
         with tarfile.open(path, "r:") as tar:
             key, image, label, end = None, None, NO_LABEL, 0
@@ -149,24 +156,24 @@ def scan_tar(path: Path, numbers: dict[str, int]) -> Iterator[tuple[int, int, in
                 end = member.offset_data + -(-member.size // HEADER_BYTES) * HEADER_BYTES
                 if not member.isfile():
                     continue
-                found, suffix = _key(member.name)
-                if found != key:
+                member_key, suffix = _split_name(member.name)
+                if member_key != key:
                     if image is not None:
                         yield *image, label
-                    key, image, label = found, None, NO_LABEL
+                    key, image, label = member_key, None, NO_LABEL
                 if f".{suffix}" in IMAGE_SUFFIXES and image is None:  # key.seg.png is not the image of key
                     image = (member.offset_data, min(member.size, MOST_BYTES + 1))
                 elif suffix in ("cls", "json"):
-                    label = _label(tar, member, suffix, numbers)
+                    label = _read_label(tar, member, suffix, numbers)
             if image is not None:
                 yield *image, label
-        _check_end(path, end)
+        _check_tar_end(path, end)
     except (tarfile.TarError, OSError, EOFError) as error:
         raise DataError(f"{make_printable(path)} is not a whole tar file: {error}") from None
 
 
-def _check_end(path: Path, end: int) -> None:
-    """After the last member there must be zeros and nothing else. tarfile takes a damaged header for the end."""
+def _check_tar_end(path: Path, end: int) -> None:
+    """Check that only zeros follow the last member; tarfile takes a damaged header for the end."""
     with path.open("rb") as file:
         file.seek(end)
         rest = 0
@@ -178,25 +185,25 @@ def _check_end(path: Path, end: int) -> None:
         raise DataError(f"{make_printable(path)} is cut short: it ends without an end mark")
 
 
-def _key(name: str) -> tuple[str, str]:
-    """As WebDataset does: the name up to its first dot, and what follows."""
+def _split_name(name: str) -> tuple[str, str]:
+    """Return the name up to its first dot, and the rest, as WebDataset does."""
     folder, _, base = name.rpartition("/")
     stem, _, suffix = base.partition(".")
     return f"{folder}/{stem}", suffix.lower()
 
 
-def _label(tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str, numbers: dict[str, int]) -> int:
-    """A number, or the name of a class; no label where it is neither."""
+def _read_label(tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str, numbers: dict[str, int]) -> int:
+    """Return the label of a file with a number or a class name; `NO_LABEL` for anything else."""
     file = tar.extractfile(member)
     text = file.read(1 << 20).decode("utf-8", "replace").strip() if file else ""
     if suffix == "json":
         try:
-            found = json.loads(text)
+            value = json.loads(text)
         except (ValueError, RecursionError):
             return NO_LABEL
         text = (
-            str(next((found[key] for key in ("label", "cls", "class") if key in found), ""))
-            if isinstance(found, dict)
+            str(next((value[key] for key in ("label", "cls", "class") if key in value), ""))
+            if isinstance(value, dict)
             else ""
         )
     return int(text) if text.isdecimal() and len(text) < 10 else numbers.get(text, NO_LABEL)

@@ -1,6 +1,6 @@
-"""What every data set is to the rest of the library: a number of samples, each an image and a label, and class names.
+"""The interface of every data set: numbered samples, each an image with a label, and the names of the classes.
 
-A source keeps no list of its samples. It is cheap to send to another process, and reads a sample when it is asked to.
+A source keeps no list of its samples. It is cheap to send to another process and reads each sample on demand.
 """
 
 from __future__ import annotations
@@ -26,51 +26,50 @@ SPLITS = {
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing"),
 }
-"""Our names of the parts of a data set, and what people call them."""
+"""The names of the splits, and the words that mean them in file and folder names."""
 
 
 MOST_BYTES = 500_000_000
-"""Of an image file."""
+"""The largest image file that is read."""
 MOST_LABELS = 1 << 31
-LOOKED_AT = 1000
-"""Samples that a fingerprint is made of."""
+FINGERPRINT_SAMPLES = 1000
 
 
 class Sample(NamedTuple):
-    """One image, not decoded yet, and its class."""
+    """One image, not yet decoded, and its label."""
 
     content: bytes | Tensor
-    """The bytes of an image file; or (C, height, width) uint8 pixels."""
+    """The bytes of an image file, or (C, height, width) uint8 pixels."""
     label: int
 
 
 class Source(ABC):
-    """Samples by number."""
+    """Samples by number, from 0 to len(source) − 1."""
 
     classes: tuple[str, ...]
-    """The names of the labels 0, 1, 2, …; empty where nothing tells them."""
+    """The names of the labels 0, 1, 2, …; empty if they are unknown."""
     block: int = 1
-    """How many neighbours are best read together."""
+    """How many neighbouring samples should be read together."""
     window: int = 1
-    """Among how many samples a shuffle should mix at least, so that batches are not made of neighbours."""
+    """How many samples a shuffle should mix at least, so that a batch does not consist of neighbours."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def read(self, index: int) -> Sample:
-        """One sample; a DataError where it cannot be read."""
+        """Return one sample; raise a DataError if it cannot be read."""
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """What to call a sample that may be unreadable."""
+        """Return a name for messages, such as the path, even if the image is unreadable."""
 
     def identity(self, index: int) -> str:
-        """What stays the same wherever the data lies: decides what is held out."""
+        """Return a name that does not depend on where the data is stored; it decides what is held out."""
         return self.name(index)
 
     def read_checked(self, index: int) -> Sample:
-        """What `read` gives, if its label means something; a DataError otherwise."""
+        """Read a sample, and raise a DataError if its label is missing or not a known class."""
         sample = self.read(index)
         if sample.label < 0:
             raise DataError("has no label")
@@ -79,7 +78,7 @@ class Source(ABC):
         return sample
 
     def display_name(self, index: int) -> str:
-        """Its name; its number where even the name cannot be read."""
+        """Return the name of a sample, or its number if the name cannot be read."""
         try:
             return self.name(index)
         except DataError:
@@ -87,11 +86,11 @@ class Source(ABC):
 
     @abstractmethod
     def labels(self, start: int, stop: int) -> Indices:
-        """The labels of neighbours, without reading their images."""
+        """Return the labels of samples `start` to `stop` without reading images; −1 where there is none."""
 
     @property
     def num_classes(self) -> int:
-        """By the names; else by the largest label."""
+        """The number of class names, or the largest label + 1 if there are no names."""
         return len(self.classes) or self._largest_label() + 1
 
     def _largest_label(self) -> int:
@@ -102,7 +101,7 @@ class Source(ABC):
 
 
 class Subset(Source):
-    """Some samples of a source, by their numbers in it."""
+    """Some samples of a source, chosen by their numbers in it."""
 
     def __init__(self, whole: Source, indices: Indices) -> None:
         self.whole, self.indices = whole, indices
@@ -113,19 +112,15 @@ class Subset(Source):
         return len(self.indices)
 
     def read(self, index: int) -> Sample:
-        """From the whole."""
         return self.whole.read(int(self.indices[index]))
 
     def name(self, index: int) -> str:
-        """Its name in the whole."""
         return self.whole.name(int(self.indices[index]))
 
     def identity(self, index: int) -> str:
-        """Its own in the whole."""
         return self.whole.identity(int(self.indices[index]))
 
     def labels(self, start: int, stop: int) -> Indices:
-        """From the whole, in its order."""
         chosen = np.asarray(self.indices[start:stop])
         if not len(chosen):
             return np.empty(0, np.int64)
@@ -134,20 +129,23 @@ class Subset(Source):
 
 
 def compute_fingerprint(source: Source) -> str:
-    """What tells one data set from another, wherever it lies: number, classes, names and labels of some samples."""
+    """Return a hash of the size, the classes, and the names and labels of about a thousand samples.
+
+    It does not depend on where the data is stored.
+    """
     count = len(source)
-    told = hashlib.blake2b(f"{count} {source.classes}".encode("utf-8", "surrogateescape"), digest_size=16)
-    for index in range(0, count, max(count // LOOKED_AT, 1)):
+    digest = hashlib.blake2b(f"{count} {source.classes}".encode("utf-8", "surrogateescape"), digest_size=16)
+    for index in range(0, count, max(count // FINGERPRINT_SAMPLES, 1)):
         label = source.labels(index, index + 1)[0]
-        told.update(f"\0{source.identity(index)}\0{label}".encode("utf-8", "surrogateescape"))
-    return told.hexdigest()
+        digest.update(f"\0{source.identity(index)}\0{label}".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
 
 
 def hold_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:
-    """The rest and a held-out part: about `share` of every class, at least one image of a class that has two.
+    """Split a source into the rest and a held-out part of about `share` of each class.
 
-    Which ones is a function of the seed and of their names, so it is the same everywhere and every time, and an image
-    more or less in a class hardly changes it.
+    A class with two or more images has at least one in each part. The choice depends only on the seed and the names of
+    the images: it is the same on every machine, and an added image hardly changes it.
     """
     if not 0 < share < 1:
         raise ConfigError(f"holdout = {share}: give a share between 0 and 1")
@@ -166,13 +164,13 @@ def hold_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:
 
 
 def hash_name(salt: bytes, identity: str) -> int:
-    """A number that decides a sample's place where some are drawn: the same wherever the data lies."""
+    """Return a number that orders samples at random, the same wherever the data is stored."""
     digest = hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=8, salt=salt).digest()
     return int.from_bytes(digest, "big")
 
 
 class ListSource(Source):
-    """A plain list of (image, label): paths, bytes, Pillow images, arrays or tensors."""
+    """A list of (image, label) pairs; images are paths, bytes, Pillow images, arrays or tensors."""
 
     def __init__(self, samples: Sequence[tuple[Any, int]], classes: Sequence[str] = ()) -> None:
         self.samples, self.classes = samples, tuple(classes)
@@ -181,7 +179,6 @@ class ListSource(Source):
         return len(self.samples)
 
     def read(self, index: int) -> Sample:
-        """A path is read, anything else taken as it is."""
         try:
             image, label = self.samples[index]
             number = operator.index(label)
@@ -190,13 +187,11 @@ class ListSource(Source):
         return Sample(read_image(image), number)
 
     def name(self, index: int) -> str:
-        """A path, or the number in the list."""
         sample = self.samples[index]
         image = sample[0] if isinstance(sample, tuple | list) and sample else None
         return make_printable(image) if isinstance(image, str | os.PathLike) else f"sample {index}"
 
     def labels(self, start: int, stop: int) -> Indices:
-        """From the list."""
         try:
             return np.array([operator.index(label) for _, label in self.samples[start:stop]], dtype=np.int64)
         except (TypeError, ValueError):
@@ -206,13 +201,21 @@ class ListSource(Source):
 
 
 def read_image(image: Any) -> bytes | Tensor:
-    """The bytes of a file, or (C, height, width) uint8 pixels."""
+    """Return the bytes of an image file, or (C, height, width) uint8 pixels for an image that is already decoded.
+
+    Args:
+        image: a path, the bytes of a file, a Pillow image, an array (height, width[, C]) or a
+            tensor ([C,] height, width).
+
+    Raises:
+        DataError: the file cannot be read, or the pixels are not uint8.
+    """
     if isinstance(image, bytes):
         return image
     if isinstance(image, str | os.PathLike):
         return read_file(Path(image))
     try:
-        pixels = image if isinstance(image, Tensor) else torch.from_numpy(np.array(_rgb(image)))
+        pixels = image if isinstance(image, Tensor) else torch.from_numpy(np.array(_convert_pillow(image)))
     except TypeError:
         raise DataError(f"a {type(image).__name__} is no image: give a path, bytes, a Pillow image or pixels") from None
     if pixels.ndim == 2:
@@ -225,7 +228,7 @@ def read_image(image: Any) -> bytes | Tensor:
     return pixels
 
 
-def _rgb(image: Any) -> Any:
+def _convert_pillow(image: Any) -> Any:
     from vitrail.data.transforms.decode import IGNORE_WARNINGS, to_rgb, turn_upright
 
     if not hasattr(image, "getbands"):
@@ -235,7 +238,7 @@ def _rgb(image: Any) -> Any:
 
 
 def read_file(path: Path) -> bytes:
-    """A whole file; a DataError where it cannot be read. Pipes and devices, which may never end, are not."""
+    """Return the bytes of a regular file; raise a DataError if it cannot be read or is larger than `MOST_BYTES`."""
     try:
         stat = path.stat()
         if not S_ISREG(stat.st_mode):
@@ -248,6 +251,6 @@ def read_file(path: Path) -> bytes:
 
 
 def make_printable(path: str | os.PathLike[str]) -> str:
-    """A path on one line, whatever its name holds."""
+    """Return a path or a text on one line, with unprintable characters escaped."""
     text = os.fspath(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

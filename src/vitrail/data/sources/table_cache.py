@@ -1,4 +1,4 @@
-"""Tables about samples, on disk and mapped: a billion rows cost no memory, and every process shares them."""
+"""Tables about samples, cached on disk and memory-mapped: a billion rows need no memory, and processes share them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_AGE_SECONDS = 30 * 24 * 3600
 
 
 class MappedTable:
-    """Named columns in a folder of .npy files, mapped when first used; a copy in another process maps them anew."""
+    """Named columns, each a .npy file of a folder, memory-mapped on first use in each process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -30,7 +30,7 @@ class MappedTable:
         if name not in self._columns:
             path = self.folder / f"{name}.npy"
             try:
-                # An empty file cannot be mapped.
+                # An empty array cannot be mapped.
                 self._columns[name] = np.load(path, mmap_mode="r" if path.stat().st_size > 128 else None)
             except (OSError, ValueError, EOFError) as error:
                 raise DataError(f"{path} is damaged ({error}): delete {self.folder}, and it is made anew") from None
@@ -40,12 +40,17 @@ class MappedTable:
         return {"folder": self.folder, "_columns": {}}
 
 
-def load_or_build_table(what: str, fingerprint: str, build: Callable[[Path], None]) -> MappedTable:
-    """The table about `what`, built into a folder of the cache unless one with this fingerprint is there.
+def load_or_build_table(subject: str, fingerprint: str, build: Callable[[Path], None]) -> MappedTable:
+    """Return the cached table about `subject`, or build it if there is none with this fingerprint.
 
-    The folder appears whole or not at all, so two processes that build it at once do not disturb each other.
+    The table's folder appears complete or not at all, so two processes may build it at the same time.
+
+    Args:
+        subject: what the table is about, such as the path of a data set.
+        fingerprint: changes whenever the data changes.
+        build: writes the columns into a folder.
     """
-    name = hashlib.sha256(f"{VERSION}\n{what}".encode(errors="surrogateescape")).hexdigest()[:24]
+    name = hashlib.sha256(f"{VERSION}\n{subject}".encode(errors="surrogateescape")).hexdigest()[:24]
     folder = (
         find_cache_folder() / f"{name}-{hashlib.sha256(fingerprint.encode(errors='surrogateescape')).hexdigest()[:16]}"
     )
@@ -56,16 +61,16 @@ def load_or_build_table(what: str, fingerprint: str, build: Callable[[Path], Non
             build(draft)
             draft.rename(folder)
         except OSError:
-            if not folder.is_dir():  # or another process was first
+            if not folder.is_dir():  # otherwise another process was faster
                 raise
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-        _forget_earlier(folder, name)
+        _delete_old(folder, name)
     return MappedTable(folder)
 
 
 def find_cache_folder() -> Path:
-    """Where tables lie: VITRAIL_CACHE, else the user's cache; a temporary folder where that cannot be written."""
+    """Return VITRAIL_CACHE/index or the user's cache folder, or a temporary folder if that cannot be written."""
     home = os.environ.get("VITRAIL_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vitrail"
     folder = Path(home).expanduser() / "index"
     try:
@@ -75,8 +80,8 @@ def find_cache_folder() -> Path:
     return folder
 
 
-def _forget_earlier(folder: Path, name: str) -> None:
-    """Tables about the same thing as it was before, unless so new that a run may still need them."""
+def _delete_old(folder: Path, name: str) -> None:
+    """Delete older tables about the same subject, unless they are so new that a run may still use them."""
     for other in folder.parent.glob(f"{name}-*"):
         if other != folder and time.time() - other.stat().st_mtime > MAX_AGE_SECONDS:
             shutil.rmtree(other, ignore_errors=True)

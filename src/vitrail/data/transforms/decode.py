@@ -1,10 +1,9 @@
-"""From the bytes of an image file to RGB pixels.
+"""Decode image files to RGB pixels: `decode_image` for any use, `decode_crop` for training.
 
-Pillow is the decoder of record: what it makes of a file is what the file shows. JPEGs go through simplejpeg where the
-pixels are the same, and in training a JPEG of which much less is needed than it holds is decoded at a half, a quarter
-or an eighth of its size, in its own frequency domain.
+Pillow is the reference decoder: the pixels it gives are the right ones. Training decodes JPEGs with simplejpeg, and at
+a half, a quarter or an eighth of their size (in the frequency domain) if the crop needs no more.
 
-Images are (C, height, width) uint8 tensors; their memory is (height, width, C), which resizing likes best.
+Images are (C, height, width) uint8 tensors; their memory order is (height, width, C), which is fastest to resize.
 """
 
 from __future__ import annotations
@@ -26,27 +25,27 @@ from torch.nn import functional as F
 from vitrail.errors import DataError, TooLargeError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-"""What is opened at all. Pillow reads many more, among them some that run interpreters."""
+"""The formats that are read. Pillow knows many more, and some of them run interpreters."""
 MOST_PIXELS_TRAINING, MOST_PIXELS_SERVING = 100_000_000, 40_000_000
+"""An image with more pixels raises a TooLargeError."""
 LARGE_IMAGE = 16_000_000
-"""Pixels from which on images are decoded one at a time: one can take 16 bytes a pixel on its way, and many threads
-that decode such at once would take all memory."""
+"""Images with more pixels are decoded one at a time: decoding can take 16 bytes per pixel, and many threads at once
+would use up the memory."""
 SCALES = (8, 4, 2)
-"""By how much a JPEG can be decoded smaller and still fast."""
+"""The factors by which a JPEG can be decoded smaller."""
 ORIENTATION = 0x0112
 LUMA = (19595, 38470, 7471)
-"""Weights of red, green and blue in a grey value, in 65536ths: Pillow's own."""
+"""Weights of red, green and blue in a grey value, in 65536ths, as in Pillow."""
 
 Box = tuple[int, int, int, int]
 """Top, left, height, width."""
 
 
-class _Hush:
-    """Pillow's remarks on strangers' metadata are not shown while any thread decodes.
+class _IgnoredWarnings:
+    """A context in which Pillow's warnings about metadata are ignored, for use by many threads at once.
 
-    What is shown is the whole process's choice. Were it changed for each image, of two threads at once the one that
-    leaves last would put back what the other had set, for good. So the first to enter keeps what there was, and the
-    last to leave puts it back.
+    Warning filters belong to the whole process, so two threads that set and restore them would disturb each other.
+    Here the first thread to enter saves the filters, and the last to leave restores them.
     """
 
     def __init__(self) -> None:
@@ -66,31 +65,39 @@ class _Hush:
                 self._before.close()
 
 
-IGNORE_WARNINGS = _Hush()
-_LARGE_ONE = threading.Lock()
+IGNORE_WARNINGS = _IgnoredWarnings()
+_LARGE_IMAGE_LOCK = threading.Lock()
 
 
 def decode_image(content: bytes, most_pixels: int = MOST_PIXELS_TRAINING) -> Tensor:
-    """(3, height, width): the image as a person sees it, by the decoder of record."""
-    return _tensor(np.array(decode_to_pillow(content, most_pixels)))
+    """Decode an image file to (3, height, width) uint8 pixels, upright, as a person sees it.
+
+    Raises:
+        DataError: the file is empty, damaged or of an unknown format.
+        TooLargeError: the image has more than `most_pixels` pixels.
+    """
+    return _to_tensor(np.array(decode_to_pillow(content, most_pixels)))
 
 
 def decode_to_pillow(content: bytes, most_pixels: int = MOST_PIXELS_TRAINING) -> Image.Image:
-    """Upright and RGB; the first frame of an animation. A DataError says what is wrong with a file."""
+    """Decode an image file to an upright RGB image of Pillow; the first frame of an animation.
+
+    Raises as `decode_image` does.
+    """
     with IGNORE_WARNINGS:
         image = open_image(content, most_pixels)
-        with _LARGE_ONE if image.height * image.width > LARGE_IMAGE else nullcontext():
+        with _LARGE_IMAGE_LOCK if image.height * image.width > LARGE_IMAGE else nullcontext():
             try:
                 image.load()
                 return to_rgb(turn_upright(image))
             except DataError:
                 raise
-            except Exception as error:  # a damaged file fails in Pillow in many ways
+            except Exception as error:  # Pillow raises many kinds of errors for damaged files
                 raise DataError(f"damaged: {_first_line(error)}") from None
 
 
 def open_image(content: bytes, most_pixels: int = MOST_PIXELS_TRAINING) -> Image.Image:
-    """The header is read, the pixels are not; its size is checked."""
+    """Open an image file and check its size; only the header is read."""
     if not content:
         raise DataError("empty")
     try:
@@ -105,18 +112,18 @@ def open_image(content: bytes, most_pixels: int = MOST_PIXELS_TRAINING) -> Image
 
 
 def check_size(height: int, width: int, most_pixels: int) -> None:
-    """Refuse an image that is larger than allowed, before it is decoded."""
+    """Raise a TooLargeError for an image with more than `most_pixels` pixels."""
     if height * width > most_pixels:
         raise TooLargeError(f"{width}×{height} pixels, more than the {most_pixels:,} allowed")
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """From any of Pillow's modes. What is transparent lies on white."""
+    """Convert an image of any mode to RGB; transparent parts are placed on white."""
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
-        # 16 bits, of which the upper 8 are kept; Pillow's own conversion would clip them.
+        # Keep the upper 8 of 16 bits; Pillow's own conversion would clip.
         return Image.fromarray((np.asarray(image).clip(0, 65535) // 256).astype(np.uint8)).convert("RGB")
     if image.mode in ("F", "I"):
-        raise DataError("its pixels are numbers without a range, which no one can show")
+        raise DataError("its pixels are numbers without a range, so their brightness is unknown")
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         above = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", above.size, "white"), above).convert("RGB")
@@ -124,7 +131,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def to_channels(image: Tensor, channels: int) -> Tensor:
-    """(3 or 1, height, width) → so many channels: grey as Pillow computes it, or grey three times."""
+    """Convert (3 or 1, height, width) pixels to 1 or 3 channels; grey is computed as in Pillow."""
     if image.shape[0] == channels:
         return image
     if image.shape[0] == 1:
@@ -141,71 +148,77 @@ def decode_crop(
     size: tuple[int, int],
     most_pixels: int = MOST_PIXELS_TRAINING,
 ) -> Tensor:
-    """(C, *size): the part of an image that `choose_box(height, width)` names, resized. For training.
+    """Decode a part of an image and resize it to (C, *size) uint8, for training.
 
-    The box is chosen before anything is decoded, so a JPEG need not be decoded larger than it will be used.
+    The box is chosen before decoding, so a JPEG is decoded no larger than needed.
+
+    Args:
+        content: the bytes of an image file, or (C, height, width) uint8 pixels.
+        choose_box: returns (top, left, height, width) of the part, given the image's height and width.
+        size: height and width of the result.
+        most_pixels: larger images raise a TooLargeError.
     """
     if isinstance(content, Tensor):
-        return _resized_part(content.permute(1, 2, 0).numpy(), choose_box(*content.shape[1:]), size)
+        return _resize_part(content.permute(1, 2, 0).numpy(), choose_box(*content.shape[1:]), size)
     try:
         return _decode_jpeg_crop(content, choose_box, size, most_pixels)
-    except _NotSoFastError:
+    except _NeedsPillowError:
         image = decode_image(content, most_pixels)
-        return _resized_part(image.permute(1, 2, 0).numpy(), choose_box(*image.shape[1:]), size)
+        return _resize_part(image.permute(1, 2, 0).numpy(), choose_box(*image.shape[1:]), size)
 
 
-class _NotSoFastError(Exception):
-    """A file that the decoder of record must see."""
+class _NeedsPillowError(Exception):
+    """The file must be decoded by Pillow."""
 
 
 def _decode_jpeg_crop(
     content: bytes, choose_box: Callable[[int, int], Box], size: tuple[int, int], most_pixels: int
 ) -> Tensor:
     if not content.startswith(b"\xff\xd8"):
-        raise _NotSoFastError
+        raise _NeedsPillowError
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(content)
     except ValueError:
-        raise _NotSoFastError from None
+        raise _NeedsPillowError from None
     check_size(height, width, most_pixels)
     if colours not in ("YCbCr", "Gray", "RGB"):
-        raise _NotSoFastError
-    turned = _turned(content)
-    top, left, box_height, box_width = choose_box(*((width, height) if turned >= 5 else (height, width)))
+        raise _NeedsPillowError
+    orientation = _read_orientation(content)
+    top, left, box_height, box_width = choose_box(*((width, height) if orientation >= 5 else (height, width)))
     ratio = min(box_height / size[0], box_width / size[1])
     scale = next((scale for scale in SCALES if ratio >= scale), 1)
     smaller = {"min_height": -(-height // scale), "min_width": -(-width // scale), "min_factor": scale}
     try:
         pixels = simplejpeg.decode_jpeg(content, **(smaller if scale > 1 else {}))
-    except ValueError:  # a warning of libjpeg's, which Pillow may know how to take
-        raise _NotSoFastError from None
+    except ValueError:  # libjpeg warns; Pillow may be able to decode it
+        raise _NeedsPillowError from None
     box = (top // scale, left // scale, max(box_height // scale, 1), max(box_width // scale, 1))
-    return _resized_part(_TURNS[turned](pixels), box, size)
+    return _resize_part(_TURNS[orientation](pixels), box, size)
 
 
-def _turned(content: bytes) -> int:
-    """The orientation in a JPEG's metadata, 1 to 8."""
+def _read_orientation(content: bytes) -> int:
+    """Return the orientation in a JPEG's metadata, 1 to 8."""
     if not _has_exif(content):
         return 1
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            found = Image.open(io.BytesIO(content), formats=("JPEG",)).getexif().get(ORIENTATION, 1)
+            value = Image.open(io.BytesIO(content), formats=("JPEG",)).getexif().get(ORIENTATION, 1)
         except Exception:
-            raise _NotSoFastError from None
-    return found if found in _TURNS else 1
+            raise _NeedsPillowError from None
+    return value if value in _TURNS else 1
 
 
 def _has_exif(content: bytes) -> bool:
-    """Whether a segment before the pixels may tell an orientation. Looking through all bytes would take longer."""
+    """Tell whether a segment before the pixels may hold an orientation; searching all bytes would take longer."""
     place = 2
     while content[place : place + 1] == b"\xff":
         marker, length = content[place + 1 : place + 2], int.from_bytes(content[place + 2 : place + 4], "big")
-        if marker == b"\xe1":  # Exif, or XMP, which can tell it too
+        if marker == b"\xe1":  # Exif or XMP
             return True
         if marker in (b"\xda", b""):  # the pixels begin
             return False
-        place += 1 if marker == b"\xff" else 2 + max(length, 2)  # segments may be filled up with that byte
+        place += 1 if marker == b"\xff" else 2 + max(length, 2)  # padding between segments
     return False
 
 
@@ -219,27 +232,27 @@ _TURNS: dict[int, Callable[[Any], Any]] = {
     7: lambda pixels: pixels.swapaxes(0, 1)[::-1, ::-1],
     8: lambda pixels: pixels.swapaxes(0, 1)[::-1],
 }
-"""What makes an image upright, by its orientation."""
+"""Functions that turn an image upright, by orientation."""
 
 
 def turn_upright(image: Image.Image) -> Image.Image:
-    """Turned as its metadata says."""
+    """Turn an image as its metadata says."""
     try:
         return image if image.getexif().get(ORIENTATION, 1) == 1 else ImageOps.exif_transpose(image)
-    except Exception:  # metadata that cannot be read turns nothing
+    except Exception:  # unreadable metadata is ignored
         return image
 
 
-def _resized_part(pixels: Any, box: Box, size: tuple[int, int]) -> Tensor:
-    """A box of (height, width, C) pixels → (C, *size), with antialias."""
+def _resize_part(pixels: Any, box: Box, size: tuple[int, int]) -> Tensor:
+    """Resize a box of (height, width, C) pixels to (C, *size), with antialias."""
     top, left, height, width = box
-    part = _tensor(np.ascontiguousarray(pixels[top : top + height, left : left + width]))
+    part = _to_tensor(np.ascontiguousarray(pixels[top : top + height, left : left + width]))
     if tuple(part.shape[1:]) == size:
         return part
     return F.interpolate(part[None], size=size, mode="bilinear", antialias=True)[0]
 
 
-def _tensor(pixels: Any) -> Tensor:
+def _to_tensor(pixels: Any) -> Tensor:
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 

@@ -1,4 +1,4 @@
-"""How an image becomes a model's input when it is evaluated: exactly what travels with the weights.
+"""Turn an image into a model's input, as the preprocessing that is stored with the weights says.
 
 Shapes: C channels, height × width pixels.
 """
@@ -17,13 +17,21 @@ from vitrail.data.transforms.decode import decode_image, to_channels
 from vitrail.errors import InputError
 
 MAX_ASPECT_RATIO = 16
-"""Of a long image's sides; beyond, its ends are left out before it is resized."""
+"""The ends of a longer image are cut off before it is resized."""
 
 
 def prepare(image: Any, preprocessing: Preprocessing) -> Tensor:
-    """An image → (C, height, width) float32, normalised.
+    """Decode, resize, crop and normalise one image for a model.
 
-    `image`: a path, the bytes of a file, a Pillow image, or (C, height, width) uint8 pixels.
+    Args:
+        image: a path, the bytes of a file, a Pillow image, or (C, height, width) uint8 pixels.
+        preprocessing: `model.preprocessing`.
+
+    Returns:
+        (C, height, width) float32, normalised by the model's mean and deviation.
+
+    Raises:
+        DataError: the image cannot be read or decoded.
     """
     content = read_image(image)
     pixels = content if isinstance(content, Tensor) else decode_image(content)
@@ -32,18 +40,22 @@ def prepare(image: Any, preprocessing: Preprocessing) -> Tensor:
 
 
 def resize_and_crop(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
-    """(C, height, width) uint8 of any size → resized and cropped to the size that the model sees."""
+    """Resize and crop (C, height, width) uint8 pixels of any size to the image size of the model."""
     target = preprocessing.resized
     if preprocessing.resize == "cover":
-        pixels = _without_far_ends(pixels)
-        target = _covering(pixels.shape[1], pixels.shape[2], *target)
+        pixels = _cut_ends(pixels)
+        target = _covering_size(pixels.shape[1], pixels.shape[2], *target)
     if target != pixels.shape[1:]:
         pixels = F.interpolate(pixels[None], size=target, mode=preprocessing.interpolation, antialias=True)[0]
-    return _centre(pixels, *preprocessing.image_size)
+    return _crop_centre(pixels, *preprocessing.image_size)
 
 
 def normalise(pixels: Tensor, preprocessing: Preprocessing, dtype: torch.dtype = torch.float32) -> Tensor:
-    """(…, C, height, width) uint8, on any device → `dtype`, by the mean and deviation that travel with the weights."""
+    """Normalise (…, C, height, width) uint8 pixels, on any device, by the model's mean and deviation.
+
+    Raises:
+        InputError: the pixels are not uint8 or have another number of channels.
+    """
     channels = len(preprocessing.mean)
     if pixels.dtype != torch.uint8 or pixels.ndim < 3 or pixels.shape[-3] != channels:
         raise InputError(
@@ -55,20 +67,20 @@ def normalise(pixels: Tensor, preprocessing: Preprocessing, dtype: torch.dtype =
     return ((pixels.float() / 255 - mean) / std).to(dtype)
 
 
-def _without_far_ends(pixels: Tensor) -> Tensor:
-    """The middle of a very long image: the crop sees no more, and resized whole it might not fit into memory."""
+def _cut_ends(pixels: Tensor) -> Tensor:
+    """Keep the middle of a very long image: the crop uses no more, and the whole might not fit into memory."""
     height, width = pixels.shape[1:]
-    return _centre(pixels, min(height, MAX_ASPECT_RATIO * width), min(width, MAX_ASPECT_RATIO * height))
+    return _crop_centre(pixels, min(height, MAX_ASPECT_RATIO * width), min(width, MAX_ASPECT_RATIO * height))
 
 
-def _covering(height: int, width: int, least_height: int, least_width: int) -> tuple[int, int]:
-    """The smallest size of the same shape that covers another; the long side is rounded down, as torchvision does."""
+def _covering_size(height: int, width: int, least_height: int, least_width: int) -> tuple[int, int]:
+    """Return the smallest covering size of the same shape; the long side is rounded down, as in torchvision."""
     if least_height * width >= least_width * height:
         return least_height, max(least_height * width // height, least_width)
     return max(least_width * height // width, least_height), least_width
 
 
-def _centre(pixels: Tensor, height: int, width: int) -> Tensor:
-    """Where the margin is odd, the smaller half is above and left, as in Google's code and transformers."""
+def _crop_centre(pixels: Tensor, height: int, width: int) -> Tensor:
+    """Crop the centre; of an odd margin the smaller half is above and left, as in Google's code and transformers."""
     top, left = (pixels.shape[1] - height) // 2, (pixels.shape[2] - width) // 2
     return pixels[:, top : top + height, left : left + width]
