@@ -589,8 +589,8 @@ def empty(name: str) -> TimmModel:
 
 REFUSED = {
     "test_convnext": "no attention",
-    "swin_tiny_patch4_window7_224": "not known to go from patch to patch",
-    "xcit_nano_12_p8_224": "not known to go from patch to patch",
+    "swin_tiny_patch4_window7_224": "patch to patch",
+    "xcit_nano_12_p8_224": "patch to patch",
     "samvit_base_patch16": "attends within windows or to channels, not from patch to patch",
     "vit_dlittle_patch16_reg1_gap_256": "subtracts attention maps",
 }
@@ -610,9 +610,9 @@ def test_timms_poolings_that_have_no_row_of_attention():
     model = empty("test_vit3")
     pictures = torch.empty(1, 3, *model.image_size, device="meta")
     for measure in (attention_rollout, head_attention, measure_attention):
-        with pytest.raises(NotApplicableError, match='pools its tokens by "map"'):
+        with pytest.raises(NotApplicableError, match='"map"'):
             measure(model, pictures)
-    with pytest.raises(NotApplicableError, match='pools its tokens by "map"'):
+    with pytest.raises(NotApplicableError, match='"map"'):
         describe_readout(model)
     assert mean_attention_distance(of_timm("test_vit3", (32, 32)), images(size=(32, 32), dtype=torch.float64)).size
 
@@ -624,7 +624,7 @@ MEASURES = [mean_attention_distance, attention_rollout, rollout_by_layer, head_a
 def test_grids_that_are_too_large_say_so_before_anything_is_computed(measure, monkeypatch):
     options = {"width": 4, "depth": 1, "num_heads": 1, "mlp_dim": 4, "num_classes": 0, "device": "meta"}
     model = vitrail.create_model("Ti/4", image_size=(256, 260), **options)
-    with pytest.raises(NotApplicableError, match=r"64×65 = 4,160 patches .* up to 4,096 .* smaller image size"):
+    with pytest.raises(NotApplicableError, match=r"4,160 patches .*4,096"):
         measure(model, torch.empty(1, 3, 256, 260, device="meta"))
     monkeypatch.setattr(anatomy, "MOST_PATCHES", 5)
     with pytest.raises(NotApplicableError, match="2×3 = 6 patches"):
@@ -660,7 +660,7 @@ def parallel() -> TimmModel:
 def test_attentions_side_by_side_have_no_rollout():
     model, batch = parallel(), images(size=(32, 48), dtype=torch.float64)
     for measure in (attention_rollout, rollout_by_layer, measure_attention):
-        with pytest.raises(NotApplicableError, match=r"several attentions side by side in a block.*[^.]$"):
+        with pytest.raises(NotApplicableError, match=r"side by side.*[^.]$"):
             measure(model, batch)
     assert mean_attention_distance(model, batch).shape == (4, 2)
     assert head_attention(model, batch).shape == (2, 4, 2, 7)
@@ -676,8 +676,8 @@ def test_a_resnet_has_no_attention():
     model = vitrail.create_model("BiT-R50x1", device="meta")
     pictures = torch.empty(1, 3, 224, 224, device="meta")
     for measure in (mean_attention_distance, attention_rollout, rollout_by_layer, head_attention, measure_attention):
-        with pytest.raises(NotApplicableError, match="a ResNet has no attention"):
+        with pytest.raises(NotApplicableError, match="no attention"):
             measure(model, pictures)
     for say in (name_attention_layers, describe_readout):
-        with pytest.raises(NotApplicableError, match="a ResNet has no attention"):
+        with pytest.raises(NotApplicableError, match="no attention"):
             say(model)

@@ -88,7 +88,9 @@ def laid_out(monkeypatch):
     return figures
 
 
-@pytest.mark.parametrize("grid", [(1, 16), (16, 1), (1, 1), (3, 50), (1, 2)])
+@pytest.mark.parametrize(
+    "grid", [(1, 1), (3, 50), *(pytest.param(each, marks=pytest.mark.slow) for each in ((1, 16), (16, 1), (1, 2)))]
+)
 def test_long_and_narrow_grids_can_be_seen(tmp_path, laid_out, grid):
     found = vit(grid=grid, layers=ABSENT, filters=ABSENT, records=())  # which no grid is in
     assert list(draw_findings(found, tmp_path)) == ["positions", "distance", "rollout", "tokens"]
@@ -112,6 +114,7 @@ def test_long_and_narrow_grids_can_be_seen(tmp_path, laid_out, grid):
                 assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes))
 
 
+@pytest.mark.slow
 def test_filters_of_any_shape_and_one_layer_against_many_can_be_seen(tmp_path, laid_out):
     draw = np.random.default_rng(0)
     shapes = [(28, 1, 64, 3), (28, 64, 1, 3), (1, 1, 1, 1), (300, 1, 1, 5)]
@@ -133,6 +136,7 @@ def test_what_is_absent_is_not_drawn(tmp_path, parts):
     assert list(parts(vit(images=()))) == ["filters-1", "positions", "distance", "layers", "curves"]
 
 
+@pytest.mark.slow
 def test_names_of_any_kind_break_nothing(tmp_path):
     image = ShownImage(HOSTILE, np.zeros((8, 8, 3), np.uint8), ((HOSTILE * 9, 0.5), (HOSTILE, float("nan"))))
     found = vit(HOSTILE * 9, images=[image])
@@ -150,6 +154,7 @@ def test_names_of_any_kind_break_nothing(tmp_path):
         ET.parse(path.with_suffix(".svg"))
 
 
+@pytest.mark.slow
 def test_the_vectors_of_a_large_model_stay_small(tmp_path, monkeypatch):
     savefig = Figure.savefig
 

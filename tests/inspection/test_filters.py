@@ -166,7 +166,7 @@ def test_timms_own_standardised_convolutions_are_shown_as_they_are_applied():
 
 
 def test_what_sees_the_image_first_may_be_no_convolution():
-    with pytest.raises(NotApplicableError, match="naflexvit_base_patch16_gap that sees the image is no convolution"):
+    with pytest.raises(NotApplicableError, match=r"naflexvit_base_patch16_gap .*no convolution"):
         measure_filters(network("naflexvit_base_patch16_gap"))
 
 
@@ -206,7 +206,7 @@ def test_as_many_as_are_asked_for():
     np.testing.assert_array_equal(embedding_filters(model, 5), every[:5])
     flat = every.reshape(63, -1)
     np.testing.assert_allclose(flat @ flat.T, np.eye(63), rtol=0, atol=1e-12)
-    with pytest.raises(ConfigError, match="components = 0: give 1 or more"):
+    with pytest.raises(ConfigError, match="components = 0"):
         embedding_filters(model, 0)
 
 
@@ -214,7 +214,7 @@ def test_as_many_as_are_asked_for():
 def test_filters_that_are_all_alike_have_none(value):
     model = small_vit()
     nn.init.constant_(model.patch_embed.projection.weight, value)
-    with pytest.raises(NotApplicableError, match="the filters of the patch embedding are all alike"):
+    with pytest.raises(NotApplicableError, match="patch embedding are all alike"):
         embedding_filters(model)
 
 
@@ -223,15 +223,15 @@ def test_filters_that_are_all_alike_have_none(value):
 def test_filters_that_are_not_numbers_have_none(value):
     model = small_vit()
     model.patch_embed.projection.weight[3, 5] = value
-    with pytest.raises(NotApplicableError, match=r"weights of the patch embedding are not all numbers.*[^.]$"):
+    with pytest.raises(NotApplicableError, match=r"patch embedding .*NaN.*[^.]$"):
         measure_filters(model)
     model = bit()
     model.backbone.root.weight[3, 1, 2, 2] = value
-    with pytest.raises(NotApplicableError, match="weights of the root convolution are not all numbers"):
+    with pytest.raises(NotApplicableError, match=r"root convolution .*NaN"):
         embedding_filters(model)
     model = network("test_vit4", "patch_embed.proj")
     model.peer.patch_embed.proj.weight[3, 1, 2, 2] = value
-    with pytest.raises(NotApplicableError, match="weights of the patch embedding are not all numbers"):
+    with pytest.raises(NotApplicableError, match=r"patch embedding .*NaN"):
         measure_filters(model)
 
 

@@ -116,14 +116,14 @@ def test_where_the_report_goes(finished, tmp_path):
     assert choose_report_path([str(folder), "b"], None).as_posix() == "runs/inspect-digits-b/report.html"
     assert choose_report_path(["a"], tmp_path) == tmp_path / "report.html"
     assert choose_report_path(["a"], tmp_path / "x.html") == tmp_path / "x.html"
-    with pytest.raises(ConfigError, match=r"give a file that ends in \.html, or a folder"):
+    with pytest.raises(ConfigError, match=r"--out .*\.html"):
         choose_report_path(["a"], tmp_path / "x.pdf")
     assert find_run_folder(str(tmp_path)) is None
 
 
 def test_a_place_that_cannot_be_written(finished, tmp_path, looked):
     (tmp_path / "report_files").write_text("in the way")
-    with pytest.raises(ConfigError, match=r"cannot be written .*--out"):
+    with pytest.raises(ConfigError, match="--out"):
         inspect_models([str(finished[1].folder)], out=tmp_path / "report.html")
 
 
@@ -154,6 +154,7 @@ def test_every_kind_of_model(kind, tmp_path, looked):
     assert all(bool(shown.guesses) == (options.get("num_classes") != 0) for shown in findings.images)
 
 
+@pytest.mark.slow
 def test_a_hybrid_and_a_resnet(tmp_path, looked):
     hybrid = saved(tmp_path / "hybrid", "R26+Ti/32", image_size=64)
     resnet = str(tmp_path / "bit")
@@ -219,6 +220,7 @@ def test_a_run_whose_data_is_gone_falls_back_on_photographs(tmp_path, looked):
     assert looked[2].records
 
 
+@pytest.mark.slow
 def test_two_models_side_by_side(tmp_path):
     one, other = saved(tmp_path / "one"), saved(tmp_path / "other", depth=3, seed=1)
     done = inspect_models([one, other], out=tmp_path / "both.html")

@@ -1,4 +1,4 @@
-"""A large model at a high resolution within 2 GB: images go through one batch at a time, so their number does not count."""
+"""A large model at a high resolution within 2 GB: images run one batch at a time, so their number does not matter."""
 
 from __future__ import annotations
 

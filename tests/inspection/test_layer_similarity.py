@@ -179,6 +179,7 @@ def swin():
         return network("swin_tiny_patch4_window7_224", (64, 64))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_places_of_feature_maps_of_timm_with_channels_last(swin):
     batch = pictures(1, (64, 64))
@@ -302,14 +303,14 @@ def test_grids_that_differ_are_averaged_each_for_itself():
 
 def test_networks_without_maps_say_so():
     model = network("xcit_nano_12_p16_224", (32, 32))
-    with pytest.raises(NotApplicableError, match="layers of timm's xcit_nano_12_p16_224 give out no map of the image"):
+    with pytest.raises(NotApplicableError, match="xcit_nano_12_p16_224"):
         measure_tokens(model, pictures(1, (32, 32)))
 
 
 def test_layers_are_counted_as_they_are():
-    with pytest.raises(ConfigError, match="layer 3 of a model with 3: give 0 to 2, or −1 for the last"):
+    with pytest.raises(ConfigError, match=r"layer 3 .*0 to 2"):
         token_similarity(vit(), pictures(1), 3)
-    with pytest.raises(InputError, match="for a single image give"):
+    with pytest.raises(InputError, match="single image"):
         token_similarity(vit(), pictures(1)[0])
 
 
@@ -504,13 +505,13 @@ def test_no_state_outlives_the_layer_after_it():
 
 def test_questions_without_an_answer():
     model, batch = vit(), pictures(4)
-    with pytest.raises(NotApplicableError, match="takes at least 4 images and not 3"):
+    with pytest.raises(NotApplicableError, match=r"at least 4 images.* 3$"):
         layer_similarity(model, batch[:3])
-    with pytest.raises(NotApplicableError, match="takes at least 4 images and not 0"):
+    with pytest.raises(NotApplicableError, match=r"at least 4 images.* 0$"):
         measure_layers_between(model, batch[:0], model, batch[:0])
-    with pytest.raises(InputError, match="4 images for one model and 3 for the other"):
+    with pytest.raises(InputError, match=r"4 images .* 3 "):
         layer_similarity(model, batch, model, batch[:3])
-    with pytest.raises(ConfigError, match="other_images were given without the model"):
+    with pytest.raises(ConfigError, match="other_images"):
         layer_similarity(model, batch, other_images=batch)
 
 
@@ -529,13 +530,14 @@ def test_modes_and_hooks_are_as_before(measure):
     np.testing.assert_array_equal(measure(model, batch), quiet, "evaluation mode, whatever it was in")
     assert [part.training for part in model.modules()] == modes
     assert not any(part._forward_hooks for part in model.modules())
-    with pytest.raises(InputError, match="does not divide into patches"):
+    with pytest.raises(InputError, match="patches"):
         measure(model, pictures(4, (16, 25)))
     assert [part.training for part in model.modules()] == modes
     assert not any(part._forward_hooks for part in model.modules())
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", [token_similarity, layer_similarity])
 def test_a_compiled_model_is_no_trap(measure):
     model, batch = vit(), pictures(4)
@@ -545,5 +547,5 @@ def test_a_compiled_model_is_no_trap(measure):
     with torch.no_grad():
         model(batch)  # compiled now, with nothing to listen to its blocks
     np.testing.assert_allclose(measure(model, batch), expected, rtol=0, atol=1e-12)
-    with pytest.raises(ConfigError, match="no model of vitrail's in this Linear"):
+    with pytest.raises(ConfigError, match="Linear"):
         measure(nn.Linear(2, 2), batch)

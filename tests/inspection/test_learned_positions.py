@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import runs
 
 import vitrail
@@ -9,6 +10,7 @@ from vitrail.inspection import neighbour_test, position_similarity
 from vitrail.training.run_training import run_training
 
 
+@pytest.mark.slow
 def test_training_on_real_images_makes_neighbours_alike(tmp_path):
     """Handwritten digits on 8×8 patches; docs/inspection.md tells the same of Tiny-ImageNet."""
     config = runs.config(

@@ -137,11 +137,9 @@ def test_tables_in_every_layer():
     tables = [module.table[1:] for module in model.position_embedding]
     for layer in (0, 1, 2, -1):
         np.testing.assert_allclose(position_similarity(model, layer), by_loop(tables[layer], GRID), rtol=0, atol=1e-12)
-    with pytest.raises(
-        ConfigError, match="layer 3 of a model with 3 tables of position embeddings: give 0 to 2, or −1"
-    ):
+    with pytest.raises(ConfigError, match=r"layer 3 .*0 to 2"):
         position_similarity(model, 3)
-    with pytest.raises(ConfigError, match=r"layer 1 of a model with 1 table of position embeddings: give 0$"):
+    with pytest.raises(ConfigError, match=r"layer 1 .*1 table .* 0$"):
         position_similarity(vit(position_at="shared"), 1)
 
 
@@ -160,13 +158,13 @@ def test_in_half_precision_and_compiled():
 
 
 def test_models_without_such_a_table_say_what_they_have():
-    with pytest.raises(NotApplicableError, match=r"belong to offsets between patches.*the attention distance shows"):
+    with pytest.raises(NotApplicableError, match="offsets"):
         position_similarity(vit(position="relative"))
-    with pytest.raises(NotApplicableError, match=r'has no position embeddings \(position "none"\)'):
+    with pytest.raises(NotApplicableError, match='"none"'):
         measure_positions(vit(position="none"))
-    with pytest.raises(NotApplicableError, match="a ResNet has no position embeddings: its convolutions know"):
+    with pytest.raises(NotApplicableError, match="ResNet"):
         measure_positions(vitrail.create_model("BiT-R50x1", device="meta"))
-    with pytest.raises(ConfigError, match="no model of vitrail's in this Linear"):
+    with pytest.raises(ConfigError, match="Linear"):
         position_similarity(nn.Linear(2, 2))
 
 
@@ -178,7 +176,7 @@ def test_tables_that_are_not_numbers_say_so(value, measure):
     model.position_embedding[0].table[0] = value
     measure(model)  # the row of the class token, which is no patch
     model.position_embedding[0].table[7, 3] = value
-    with pytest.raises(NotApplicableError, match=r"weights of the position embeddings are not all numbers.*[^.]$"):
+    with pytest.raises(NotApplicableError, match=r"position embeddings .*NaN.*[^.]$"):
         measure(model)
 
 
@@ -186,7 +184,7 @@ def test_tables_that_are_not_numbers_say_so(value, measure):
 def test_grids_that_are_too_large_say_so_before_anything_is_compared(measure, monkeypatch):
     options = {"width": 4, "depth": 1, "num_heads": 1, "mlp_dim": 4, "num_classes": 0, "device": "meta"}
     model = vitrail.create_model("Ti/4", image_size=(256, 260), **options)
-    with pytest.raises(NotApplicableError, match=r"64×65 = 4,160 patches .* up to 4,096 .* smaller image size"):
+    with pytest.raises(NotApplicableError, match=r"4,160 patches .*4,096"):
         measure(model)
     monkeypatch.setattr(anatomy, "MOST_PATCHES", 14)
     with pytest.raises(NotApplicableError, match="3×5 = 15 patches"):
@@ -369,7 +367,7 @@ def test_too_small_to_tell():
     assert neighbour_test(smooth((1, 1))) is None
     assert neighbour_test(smooth((1, 9))) is not None
     assert measure_positions(vit((2, 3))).neighbours is None
-    with pytest.raises(ConfigError, match="permutations = 0: give 1 or more"):
+    with pytest.raises(ConfigError, match="permutations = 0"):
         neighbour_test(smooth((3, 3)), permutations=0)
 
 

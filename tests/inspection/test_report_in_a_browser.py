@@ -91,7 +91,14 @@ def at_patches(pixels: np.ndarray, rows: int, columns: int) -> np.ndarray:
     return pixels[np.ix_(down.astype(int), across.astype(int))] @ np.array([0.299, 0.587, 0.114])
 
 
-@pytest.mark.parametrize(("name", "drawings"), [("one", 7), ("pair", 7 + 3 + 1), ("twins", 14), ("nothing", 0)])
+@pytest.mark.parametrize(
+    ("name", "drawings"),
+    [
+        ("pair", 7 + 3 + 1),
+        ("nothing", 0),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("one", 7), ("twins", 14))),
+    ],
+)
 def test_every_section_shows_something(window: Browser, reports, name, drawings):
     with opened(window, reports[name], viewport=WIDE) as page:
         headings = page.locator("h2").all_inner_texts()
@@ -139,6 +146,7 @@ def test_controls_of_attention_change_the_picture(window: Browser, reports):
         assert not changes(here, lambda: here.get_by_label("one layer").check())  # as it was
 
 
+@pytest.mark.slow
 def test_without_overlay_there_is_the_image_itself(window: Browser, reports):
     with opened(window, reports["one"], viewport=WIDE) as page:
         here = instrument(page, "attention")
@@ -148,6 +156,7 @@ def test_without_overlay_there_is_the_image_itself(window: Browser, reports):
         assert np.abs(np.asarray(painted).astype(int) - pixels).mean() < 1
 
 
+@pytest.mark.slow
 def test_attention_is_lightest_where_it_is_most(window: Browser, reports):
     found = made_up.vit(images=3).attention
     with opened(window, reports["one"], viewport=WIDE) as page:
@@ -207,6 +216,7 @@ def test_a_patch_is_chosen_by_click_and_by_key(window: Browser, reports):
         assert changes(here, lambda: here.get_by_role("button", name="image-1.png").click(), ".map")
 
 
+@pytest.mark.slow
 def test_a_chosen_place_stays_where_grids_differ(window: Browser, reports):
     with opened(window, reports["pair"], viewport=WIDE) as page:
         here = instrument(page, "tokens", 1)
@@ -216,6 +226,7 @@ def test_a_chosen_place_stays_where_grids_differ(window: Browser, reports):
         assert "row 6 of 8 and column 10 of 12" in here.locator(".told").inner_text()
 
 
+@pytest.mark.slow
 def test_keys_alone_reach_and_move_everything(window: Browser, reports):
     with opened(window, reports["one"], viewport=WIDE) as page:
         here, tokens = instrument(page, "attention"), instrument(page, "tokens")
@@ -248,6 +259,7 @@ def test_keys_alone_reach_and_move_everything(window: Browser, reports):
         assert {kind for *_, kind in reached} >= {"attention", "tokens"}
 
 
+@pytest.mark.slow
 def test_what_is_shown_is_announced_and_labelled(window: Browser, reports):
     with opened(window, reports["twins"], viewport=WIDE) as page:
         for told in page.locator(".instrument .told").all():
@@ -262,6 +274,7 @@ def test_what_is_shown_is_announced_and_labelled(window: Browser, reports):
         assert layer.get_attribute("aria-valuetext") == "2 of 3"
 
 
+@pytest.mark.slow
 def test_linked_controls_move_together_where_they_can(window: Browser, reports):
     with opened(window, reports["twins"], viewport=WIDE) as page:
         one, other = (instrument(page, "attention", model) for model in (0, 1))
@@ -281,12 +294,14 @@ def test_linked_controls_move_together_where_they_can(window: Browser, reports):
         assert changes(tokens[1], lambda: tokens[0].locator(".photograph").press("ArrowUp"), ".map")
 
 
+@pytest.mark.slow
 def test_one_instrument_has_nothing_to_be_linked_to(window: Browser, reports):
     with opened(window, reports["pair"], viewport=WIDE) as page:
         assert not page.locator('[data-links="attention"]').is_visible()
         assert page.locator('[data-links="tokens"]').is_visible()
 
 
+@pytest.mark.slow
 def test_dark_is_dark_with_its_drawings(window: Browser, reports):
     shades = {}
     for scheme in ("light", "dark"):
@@ -302,6 +317,7 @@ def test_dark_is_dark_with_its_drawings(window: Browser, reports):
         assert light.min() < 80
 
 
+@pytest.mark.slow
 def test_on_paper_the_drawings_stand_and_controls_do_not(window: Browser, reports):
     with opened(window, reports["twins"], viewport=WIDE, color_scheme="dark") as page:
         page.emulate_media(media="print", color_scheme="dark")
@@ -345,12 +361,14 @@ def test_labels_that_would_be_code_are_only_words(window: Browser, tmp_path):
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["one", "pair", "twins", "nothing"])
 def test_a_phone_scrolls_only_down(window: Browser, reports, name):
     with opened(window, reports[name], viewport=PHONE) as page:
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
+@pytest.mark.slow
 def test_long_names_fit_a_phone(window: Browser, tmp_path):
     name = "a-model-with-a-name-that-nobody-would-want-to-type" * 3
     image = ShownImage(name, made_up.made_images(1, (64, 96))[0].pixels, ((name, 0.9), (f"{name} again", 0.1)))
@@ -359,6 +377,7 @@ def test_long_names_fit_a_phone(window: Browser, tmp_path):
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
+@pytest.mark.slow
 def test_models_stand_side_by_side_where_there_is_room(window: Browser, reports):
     for viewport, beside in ((WIDE, True), (PHONE, False)):
         with opened(window, reports["pair"], viewport=viewport) as page:

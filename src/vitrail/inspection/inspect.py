@@ -241,7 +241,7 @@ def _read_card(name: str) -> str:
     if name.startswith("timm:"):
         return ""
     try:
-        card = locate_weights(name).beside.text("README.md") or ""
+        card = locate_weights(name).folder_files.text("README.md") or ""
     except WeightsError:  # too large, or not text: a report can do without the card
         return ""
     return re.sub(r"^```toml\n.*?^```\n?", "", card, flags=re.MULTILINE | re.DOTALL).rstrip() + "\n" if card else ""
