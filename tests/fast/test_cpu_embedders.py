@@ -23,7 +23,7 @@ SMALL = {"image_size": 32, "width": 64, "depth": 2, "num_heads": 2, "mlp_dim": 1
         ("Ti/8", SMALL),
         ("Ti/8", {**SMALL, "position": "relative"}),
         ("Ti/8", {**SMALL, "block": "axial", "class_token": False, "pool": "average"}),
-        ("BiT-R50x1", {"image_size": 32, "num_classes": 4}),
+        pytest.param("BiT-R50x1", {"image_size": 32, "num_classes": 4}, marks=pytest.mark.slow),
     ],
 )
 def test_fp32_is_the_same_function(name, options):

@@ -29,6 +29,10 @@ SMALL = {"image_size": 8, "width": 32, "depth": 3, "num_heads": 2, "mlp_dim": 64
 STEM = [[8, 3, 2], [16, 3, 2]]
 
 
+def slow(options):
+    return pytest.param(options, marks=pytest.mark.slow)
+
+
 def small(**options):
     model = vitrail.create_model("Ti/4", **{**SMALL, **options})
     with torch.no_grad():
@@ -42,14 +46,14 @@ def small(**options):
     "options",
     [
         {},
-        {"pool": "average"},
-        {"gelu": "exact", "registers": 2, "pool": "class+average"},
+        slow({"pool": "average"}),
+        slow({"gelu": "exact", "registers": 2, "pool": "class+average"}),
         {"layer_scale": 0.1, "pool": "distilled", "registers": 1},
-        {"norm": "rms", "gelu": "quick"},
+        slow({"norm": "rms", "gelu": "quick"}),
         {"depth": 1},
-        {"conv_stem": STEM, "norm_after_pool": True, "pool": "average"},
-        {"conv_stem": STEM},
-        {"norm_after_pool": True},
+        slow({"conv_stem": STEM, "norm_after_pool": True, "pool": "average"}),
+        slow({"conv_stem": STEM}),
+        slow({"norm_after_pool": True}),
     ],
     ids=str,
 )
@@ -60,7 +64,7 @@ def test_representations(options):
         assert relative_distance(FusedEmbedder(model)(images), model.embed(images)) < 1.5e-2
 
 
-@pytest.mark.parametrize("options", [{}, {"layer_scale": 0.5}, {"pool": "average", "norm": "rms"}], ids=str)
+@pytest.mark.parametrize("options", [slow({}), {"layer_scale": 0.5}, slow({"pool": "average", "norm": "rms"})], ids=str)
 @pytest.mark.parametrize(("wanted", "least"), [("1, 1, 2)", 4), ("few rows", 3), ("ours", 2)])
 def test_every_way_computes_the_same(options, wanted, least, monkeypatch):
     """Sums that are split, with or without a layer scale; the kernel for a few rows; attention: of a whole model."""
@@ -109,13 +113,13 @@ def joined_alone(monkeypatch):
     "options",
     [
         {},
-        {"depth": 2, "width": 40, "pool": "distilled", "registers": 1},
-        {"depth": 1, "pool": "average"},
-        {"depth": 2, "pool": "class+average", "gelu": "exact"},
-        {"layer_scale": 0.5},
-        {"norm": "rms"},
+        slow({"depth": 2, "width": 40, "pool": "distilled", "registers": 1}),
+        slow({"depth": 1, "pool": "average"}),
+        slow({"depth": 2, "pool": "class+average", "gelu": "exact"}),
+        slow({"layer_scale": 0.5}),
+        slow({"norm": "rms"}),
         {"norm": "rms", "pool": "average", "layer_scale": 0.1, "gelu": "quick"},
-        {"conv_stem": STEM, "norm_after_pool": True},
+        slow({"conv_stem": STEM, "norm_after_pool": True}),
     ],
     ids=str,
 )
@@ -152,6 +156,7 @@ def test_what_cannot_be_joined_is_not_tried(why, monkeypatch):
     assert "pass" not in noted
 
 
+@pytest.mark.slow
 def test_weights_of_a_pass_that_was_not_chosen_are_let_go(monkeypatch):
     def choose(key, ways, *inputs, cold_cache=False):
         for name in ways if key[0] == "pass" else ():
@@ -226,6 +231,7 @@ def test_logits_by_either_way(count):
         assert torch.allclose(logits.run_kernel(y), head(y), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_hybrid():
     model = vitrail.create_model("R26+Ti/32", **{**SMALL, "image_size": 64, "depth": 1}).eval()
     images = torch.randn(1, 3, 64, 64)
@@ -256,7 +262,7 @@ def test_the_model_is_left_as_it_was():
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"gelu": "exact", "registers": 2, "pool": "class+average"}, {"conv_stem": STEM, "depth": 1}],
+    [{}, slow({"gelu": "exact", "registers": 2, "pool": "class+average"}), slow({"conv_stem": STEM, "depth": 1})],
     ids=str,
 )
 def test_gradients(options):
@@ -272,7 +278,7 @@ def test_gradients(options):
         assert relative_distance(parameter.grad, reference.grad) < 1e-5, name
 
 
-@pytest.mark.parametrize("stream", [torch.float32, torch.float16])
+@pytest.mark.parametrize("stream", [slow(torch.float32), torch.float16])
 def test_gradients_in_half_precision_are_as_near_as_autocast_is(stream):
     """In fp16: the interpreter cuts bf16 off instead of rounding it."""
     torch.manual_seed(0)
@@ -290,6 +296,7 @@ def test_gradients_in_half_precision_are_as_near_as_autocast_is(stream):
     assert 0 < fused < 1.5 * plain
 
 
+@pytest.mark.slow
 def test_stochastic_depth_drops_whole_branches():
     model = small(stochastic_depth=0.5, depth=2).train()
     torch.manual_seed(0)
@@ -307,6 +314,7 @@ def test_evaluation_is_the_plain_model():
     assert torch.equal(FusedTraining(model)(images), model(images))
 
 
+@pytest.mark.slow
 def test_images_of_another_size_learn_too():
     model = small().train()
     images = torch.randn(2, 3, 12, 8)

@@ -213,7 +213,7 @@ def test_an_image_does_not_depend_on_its_neighbours(monkeypatch):
 
 def test_what_cannot_be():
     for name, options in (
-        ("BiT-R50x1", {"image_size": 32, "num_classes": 4}),
+        ("BiT-R50x1", {"num_classes": 4, "device": "meta"}),
         ("Ti/8", {**SMALL, "position": "relative"}),
     ):
         with pytest.raises(NotApplicableError, match="fp32"):

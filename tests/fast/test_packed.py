@@ -53,6 +53,7 @@ def test_maps_of_attention_are_there_too():
     assert abs(difference).max() < 1e-6
 
 
+@pytest.mark.slow
 def test_other_families_and_layers_without_bias():
     for name, options in (("BiT-R50x1", {"num_classes": 4}), ("Ti/8", {**SMALL, "qkv_bias": False})):
         model = vitrail.create_model(name, **{"image_size": 32, **options}).eval()

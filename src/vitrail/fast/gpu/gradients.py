@@ -131,7 +131,7 @@ class MatrixProduct(torch.autograd.Function):
         return dy @ weight if ctx.needs_input_grad[0] else None, weight_gradient(dy, x)
 
 
-class SelfAttention(torch.autograd.Function):
+class QkvAttention(torch.autograd.Function):
     """The product that gives queries, keys and values, and attention: x → softmax(q kᵀ / √d) v."""
 
     @staticmethod

@@ -30,8 +30,8 @@ from vitrail.fast.gpu.gradients import (
     AssembleNorm,
     MatrixProduct,
     MlpProducts,
+    QkvAttention,
     ReadAttention,
-    SelfAttention,
     Shape,
 )
 from vitrail.fast.gpu.kernels.gelu import number_gelu
@@ -93,7 +93,7 @@ class FusedTraining:
         z, y, scales, twin, link = self._embed_tokens(pixels, (rows, columns), norms[0], bool(blocks))
         for block, norm in zip(blocks, norms[1:], strict=True):
             attention, mlp = block.attention, block.mlp
-            y = SelfAttention.apply(y, attention.qkv.weight, attention.qkv.bias, shape, twin, scales)
+            y = QkvAttention.apply(y, attention.qkv.weight, attention.qkv.bias, shape, twin, scales)
             branch = MatrixProduct.apply(y, attention.out.weight)
             drop = _draw_drop(block, images, z)
             z, y, scales, twin, link = self._add_branch(
