@@ -37,6 +37,7 @@ def test_what_is_printed_and_written(here, run):
     vitrail.save(vitrail.load("模型 <b>"), here / "模型 <b>")  # its folder holds nothing else, or this would be refused
 
 
+@pytest.mark.slow
 def test_an_old_report_leaves_nothing_behind(here, run):
     assert run("inspect", "模型 <b>", "--images", "photos", "--out", "report.html")[0] == 0
     assert (here / "report_files" / "guesses.csv").exists()
@@ -72,6 +73,7 @@ def test_control_c_says_what_there_is(here, run, monkeypatch):
     assert (code, err) == (130, "stopped: the report is not finished\n")
 
 
+@pytest.mark.slow
 def test_a_real_report_in_a_real_browser(here, run):
     """A Vision Transformer beside a ResNet, as they come out of the command."""
     vitrail.save(randomise(vitrail.create_model("BiT-R50x1", image_size=32, num_classes=4)), here / "bit")

@@ -141,6 +141,7 @@ def guesses(place: Locator) -> list[list[str]]:
     return [item.split("\n") for item in place.locator(".guesses li").all_inner_texts()]
 
 
+@pytest.mark.slow
 def test_with_the_real_server_behind_it(window: Browser, tmp_path: Path):
     """What the page asks for is what the server gives: labels, timing, and the map of each layer."""
     folder, content = make_model(tmp_path / "tiny"), photo()
@@ -191,6 +192,7 @@ def test_pasted_or_dropped_beside_the_window_is_taken_too(window: Browser, stand
         answered(card(page, "image.png"))
 
 
+@pytest.mark.slow
 def test_picked_photos_stand_above_earlier_ones_and_can_be_removed(window: Browser, stand: StandIn, tmp_path: Path):
     for number in range(3):
         (tmp_path / f"{number}.png").write_bytes(photo(seed=number))
@@ -210,6 +212,7 @@ def test_picked_photos_stand_above_earlier_ones_and_can_be_removed(window: Brows
         assert page.locator(".drop input").get_attribute("accept") == "image/*"
 
 
+@pytest.mark.slow
 def test_the_strength_changes_what_is_seen_and_nothing_is_the_photo(window: Browser, stand: StandIn):
     with opened(window, stand) as page:
         give(page, ("cat.png", photo(300, 200)))
@@ -228,6 +231,7 @@ def test_the_strength_changes_what_is_seen_and_nothing_is_the_photo(window: Brow
         assert len(stand.asked("/v1/attention")) == 1
 
 
+@pytest.mark.slow
 def test_each_layer_is_fetched_once_and_painted_as_it_is(window: Browser, stand: StandIn):
     with opened(window, stand) as page:
         give(page, ("cat.png", photo()))
@@ -256,6 +260,7 @@ def test_each_layer_is_fetched_once_and_painted_as_it_is(window: Browser, stand:
         assert [asked.query["layer"] for asked in stand.asked("/v1/attention")] == ["4", "2", "1"]
 
 
+@pytest.mark.slow
 def test_the_overlay_lies_on_what_the_model_saw_of_the_upright_photo(window: Browser):
     exif = Image.Exif()
     exif[0x0112] = UPRIGHT
@@ -276,6 +281,7 @@ def test_the_overlay_lies_on_what_the_model_saw_of_the_upright_photo(window: Bro
             assert here.locator(".told").inner_text().endswith("layer 4, within the frame.")
 
 
+@pytest.mark.slow
 def test_many_go_a_few_at_a_time_and_nothing_moves_when_results_come(window: Browser, stand: StandIn):
     stand.open.clear()
     with opened(window, stand) as page:
@@ -295,6 +301,7 @@ def test_many_go_a_few_at_a_time_and_nothing_moves_when_results_come(window: Bro
         assert stand.most_at_once == 3
 
 
+@pytest.mark.slow
 def test_a_removed_photo_is_not_asked_for_and_makes_way(window: Browser, stand: StandIn):
     stand.open.clear()
     with opened(window, stand) as page:
@@ -324,6 +331,7 @@ def test_what_the_server_cannot_use_is_told_on_its_card(window: Browser, stand: 
         assert not page.get_by_role("alert").is_visible()
 
 
+@pytest.mark.slow
 def test_a_busy_server_is_asked_again_when_it_says(window: Browser, stand: StandIn):
     stand.busy.extend(["1"])
     with opened(window, stand) as page:
@@ -349,6 +357,7 @@ def test_a_server_that_gives_up_is_asked_again_only_by_the_person(window: Browse
         assert not here.get_by_role("button", name="Try again").is_visible()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone_can_be_tried_again(window: Browser):
     stand = StandIn()
     with stand.running():
@@ -405,6 +414,7 @@ def test_a_token_is_asked_for_and_kept_for_the_tab(window: Browser):
         overlaid(card(page, "cat.png"))
 
 
+@pytest.mark.slow
 def test_models_differ_and_what_one_lacks_is_said(window: Browser):
     models = (Model(), Model("convolutions", attention=False, layers=None, labels=("dog", "wolf"), classes=2),
               Model("a/b & c", classes=0))  # fmt: skip
@@ -459,6 +469,7 @@ def test_keys_alone_lead_from_start_to_result(window: Browser, stand: StandIn, t
         assert page.evaluate("document.activeElement.type") == "file"
 
 
+@pytest.mark.slow
 def test_everything_has_a_name(window: Browser):
     with StandIn((Model(), Model("other"))).running() as stand, opened(window, stand) as page:
         give(page, ("cat.png", photo()))
@@ -470,6 +481,7 @@ def test_everything_has_a_name(window: Browser):
         assert unnamed == []
 
 
+@pytest.mark.slow
 def test_dark_is_dark_and_light_is_light(window: Browser, stand: StandIn):
     shades = {}
     for scheme in ("light", "dark"):
@@ -484,6 +496,7 @@ def test_dark_is_dark_and_light_is_light(window: Browser, stand: StandIn):
     assert shades["dark"].max() > 200
 
 
+@pytest.mark.slow
 def test_a_phone_scrolls_only_down_and_offers_its_camera(window: Browser):
     name = "a-name-that-nobody-would-want-to-type" * 5
     models = (Model(name, labels=(name, HOSTILE)), Model("other"))

@@ -215,6 +215,7 @@ def test_an_onnx_file_is_served(onnx_file):
 
 
 @pytest.mark.parametrize("kind", ["onnx", "onnx-int8"])
+@pytest.mark.slow
 def test_what_was_exported_is_served(folder, tmp_path, kind):
     """And whoever else is in the batch changes nothing, though int8 without calibration has one range for all."""
     for name in ("onnx", "onnxruntime", "onnxscript"):

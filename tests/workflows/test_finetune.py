@@ -33,6 +33,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_from_nothing(folder, here):
     lines = list(
         finetune(str(folder), overrides=["schedule.steps=80", "model.depth=2", "run.trackers=[]", "run.report=false"])
@@ -87,12 +88,12 @@ def test_what_was_picked_can_be_given(folder, here):
 
 def test_a_folder_without_classes_is_told_in_one_sentence(here):
     (here / "empty").mkdir()
-    with pytest.raises(DataError, match="expected a folder for each class"):
+    with pytest.raises(DataError, match="folder for each class"):
         list(finetune("empty"))
     stripes(here / "one", classes=1, images=3)
-    with pytest.raises(DataError, match="has 1 class: a classifier needs a folder for each of two or more"):
+    with pytest.raises(DataError, match="1 class"):
         list(finetune("one"))
-    with pytest.raises(DataError, match="there is no data set 'nowhere'"):
+    with pytest.raises(DataError, match="nowhere"):
         list(finetune("nowhere"))
 
 
@@ -131,8 +132,8 @@ def test_a_cpu_is_not_asked_for_what_takes_hours():
 
 
 def test_what_is_looked_at(folder):
-    look = summarise_data(str(folder))
-    assert (look.images, look.classes, look.short_side, look.has_validation) == (60, 3, 32, False)
+    summary = summarise_data(str(folder))
+    assert (summary.images, summary.classes, summary.short_side, summary.has_validation) == (60, 3, 32, False)
 
 
 def test_the_same_command_has_the_same_folder():
@@ -146,6 +147,7 @@ def test_a_length_that_was_given_is_warmed_up_to_in_its_own_time(folder, here):
         assert vitrail.load(here / f"mine-{number}").num_classes == 3
 
 
+@pytest.mark.slow
 def test_data_with_a_test_part_alone_holds_some_out(here):
     stripes(here / "data/train", classes=2, images=20)
     stripes(here / "data/test", classes=2, images=5)
@@ -156,16 +158,17 @@ def test_data_with_a_test_part_alone_holds_some_out(here):
 
 
 def test_a_learning_rate_and_a_sweep_for_it_are_one_too_many(folder, here):
-    with pytest.raises(ConfigError, match="--sweep chooses the learning rate"):
+    with pytest.raises(ConfigError, match="--sweep"):
         list(finetune(str(folder), sweep=True, overrides=["learning_rate=0.1"]))
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_leads_nowhere_does_not_end_the_sweep(folder, here, monkeypatch):
     monkeypatch.setattr("vitrail.workflows.finetune.SCRATCH_LEARNING_RATES", (0.001, 1e30))
     lines = list(
         finetune(str(folder), sweep=True, overrides=[*SHORT, "run.most_skipped=2", "optimizer.clip_norm=none"])
     )
-    assert any(line.startswith("learning rate 1e+30: no finite gradient") for line in lines)
+    assert any(line.startswith("learning rate 1e+30: no") for line in lines)
     assert any(line.startswith("chosen: 0.001;") for line in lines)
 
 
@@ -173,23 +176,24 @@ def test_a_class_of_which_nothing_can_be_read_is_told(here):
     stripes(here / "data", classes=2, images=5)
     (here / "data/phone").mkdir()
     (here / "data/phone/photo.heic").write_bytes(b"not for us")
-    with pytest.raises(DataError, match="no image of 'phone' that can be read"):
+    with pytest.raises(DataError, match="phone"):
         list(finetune("data"))
 
 
 def test_nothing_is_written_among_other_files(folder, here):
     stripes(here / "mine", classes=2, images=3)
-    with pytest.raises(ConfigError, match=r"mine holds colour-0 and is no run: give a new run\.folder"):
+    with pytest.raises(ConfigError, match=r"colour-0.*run\.folder"):
         list(finetune(str(folder), overrides=[*SHORT, "run.folder=mine"]))
     assert sorted(path.name for path in (here / "mine").iterdir()) == ["colour-0", "colour-1"]
 
 
 def test_a_run_that_is_not_finished_is_no_model_yet(here):
     (here / "runs/half/checkpoints").mkdir(parents=True)
-    with pytest.raises(vitrail.WeightsError, match="is a run that is not finished: give its command again"):
+    with pytest.raises(vitrail.WeightsError, match="not finished"):
         vitrail.load(here / "runs/half")
 
 
+@pytest.mark.slow
 def test_a_sweep_from_a_model_tries_the_papers_four(folder, here):
     run_training(runs.config(here / "pretrained", schedule={"steps": 4, "warmup_steps": 1}))
     short = ["schedule.steps=20", "run.trackers=[]", "run.report=false", "run.folder=mine"]

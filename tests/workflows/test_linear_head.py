@@ -56,11 +56,8 @@ def accuracy_of(model, source) -> float:
 def test_a_folder_becomes_a_classifier(here, model):
     stripes(here / "photos", classes=3, images=20)
     lines = list(fit_linear_head("photos", model, options=CPU))
-    assert lines[0] == f"60 images of 3 classes at 16 pixels: 32 features each, from {model}"
-    found = re.fullmatch(
-        r"accuracy on images that it was fitted without: ([\d.]+)% of 60 \(95% interval .*\)", lines[1]
-    )
-    assert float(found[1]) > 90
+    assert re.findall(r"\d+", lines[0])[:4] == ["60", "3", "16", "32"]  # images, classes, pixels, features
+    assert float(re.search(r"([\d.]+)% of 60", lines[1])[1]) > 90
     assert "model: runs/quick-photos-from-small/model" in lines
     assert lines[-1].startswith('next: in Python, model = vitrail.load("runs/quick-photos-from-small")')
     saved = vitrail.load("runs/quick-photos-from-small")
@@ -91,10 +88,9 @@ def test_planted_wrong_labels_are_found(here, model):
     assert len(found) <= len(planted) + 2, "and hardly anything else"
     probabilities = [float(row["probability"]) for row in rows]
     assert probabilities == sorted(probabilities, reverse=True)
-    told = [line for line in lines if line.startswith("perhaps mislabelled: photos/")]
-    assert len(told) == len(rows)
-    first = f"{rows[0]['name']} is labelled {rows[0]['label']}, looks like {rows[0]['thinks']} "
-    assert told[0].startswith(f"perhaps mislabelled: {first}")
+    printed = [line for line in lines if line.startswith("perhaps mislabelled: photos/")]
+    assert len(printed) == len(rows)
+    assert all(rows[0][key] in printed[0] for key in ("name", "label", "thinks"))
 
 
 def test_no_more_than_twenty_are_printed(here, model, monkeypatch):
@@ -103,7 +99,7 @@ def test_no_more_than_twenty_are_printed(here, model, monkeypatch):
     monkeypatch.setattr(workflow, "find_suspects", lambda *_: everything)
     lines = list(fit_linear_head("photos", model, options=CPU))
     assert sum("is labelled" in line for line in lines) == 20
-    assert "perhaps mislabelled, in all: 50 of 50 images, see runs/quick-photos-from-small/mislabelled.csv" in lines
+    assert any("50 of 50" in line and "mislabelled.csv" in line for line in lines)
     assert len((here / "runs/quick-photos-from-small/mislabelled.csv").read_text().splitlines()) == 51
 
 
@@ -154,7 +150,7 @@ def test_the_only_image_of_a_class_stays_in_training(here, model):
 def test_one_image_of_each_class(here, model):
     stripes(here / "photos", classes=3, images=1)
     lines = list(fit_linear_head("photos", model, options=CPU))
-    assert "every class has one image: how good it is cannot be told" in lines
+    assert any("every class has one image" in line for line in lines)
     assert accuracy_of(vitrail.load("runs/quick-photos-from-small"), open_data("photos")) == 1
 
 
@@ -168,8 +164,8 @@ def test_parts_that_were_set_aside_are_scored_and_not_learned_from(here, model):
     for part, count in (("val", 21), ("test", 12)):
         accuracy = accuracy_of(saved, open_data("photos", part))
         low, high = wilson_interval(round(accuracy * count), count)
-        told = f"{part} accuracy: {accuracy:.1%} of {count} (95% interval {low:.1%} to {high:.1%})"
-        assert told in lines
+        (line,) = [line for line in lines if line.startswith(f"{part} accuracy")]
+        assert re.findall(r"[\d.]+%", line) == [f"{accuracy:.1%}", "95%", f"{low:.1%}", f"{high:.1%}"]
 
 
 def test_folder_and_size_can_be_given_and_nothing_else(here, model):
@@ -177,14 +173,14 @@ def test_folder_and_size_can_be_given_and_nothing_else(here, model):
     lines = list(fit_linear_head("photos", model, ["folder=mine", "model.image_size=20"], options=CPU))
     assert "at 20 pixels" in lines[0]
     assert vitrail.load("mine").image_size == (20, 20)
-    for override, sentence in {
-        "schedule.steps=5": "'schedule.steps' means nothing to it: folder=… and image_size=… can be given",
+    for override, word in {
+        "schedule.steps=5": "schedule.steps",
         "imagesize=5": "did you mean 'image_size'",
         "steps": "is not key=value",
-        "image_size=18": "18 does not divide into patches of 4",
+        "image_size=18": "18",
         "image_size=big": "image_size",
     }.items():
-        with pytest.raises(ConfigError, match=re.escape(sentence)):
+        with pytest.raises(ConfigError, match=re.escape(word)):
             list(fit_linear_head("photos", model, [override], options=CPU))
 
 
@@ -192,11 +188,11 @@ def test_a_run_is_not_written_over(here, model):
     stripes(here / "photos", classes=2, images=5)
     (here / "mine").mkdir()
     (here / "mine/config.toml").write_text("")
-    with pytest.raises(ConfigError, match=r"mine holds config\.toml, which is not by --quick"):
+    with pytest.raises(ConfigError, match=r"config\.toml"):
         list(fit_linear_head("photos", model, ["folder=mine"], options=CPU))
     assert [path.name for path in (here / "mine").iterdir()] == ["config.toml"]
     (here / "file").write_text("")
-    with pytest.raises(ConfigError, match="file is a file"):
+    with pytest.raises(ConfigError, match="is a file"):
         list(fit_linear_head("photos", model, ["folder=file"], options=CPU))
 
 
@@ -205,10 +201,10 @@ def test_broken_images_are_left_out_and_told(here, model):
     (folder / "colour-0/03.png").write_bytes(b"no image")
     lines = list(fit_linear_head("photos", model, options=CPU))
     assert lines[0].startswith("11 images")
-    assert lines[1].startswith("left out, for they cannot be read: 1 of 12 images")
+    assert "1 of 12 images" in lines[1]
     for path in (folder / "colour-1").iterdir():
         path.write_bytes(b"no image")
-    with pytest.raises(DataError, match="has no image of 'colour-1' that can be read"):
+    with pytest.raises(DataError, match="colour-1"):
         list(fit_linear_head("photos", model, options=CPU))
 
 
@@ -231,7 +227,7 @@ def test_a_model_that_loads_as_something_else_is_no_success(here, model, monkeyp
         return save(network, folder, notes)
 
     monkeypatch.setattr(workflow, "save", wrong)
-    with pytest.raises(vitrail.WeightsError, match="when loaded again says something else"):
+    with pytest.raises(vitrail.WeightsError, match="after loading"):
         list(fit_linear_head("photos", model, options=CPU))
 
 
@@ -240,7 +236,7 @@ def test_a_head_that_does_more_than_it_seems_is_refused(here, model, monkeypatch
     monkeypatch.setattr(
         "vitrail.model.vit.VisionTransformer.forward", lambda self, images: self.head(2 * self.embed(images))
     )
-    with pytest.raises(ConfigError, match="does not take its representation as it is"):
+    with pytest.raises(ConfigError, match="representation"):
         list(fit_linear_head("photos", model, options=CPU))
     assert not (here / "runs").exists()
 
@@ -263,7 +259,7 @@ def test_an_image_without_a_label_is_left_out(here, model):
 def test_another_model_is_not_written_over(here, model):
     vitrail.save(vitrail.load(model), here / "mine" / "model")
     stripes(here / "photos", classes=2, images=5)
-    with pytest.raises(ConfigError, match="which is not by --quick"):
+    with pytest.raises(ConfigError, match="--quick"):
         list(fit_linear_head("photos", model, ["folder=mine"], options=CPU))
     for _ in range(2):
         list(fit_linear_head("photos", model, ["folder=ours"], options=CPU))
@@ -278,6 +274,4 @@ def test_a_weak_model_says_that_its_doubts_are_weak(here, model):
             Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(
                 here / f"noise/{label}/{number}.png"
             )
-    assert any(
-        "most of these will be its own mistakes" in line for line in fit_linear_head("noise", model, options=CPU)
-    )
+    assert any("its own mistakes" in line for line in fit_linear_head("noise", model, options=CPU))

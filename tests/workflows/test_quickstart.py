@@ -51,6 +51,7 @@ def finished(tmp_path_factory):
     return folder, child.stdout.splitlines(), time.monotonic() - begin
 
 
+@pytest.mark.slow
 def test_it_keeps_its_promise(finished):
     folder, lines, seconds = finished
     assert seconds < 180
@@ -60,6 +61,7 @@ def test_it_keeps_its_promise(finished):
     assert [path.name for path in folder.iterdir()] == ["runs"]
 
 
+@pytest.mark.slow
 def test_the_accuracy_it_prints_is_the_models(finished):
     folder, lines, _ = finished
     model = vitrail.load(folder / "runs/quickstart/finetune")
@@ -97,6 +99,7 @@ def test_the_split_is_fixed_and_stratified():
     assert [again.name(index) for index in range(5)] == [test.name(index) for index in range(5)]
 
 
+@pytest.mark.slow
 def test_its_model_can_be_fine_tuned_on_a_folder(finished, tmp_path, monkeypatch):
     folder, _, _ = finished
     monkeypatch.chdir(tmp_path)

@@ -47,14 +47,14 @@ def export(
     from vitrail.weights.source import PANE
 
     if len(words) > 2:
-        raise ConfigError(f"{words[2]!r} is one word too many: give vitrail export MODEL TARGET --to {to}")
+        raise ConfigError(f"{words[2]!r} is one word too many: vitrail export MODEL TARGET --to {to}")
     model, target = (PANE if len(words) == 1 else words[0]), Path(words[-1])
     if len(words) == 1:
         suffix, *_ = find_kind(to)
         if target.suffix != suffix:
             with_suffix, as_model = target.with_suffix(suffix), f"{target} model{suffix}"
             raise ConfigError(
-                f"{target} is not a {suffix} file to write: `vitrail export {with_suffix} --to {to}` exports {PANE}, "
+                f"{target} is no {suffix} file to write: `vitrail export {with_suffix} --to {to}` exports {PANE}, "
                 f"`vitrail export {as_model} --to {to}` the model {target}"
             )
         announce_pane("vitrail export MODEL TARGET takes another")

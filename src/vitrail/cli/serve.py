@@ -43,13 +43,14 @@ def serve(
     curl --data-binary @photo.jpg -H "Content-Type: image/jpeg" http://127.0.0.1:8000/v1/classify
     """
     from vitrail.errors import ConfigError
+
+    if context.args:
+        raise ConfigError(f"models are named by an option: vitrail serve --model {' --model '.join(context.args)}")
     from vitrail.serving.batching import QueueLimits
     from vitrail.serving.serve import read_token, serve_models
     from vitrail.serving.settings import ServerSettings, count_cores
     from vitrail.weights.source import PANE
 
-    if context.args:
-        raise ConfigError(f"models are named by an option: vitrail serve --model {' --model '.join(context.args)}")
     settings = ServerSettings(
         host=host,
         port=port,

@@ -17,7 +17,7 @@ class ModelEntry(NamedTuple):
     parameters: int
     gflops: float
     """10⁹ operations for one image, a multiply-accumulate counted as two."""
-    count_tokens: int | None
+    tokens: int | None
     """None for a ResNet."""
     image_size: int
 
