@@ -214,8 +214,7 @@ from pathlib import Path
 import numpy as np, torch
 torch.set_num_threads(1)
 from test_features import HOW, Watched, small_model
-from vitrail.evaluation.features import extract
-from vitrail.inference.batches import How
+from vitrail.evaluation.features import extract_features
 
 folder, rng, model = Path(sys.argv[1]), random.Random(0), small_model()
 
@@ -229,7 +228,7 @@ def begun(out=None):
     if child:
         return child
     try:
-        found = extract(model, Slow(900), HOW, folder)
+        found = extract_features(model, Slow(900), HOW, folder)
         if out:
             np.savez(folder.parent / out, **{name: getattr(found, name) for name in ("values", "labels", "indices")})
         os._exit(0)
