@@ -20,7 +20,7 @@ from pictures import make_folder, make_parquet, make_tar
 
 from vitrail.data.check.check import check_data
 from vitrail.data.check.report import FACTS, FINDING_KINDS, DataReport, SplitFacts
-from vitrail.data.parallel import DEADLY, map_samples
+from vitrail.data.parallel import KILLED, map_samples
 from vitrail.data.sources.source import ListSource, make_printable
 from vitrail.errors import ConfigError, DataError
 
@@ -392,7 +392,7 @@ def test_a_process_that_is_killed_is_replaced(workers, tmp_path, caplog):
 @pytest.mark.timeout(60)
 def test_an_image_that_kills_every_process_is_named(tmp_path):
     found = check_data(Deadly(100, tmp_path, always=(0, 42, 99)), workers=2)
-    assert [(f.name, f.sentence) for f in found.findings()] == [(f"sample {n}", DEADLY) for n in (0, 42, 99)]
+    assert [(f.name, f.sentence) for f in found.findings()] == [(f"sample {n}", KILLED) for n in (0, 42, 99)]
     assert found.classes["all"]["readable"] == 97
 
 

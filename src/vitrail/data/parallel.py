@@ -1,7 +1,7 @@
-"""Work on every sample of a source in other processes, and answers in order.
+"""Apply a function to all samples of a source in several processes; results come back in order.
 
-Each process has a pipe of its own. When the system kills one, its pipe ends, and nothing waits for it in vain: the
-samples it had in hand are then tried one by one, and one that ends the process again is answered with a reason.
+Each process has its own pipe, which closes when the system kills the process. Its samples are then tried one by one. A
+sample that ends the process again gets a reason instead of a result.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ from vitrail.errors import ConfigError, DataError
 
 log = logging.getLogger("vitrail")
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 Job = Sequence[int]
 """The numbers of some samples."""
-IN_HAND = 2
-"""Jobs that a process has, so that it need not wait for the next."""
-TRIES = 2
-DEADLY = "reading it ended the process: killed by the system, perhaps because memory ran out"
+Progress = Callable[[int, int], None]
+"""Called with the number of finished samples and the number of all samples."""
+JOBS_PER_PROCESS = 2
+"""A process has the next job before it finishes one, so that it need not wait."""
+ATTEMPTS = 2
+KILLED = "reading it ended the process: killed by the system, perhaps because memory ran out"
 
 
 def resolve_worker_count(workers: int | None) -> int:
-    """So many, or one for each core."""
+    """Return the requested number of processes, or one per core if None."""
     if workers is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if workers < 1:
@@ -44,10 +46,10 @@ def resolve_worker_count(workers: int | None) -> int:
 
 
 def exit_with_parent(_: int = 0) -> None:
-    """Called in a worker: it ends soon after its parent, however that one ended, whatever it is waiting for.
+    """Watch the parent process from a worker, and exit soon after the parent has ended.
 
-    A parent killed in the middle of something takes a lock with it that torch's own workers ask for before they look
-    whether it is still there: they would stay for ever, with the memory and the open files that they have.
+    A parent that is killed may hold a lock that torch's workers wait for before they check whether it still exists.
+    Without this watch they would stay forever and keep their memory and open files.
     """
     number, parent = os.getppid(), multiprocessing.parent_process()
 
@@ -60,61 +62,64 @@ def exit_with_parent(_: int = 0) -> None:
 
 
 def map_samples(
-    work: Callable[[Source, int], Answer], source: Source, jobs: Iterable[Job], workers: int
-) -> Generator[tuple[Job, list[Answer | str]]]:
-    """Each job with `work(source, index)` of each of its samples, in the order of the jobs.
+    work: Callable[[Source, int], Result], source: Source, jobs: Iterable[Job], workers: int
+) -> Generator[tuple[Job, list[Result | str]]]:
+    """Yield each job with `work(source, index)` for each of its samples, in the order of the jobs.
 
-    A string in the place of an answer says why there is none. No more than a few jobs for each process are under way,
-    so memory does not grow, however slowly the answers are taken.
+    A string in place of a result is the reason why there is none. Each process has at most a few jobs at a time, so
+    memory does not grow, however slowly the results are used.
+
+    Raises:
+        DataError: the processes cannot be started.
     """
-    coming = enumerate(jobs)
-    ready: dict[int, tuple[Job, list[Answer | str]]] = {}
-    crew = [_Worker(work, source) for _ in range(workers)]
-    turn = given = 0
+    numbered_jobs = enumerate(jobs)
+    ready: dict[int, tuple[Job, list[Result | str]]] = {}
+    pool = [_Worker(work, source) for _ in range(workers)]
+    turn = submitted = 0
     try:
-        for worker in crew:
-            worker.greet()
+        for worker in pool:
+            worker.wait_until_ready()
         while True:
-            for worker in crew * IN_HAND:
-                room = len(worker.in_hand) < IN_HAND and given < turn + IN_HAND * workers
-                if room and (job := next(coming, None)):
-                    worker.give(*job)
-                    given += 1
+            for worker in pool * JOBS_PER_PROCESS:
+                room = len(worker.jobs) < JOBS_PER_PROCESS and submitted < turn + JOBS_PER_PROCESS * workers
+                if room and (job := next(numbered_jobs, None)):
+                    worker.submit(*job)
+                    submitted += 1
             if turn in ready:
                 turn += 1
                 yield ready.pop(turn - 1)
                 continue
-            if turn == given:
+            if turn == submitted:
                 return
-            for pipe in wait([worker.pipe for worker in crew if worker.in_hand]):
-                worker = next(worker for worker in crew if worker.pipe is pipe)
+            for pipe in wait([worker.pipe for worker in pool if worker.jobs]):
+                worker = next(worker for worker in pool if worker.pipe is pipe)
                 try:
-                    number, job_done, answers = worker.take()
-                    ready[number] = job_done, answers
+                    number, job_done, results = worker.receive()
+                    ready[number] = job_done, results
                 except (EOFError, OSError):
                     log.warning("a process that reads images was ended by the system; its samples are tried again")
-                    worker.end()
-                    ready.update(_one_by_one(work, source, worker.in_hand))
-                    crew[crew.index(worker)] = successor = _Worker(work, source)
-                    successor.greet()
+                    worker.stop()
+                    ready.update(_retry_one_by_one(work, source, worker.jobs))
+                    pool[pool.index(worker)] = successor = _Worker(work, source)
+                    successor.wait_until_ready()
     finally:
-        for worker in crew:
-            worker.end()
+        for worker in pool:
+            worker.stop()
 
 
 class _Worker:
-    """A process, the pipe to it, and the jobs it has."""
+    """A process, the pipe to it, and its jobs."""
 
     def __init__(self, work: Callable[[Source, int], Any], source: Source) -> None:
         self.pipe, theirs = multiprocessing.Pipe()
-        self.in_hand: deque[tuple[int, Job]] = deque()
+        self.jobs: deque[tuple[int, Job]] = deque()
         arguments = (theirs, self.pipe, work, source)
-        self.process = multiprocessing.Process(target=_serve, args=arguments, daemon=True)
+        self.process = multiprocessing.Process(target=_run_process, args=arguments, daemon=True)
         self.process.start()
-        theirs.close()  # only the process has it now, so that it ends with it
+        theirs.close()  # now only the process has this end, so that it closes with the process
 
-    def greet(self) -> None:
-        """Wait until it has started; the first thing that it sends says so."""
+    def wait_until_ready(self) -> None:
+        """Wait for the first message, which the process sends when it has started."""
         try:
             self.pipe.recv()
         except (EOFError, OSError):
@@ -123,70 +128,68 @@ class _Worker:
                 '`if __name__ == "__main__":`, and enough memory'
             ) from None
 
-    def give(self, number: int, job: Job) -> None:
-        """One more job."""
-        self.in_hand.append((number, job))
-        with suppress(OSError):  # where it is dead, which taking will find
+    def submit(self, number: int, job: Job) -> None:
+        self.jobs.append((number, job))
+        with suppress(OSError):  # the process is dead; `receive` will notice
             self.pipe.send(job)
 
-    def take(self) -> tuple[int, Job, list[Any]]:
-        """The answers to its first job; an EOFError or OSError where it is dead."""
-        answers = self.pipe.recv()
-        number, job = self.in_hand.popleft()
-        return number, job, answers
+    def receive(self) -> tuple[int, Job, list[Any]]:
+        """Return the results of the oldest job; raise an EOFError or OSError if the process is dead."""
+        results = self.pipe.recv()
+        number, job = self.jobs.popleft()
+        return number, job, results
 
-    def end(self) -> None:
-        """Whatever it is doing."""
+    def stop(self) -> None:
         self.pipe.close()
         self.process.terminate()
         self.process.join()
 
 
-def _one_by_one(
-    work: Callable[[Source, int], Answer], source: Source, jobs: Iterable[tuple[int, Job]]
-) -> Iterator[tuple[int, tuple[Job, list[Answer | str]]]]:
-    """Jobs with their answers, each sample by itself, so that it is known which one ends a process."""
+def _retry_one_by_one(
+    work: Callable[[Source, int], Result], source: Source, jobs: Iterable[tuple[int, Job]]
+) -> Iterator[tuple[int, tuple[Job, list[Result | str]]]]:
+    """Yield jobs with their results, one sample at a time, to find the sample that ends the process."""
     worker = _Worker(work, source)
     try:
-        worker.greet()
+        worker.wait_until_ready()
         for number, job in jobs:
-            answers: list[Answer | str] = []
+            results: list[Result | str] = []
             for index in job:
-                for attempt in range(TRIES):
-                    worker.give(number, [index])
+                for attempt in range(ATTEMPTS):
+                    worker.submit(number, [index])
                     try:
-                        answers += worker.take()[2]
+                        results += worker.receive()[2]
                         break
                     except (EOFError, OSError):
-                        worker.end()
+                        worker.stop()
                         worker = _Worker(work, source)
-                        worker.greet()
-                        if attempt == TRIES - 1:
-                            answers.append(DEADLY)
-            yield number, (job, answers)
+                        worker.wait_until_ready()
+                        if attempt == ATTEMPTS - 1:
+                            results.append(KILLED)
+            yield number, (job, results)
     finally:
-        worker.end()
+        worker.stop()
 
 
-def _serve(pipe: Connection, other_end: Connection, work: Callable[[Source, int], Any], source: Source) -> None:
-    """What a process does until its pipe ends."""
-    other_end.close()  # a copy of the parent's end: with it open, the parent's end would go unnoticed
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is asked to stop, and ends us
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which is how; a fork may have brought a handler along
+def _run_process(pipe: Connection, other_end: Connection, work: Callable[[Source, int], Any], source: Source) -> None:
+    """Work in a process until the pipe closes."""
+    other_end.close()  # a copy of the parent's end: if it stayed open, the death of the parent would go unnoticed
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets the signal too and stops this process
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # that is how it stops it; a fork may have copied a handler
     torch.set_num_threads(1)
     exit_with_parent()
     try:
         pipe.send(None)
         while True:
-            pipe.send([_answer(work, source, index) for index in pipe.recv()])
+            pipe.send([_work_safely(work, source, index) for index in pipe.recv()])
     except (EOFError, OSError):
         return
 
 
-def _answer(work: Callable[[Source, int], Answer], source: Source, index: int) -> Answer | str:
+def _work_safely(work: Callable[[Source, int], Result], source: Source, index: int) -> Result | str:
     try:
         return work(source, index)
     except DataError as error:
         return " ".join(str(error).split())
-    except Exception as error:  # one strange sample is no reason to give up on all others
+    except Exception as error:  # one strange sample must not stop all others
         return " ".join(f"unexpected {type(error).__name__}: {error}".split())

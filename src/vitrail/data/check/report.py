@@ -1,7 +1,7 @@
-"""What a check of a data set found.
+"""The report of a data check.
 
-Of each image a record of some thirty bytes is kept; what there is to say is made from it when it is asked for. So a
-report on millions of images is small, even where it has something to say about each.
+It keeps about thirty bytes per image and makes the findings from them on demand. So a report on millions of images is
+small, even with a finding for each.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ FINDING_KINDS = {
     "huge": "more than 40 megapixels",
     "ignored": "files that are not taken",
 }
-"""What can be found, the gravest first."""
-FAILING = ("unreadable", "truncated", "leak")
+"""The kinds of findings, the most serious first."""
+FAILING_KINDS = ("unreadable", "truncated", "leak")
 TINY = 32
-"""Pixels of the shorter side."""
+"""An image with a shorter side below this many pixels is tiny."""
 NO_FILE = 255
 FACTS = np.dtype(
     [
@@ -49,59 +49,58 @@ FACTS = np.dtype(
         ("misnamed", "?"),
     ]
 )
-NAMED = 5
-"""How many names a sentence holds."""
+NAMES_SHOWN = 5
+"""How many names a sentence lists."""
 _CUT_SHORT = re.compile("truncated|premature|reached eof|not enough|unexpected end|end of file", re.IGNORECASE)
 _COMMON = {
     "tiny": f"more than half of the images have a shorter side below {TINY} pixels: it is that kind of data set",
     "greyscale": "more than half of the images are without colours: it is that kind of data set",
 }
-"""What is said once where it is true of more than half of the images."""
+"""Notes that replace single findings when they apply to more than half of the images."""
 
 Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class DataFinding:
-    """Something that a person should know about one sample."""
+    """One problem of one sample, file or split."""
 
     kind: str
     """One of `KINDS`."""
     split: str
     name: str
-    """Its path, or what its source calls it; on one line."""
+    """The path of the sample, or its name in the source, on one line."""
     sentence: str
 
 
 @dataclass
 class SplitFacts:
-    """What is known about the samples of one split."""
+    """The facts about the samples of one split."""
 
     split: str
     source: Source
     facts: NDArray[Any]
-    """`FACTS` of each sample; zeros where it cannot be used."""
+    """`FACTS` of each sample; zeros if it cannot be used."""
     reasons: dict[int, str] = field(default_factory=dict)
-    """Why samples cannot be used."""
+    """Why samples cannot be used, by their numbers."""
     ignored: list[tuple[str, str]] = field(default_factory=list)
-    """Files that are there and not taken, and why."""
+    """Files that are not used, with the reasons."""
 
     @property
     def readable(self) -> Mask:
-        """Of each sample."""
-        found: Mask = self.facts["readable"]
-        return found
+        """(samples,) bool."""
+        mask: Mask = self.facts["readable"]
+        return mask
 
     def name(self, index: int) -> str:
-        """What to call a sample, even where its file has gone."""
         return self.source.display_name(index)
 
     def class_name(self, label: int) -> str:
-        """Of a label; its number where it has no name."""
+        """Return the name of a label, or its number if there are no names."""
         return self.source.classes[label] if self.source.classes else str(label)
 
-    def balance(self) -> dict[str, Any]:
-        """Images, readable ones, how many of each class, and the smallest, the largest and the empty classes."""
+    def count_classes(self) -> dict[str, Any]:
+        """Count the images, the readable ones and those of each class; name the smallest, largest and empty classes."""
         labels, counts = np.unique(self.facts["label"][self.readable], return_counts=True)
         classes = Counter(dict.fromkeys(self.source.classes, 0))
         for label, count in zip(labels.tolist(), counts.tolist(), strict=True):
@@ -120,75 +119,75 @@ class SplitFacts:
 
 @dataclass
 class DataReport:
-    """Everything that was found."""
+    """All findings of a check, with counts, classes and sizes."""
 
     parts: list[SplitFacts]
 
     @property
     def failed(self) -> bool:
-        """Whether something would spoil a training: images that cannot be read, or that stand in two splits."""
-        return any(self.counts[kind] for kind in FAILING)
+        """Whether an image cannot be read, or is in two splits."""
+        return any(self.counts[kind] for kind in FAILING_KINDS)
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """How many findings there are of each kind."""
-        found = Counter(_kind(reason) for part in self.parts for reason in part.reasons.values())
-        found.update({kind: len(pairs) for kind, pairs in self._twins.items()}, classes=len(self._unlike()))
+        """The number of findings of each kind."""
+        counts = Counter(_classify(reason) for part in self.parts for reason in part.reasons.values())
+        counts.update({kind: len(pairs) for kind, pairs in self._twins.items()}, classes=len(self._compare_classes()))
         for part in self.parts:
-            found.update({kind: len(indices) for kind, (indices, _) in self._marked(part).items()})
-            found.update(ignored=len(part.ignored))
-        return {kind: found[kind] for kind in FINDING_KINDS}
+            counts.update({kind: len(indices) for kind, (indices, _) in self._select_samples(part).items()})
+            counts.update(ignored=len(part.ignored))
+        return {kind: counts[kind] for kind in FINDING_KINDS}
 
     @property
     def notes(self) -> list[str]:
-        """What is true of so many images that it is said once."""
+        """Remarks that apply to more than half of the images."""
         return [_COMMON[kind] for kind in self._common]
 
     @property
     def classes(self) -> dict[str, dict[str, Any]]:
-        """The balance of classes in each split."""
-        return {part.split: part.balance() for part in self.parts}
+        """The class counts of each split."""
+        return {part.split: part.count_classes() for part in self.parts}
 
     @cached_property
     def sizes(self) -> dict[str, dict[str, float]]:
-        """The least, the middle and the largest width and height of readable images."""
-        found = {}
+        """The smallest, median and largest width and height of readable images."""
+        sizes = {}
         for side in ("width", "height"):
             values = np.concatenate([part.facts[side][part.readable] for part in self.parts])
             if len(values):
                 middle = float(np.median(values))
-                found[side] = {"min": int(values.min()), "median": middle, "max": int(values.max())}
-        return found
+                sizes[side] = {"min": int(values.min()), "median": middle, "max": int(values.max())}
+        return sizes
 
     def findings(self, kind: str | None = None) -> Iterator[DataFinding]:
-        """One after the other, the gravest kinds first; or those of one kind."""
+        """Yield all findings, the most serious kinds first; or only those of one kind."""
         if kind is None:
-            for each in FINDING_KINDS:
-                yield from self.findings(each)
+            for name in FINDING_KINDS:
+                yield from self.findings(name)
         elif kind in ("unreadable", "truncated"):
             for part in self.parts:
-                found = (index for index, reason in sorted(part.reasons.items()) if _kind(reason) == kind)
-                yield from (DataFinding(kind, part.split, part.name(i), part.reasons[i]) for i in found)
+                indices = (index for index, reason in sorted(part.reasons.items()) if _classify(reason) == kind)
+                yield from (DataFinding(kind, part.split, part.name(i), part.reasons[i]) for i in indices)
         elif kind in ("leak", "duplicate"):
-            yield from (self._twin(kind, *pair) for pair in self._twins[kind].tolist())
+            yield from (self._describe_twin(kind, *pair) for pair in self._twins[kind].tolist())
         elif kind == "classes":
-            yield from self._unlike()
+            yield from self._compare_classes()
         elif kind == "ignored":
             yield from (DataFinding(kind, part.split, *ignored) for part in self.parts for ignored in part.ignored)
         else:
             for part in self.parts:
-                indices, sentence = self._marked(part).get(kind, ([], str))
+                indices, sentence = self._select_samples(part).get(kind, ([], str))
                 yield from (DataFinding(kind, part.split, part.name(i), sentence(part.facts[i])) for i in indices)
 
     def summary(self) -> Iterator[str]:
-        """A few lines for a person."""
+        """Yield a few lines for a person to read."""
         for split, facts in self.classes.items():
             yield f"{split}: {facts['images']:,} images, {facts['readable']:,} readable, {facts['classes']:,} classes"
             if facts["smallest"] is not None:
                 sides = [f"{name} ({facts['counts'][name]:,})" for name in (facts["smallest"], facts["largest"])]
                 yield f"{split}: from {sides[0]}, the smallest class, to {sides[1]}, the largest"
             if facts["empty"]:
-                yield f"{split}: no images of {_few(facts['empty'])}"
+                yield f"{split}: no images of {_join_names(facts['empty'])}"
         for side, values in self.sizes.items():
             yield f"{side}: {values['min']} to {values['max']} pixels, median {values['median']:g}"
         yield from self.notes
@@ -196,7 +195,7 @@ class DataReport:
         yield f"found: {found or 'nothing'}"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the report as JSON values."""
         return {
             "counts": self.counts,
             "findings": [asdict(finding) for finding in self.findings()],
@@ -208,40 +207,40 @@ class DataReport:
     @cached_property
     def _common(self) -> list[str]:
         readable = sum(int(part.readable.sum()) for part in self.parts)
-        masks = {"tiny": _tiny, "greyscale": _grey}
+        masks = {"tiny": _is_tiny, "greyscale": _is_grey}
         return [kind for kind, mask in masks.items() if 2 * sum(mask(p.facts).sum() for p in self.parts) > readable]
 
-    def _marked(self, part: SplitFacts) -> dict[str, tuple[Indices, Callable[[Any], str]]]:
-        """Samples for which a look at their record is enough, and what to say of each."""
-        found: dict[str, tuple[Mask, Callable[[Any], str]]] = {
+    def _select_samples(self, part: SplitFacts) -> dict[str, tuple[Indices, Callable[[Any], str]]]:
+        """Return, for each kind that depends on one record alone, the samples and a function that describes one."""
+        kinds: dict[str, tuple[Mask, Callable[[Any], str]]] = {
             "extension": (part.facts["misnamed"], lambda fact: f"is {FORMATS[fact['format']]}, unlike its name"),
-            "tiny": (_tiny(part.facts), _size),
-            "greyscale": (_grey(part.facts), lambda fact: "has no colours"),
-            "huge": (_huge(part.facts), _size),
+            "tiny": (_is_tiny(part.facts), _format_size),
+            "greyscale": (_is_grey(part.facts), lambda fact: "has no colours"),
+            "huge": (_is_huge(part.facts), _format_size),
         }
-        return {kind: (np.flatnonzero(mask), say) for kind, (mask, say) in found.items() if kind not in self._common}
+        return {kind: (np.flatnonzero(mask), say) for kind, (mask, say) in kinds.items() if kind not in self._common}
 
     @cached_property
     def _twins(self) -> dict[str, Indices]:
-        """(part, index, part, index) of samples and an earlier one with the same content."""
+        """(part, index, part, index) of each sample and an earlier one with the same content."""
         places = np.concatenate([np.flatnonzero(part.readable) for part in self.parts])
         owners = np.repeat(np.arange(len(self.parts)), [part.readable.sum() for part in self.parts])
         digests = np.concatenate([part.facts["digest"][part.readable] for part in self.parts])
         words = np.ascontiguousarray(digests).view("<u8").reshape(-1, 2)
-        order = np.lexsort((words[:, 1], words[:, 0]))  # what is equal stays in its order
+        order = np.lexsort((words[:, 1], words[:, 0]))  # equal rows stay in order
         words, owners, places = words[order], owners[order], places[order]
         new = np.ones(len(order), dtype=bool)
         new[1:] = (words[1:] != words[:-1]).any(axis=1)
         new_here = new.copy()
         new_here[1:] |= owners[1:] != owners[:-1]
         firsts, firsts_here = _first_of_group(new), _first_of_group(new_here)
-        found = {}
+        twins = {}
         for kind, mask, first in (("leak", owners != owners[firsts], firsts), ("duplicate", ~new_here, firsts_here)):
             pairs = np.stack([owners, places, owners[first], places[first]], axis=1)[mask]
-            found[kind] = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
-        return found
+            twins[kind] = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+        return twins
 
-    def _twin(self, kind: str, owner: int, index: int, other_owner: int, other_index: int) -> DataFinding:
+    def _describe_twin(self, kind: str, owner: int, index: int, other_owner: int, other_index: int) -> DataFinding:
         part, other = self.parts[owner], self.parts[other_owner]
         here = part.class_name(int(part.facts["label"][index]))
         there = other.class_name(int(other.facts["label"][other_index]))
@@ -249,49 +248,53 @@ class DataReport:
         conflict = f", and conflicting labels: {here} here, {there} there" if here != there else ""
         return DataFinding(kind, part.split, part.name(index), sentence + conflict)
 
-    def _unlike(self) -> list[DataFinding]:
-        """A label means the same in all splits only where their classes are the same, in the same order."""
-        found, first = [], self.parts[0]
+    def _compare_classes(self) -> list[DataFinding]:
+        """Find splits whose classes differ from those of the first; labels then do not mean the same."""
+        findings, first = [], self.parts[0]
         for part in self.parts[1:]:
             ours, theirs = part.source.classes, first.source.classes
             if ours != theirs:
                 missing = [name for name in theirs if name not in ours]
                 extra = [name for name in ours if name not in theirs]
-                told = [f"{word} {_few(names)}" for word, names in (("without", missing), ("with", extra)) if names]
-                how = " and ".join(told) or "in another order"
+                differences = [
+                    f"{word} {_join_names(names)}" for word, names in (("without", missing), ("with", extra)) if names
+                ]
+                how = " and ".join(differences) or "in another order"
                 sentence = f"its classes are not those of {first.split}: {how}, so that labels do not agree"
-                found.append(DataFinding("classes", part.split, part.split, sentence))
-        return found
+                findings.append(DataFinding("classes", part.split, part.split, sentence))
+        return findings
 
 
-def _kind(reason: str) -> str:
+def _classify(reason: str) -> str:
     return "truncated" if reason.startswith("damaged") and _CUT_SHORT.search(reason) else "unreadable"
 
 
-def _tiny(facts: NDArray[Any]) -> Mask:
-    found: Mask = facts["readable"] & (np.minimum(facts["height"], facts["width"]) < TINY)
-    return found
+def _is_tiny(facts: NDArray[Any]) -> Mask:
+    result: Mask = facts["readable"] & (np.minimum(facts["height"], facts["width"]) < TINY)
+    return result
 
 
-def _grey(facts: NDArray[Any]) -> Mask:
-    found: Mask = facts["grey"]
-    return found
+def _is_grey(facts: NDArray[Any]) -> Mask:
+    result: Mask = facts["grey"]
+    return result
 
 
-def _huge(facts: NDArray[Any]) -> Mask:
-    found: Mask = facts["height"].astype(np.int64) * facts["width"] > MOST_PIXELS_SERVING
-    return found
+def _is_huge(facts: NDArray[Any]) -> Mask:
+    result: Mask = facts["height"].astype(np.int64) * facts["width"] > MOST_PIXELS_SERVING
+    return result
 
 
-def _size(fact: Any) -> str:
+def _format_size(fact: Any) -> str:
     return f"{fact['width']}×{fact['height']} pixels"
 
 
 def _first_of_group(new: Mask) -> Indices:
-    """For each place the first place of its group, given where groups begin."""
-    found: Indices = np.maximum.accumulate(np.where(new, np.arange(len(new)), 0))
-    return found
+    """Return for each row the first row of its group, given where groups begin."""
+    result: Indices = np.maximum.accumulate(np.where(new, np.arange(len(new)), 0))
+    return result
 
 
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+def _join_names(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMES_SHOWN]) + (
+        f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    )

@@ -1,4 +1,4 @@
-"""Shards as files: tar in the WebDataset layout, Parquet in the Hugging Face layout; the same bytes every time."""
+"""Write shards: tar files in the WebDataset layout or Parquet in the Hugging Face layout, always the same bytes."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ from vitrail.errors import MissingExtraError
 from vitrail.system.files import move_into_place
 
 ROWS_IN_GROUP = 100
-"""Of Parquet, which is read a group at a time."""
+"""Rows in a group of Parquet, which is read one group at a time."""
 
 
 class PackedSample(NamedTuple):
-    """A sample as it is written."""
+    """A sample in the form in which it is written."""
 
     content: bytes
     """The bytes of an image file."""
     extension: str
-    """What the names of such files end in, without the dot."""
+    """The ending of the file name, without the dot."""
     label: int
 
 
 class ShardWriter(Protocol):
-    """One shard while it is written."""
+    """Writes one shard."""
 
-    indexed: bool
-    """Whether readers want a table of where samples lie."""
+    has_index: bool
+    """Whether the format needs an index of where samples start."""
 
     def __init__(self, path: Path, number: int, classes: Sequence[str]) -> None: ...
 
     @property
     def size(self) -> int:
-        """Bytes so far, about."""
+        """Bytes so far, approximately."""
 
     def add(self, key: str, sample: PackedSample) -> None:
-        """One more sample."""
+        """Add a sample under a key that is unique in the split."""
 
     def close(self) -> None:
-        """Write what is left; without this a shard is not whole."""
+        """Write what is left; without this the shard is incomplete."""
 
     def records(self) -> NDArray[Any] | None:
-        """Where samples lie (`RECORD`), in formats that are indexed."""
+        """Return the index (`RECORD_DTYPE`), or None if the format has none."""
 
     @staticmethod
     def name(split: str, number: int, shards: int) -> str:
-        """Of the file."""
+        """Return the file name of a shard."""
 
 
 class TarWriter:
-    """`key.jpg` and `key.cls`, one after the other."""
+    """Writes `key.jpg` and `key.cls` for each sample."""
 
-    indexed = True
+    has_index = True
 
     def __init__(self, path: Path, number: int, classes: Sequence[str]) -> None:
         self._file = path.open("wb")
@@ -68,40 +68,35 @@ class TarWriter:
 
     @property
     def size(self) -> int:
-        """Bytes so far."""
         return self._tar.offset
 
     def add(self, key: str, sample: PackedSample) -> None:
-        """The image and its label."""
         self._records.append((self._number, self._tar.offset + HEADER_BYTES, len(sample.content), sample.label))
-        self._member(f"{key}.{sample.extension}", sample.content)
-        self._member(f"{key}.cls", str(sample.label).encode())
+        self._add_file(f"{key}.{sample.extension}", sample.content)
+        self._add_file(f"{key}.cls", str(sample.label).encode())
 
-    def _member(self, name: str, content: bytes) -> None:
-        """Owner, time and rights are always the same; TarInfo leaves time and owner at 0."""
+    def _add_file(self, name: str, content: bytes) -> None:
+        """Add a file with fixed owner, time and rights; TarInfo sets owner and time to 0."""
         member = tarfile.TarInfo(name)
         member.size, member.mode = len(content), 0o644
         self._tar.addfile(member, io.BytesIO(content))
 
     def close(self) -> None:
-        """With the mark of the end."""
         self._tar.close()
         self._file.close()
 
     def records(self) -> NDArray[Any] | None:
-        """Of every image."""
         return np.array(self._records, dtype=RECORD_DTYPE)
 
     @staticmethod
     def name(split: str, number: int, shards: int) -> str:
-        """`train-000000.tar`."""
         return f"{split}-{number:06}.tar"
 
 
 class ParquetWriter:
-    """A column `image` of {bytes, path} and a column `label`, with the names of the classes in the schema."""
+    """Writes a column `image` of {bytes, path} and a column `label`; the schema names the classes."""
 
-    indexed = False
+    has_index = False
 
     def __init__(self, path: Path, number: int, classes: Sequence[str]) -> None:
         try:
@@ -114,7 +109,7 @@ class ParquetWriter:
         image = pa.struct([pa.field("bytes", pa.binary()), pa.field("path", pa.string())])
         metadata = {"huggingface": json.dumps({"info": {"features": features}})}
         self._schema = pa.schema([pa.field("image", image), pa.field("label", pa.int64())], metadata=metadata)
-        # Images do not get smaller by compressing them again.
+        # Compressing images again would not make them smaller.
         options = {"compression": "none", "use_dictionary": False, "write_statistics": False, "version": "2.6"}
         self._file = pq.ParquetWriter(path, self._schema, **options)
         self._images: list[dict[str, Any]] = []
@@ -122,7 +117,6 @@ class ParquetWriter:
         self.size = 0
 
     def add(self, key: str, sample: PackedSample) -> None:
-        """A row."""
         self._images.append({"bytes": sample.content, "path": f"{key}.{sample.extension}"})
         self._labels.append(sample.label)
         self.size += len(sample.content)
@@ -137,18 +131,15 @@ class ParquetWriter:
         self._images, self._labels = [], []
 
     def close(self) -> None:
-        """The rows that are left, and the footer."""
         if self._labels:
             self._write_group()
         self._file.close()
 
     def records(self) -> NDArray[Any] | None:
-        """Parquet has its own."""
         return None
 
     @staticmethod
     def name(split: str, number: int, shards: int) -> str:
-        """`train-00000-of-00012.parquet`."""
         return f"{split}-{number:05}-of-{shards:05}.parquet"
 
 
@@ -156,7 +147,7 @@ WRITERS: dict[str, type[ShardWriter]] = {"tar": TarWriter, "parquet": ParquetWri
 
 
 def write_index(path: Path, parts: Sequence[Path]) -> None:
-    """The records of all shards of a split, put together on disk from those of each."""
+    """Join the records of all shards of a split into one index, on disk."""
     lengths = [len(np.load(part, mmap_mode="r")) for part in parts]
     draft = path.with_name(f"{path.name}.tmp")
     index = np.lib.format.open_memmap(draft, "w+", RECORD_DTYPE, (sum(lengths),))

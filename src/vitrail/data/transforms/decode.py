@@ -26,6 +26,10 @@ from vitrail.errors import DataError, TooLargeError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """The formats that are read. Pillow knows many more, and some of them run interpreters."""
+EXTENSIONS = dict(
+    zip(FORMATS, (("jpg", "jpeg"), ("png",), ("webp",), ("gif",), ("bmp",), ("tif", "tiff"), ("ppm",)), strict=True)
+)
+"""File name endings of each format, the usual one first."""
 MOST_PIXELS_TRAINING, MOST_PIXELS_SERVING = 100_000_000, 40_000_000
 """An image with more pixels raises a TooLargeError."""
 LARGE_IMAGE = 16_000_000
@@ -109,6 +113,14 @@ def open_image(content: bytes, most_pixels: int = MOST_PIXELS_TRAINING) -> Image
         raise DataError("not an image of a known kind" if unknown else f"damaged: {_first_line(error)}") from None
     check_size(image.height, image.width, most_pixels)
     return image
+
+
+def read_format(content: bytes) -> tuple[str, str]:
+    """Return one of `FORMATS` and Pillow's mode, from the header of an image file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow warns about large images
+        image = open_image(content)
+    return "JPEG" if image.format == "MPO" else str(image.format), image.mode
 
 
 def check_size(height: int, width: int, most_pixels: int) -> None:
