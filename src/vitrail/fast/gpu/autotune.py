@@ -95,7 +95,7 @@ def _time_all(
 def _record_graph(
     candidate: Callable[..., object], inputs: tuple[object, ...], device: torch.device, pool: Any
 ) -> torch.cuda.CUDAGraph:
-    side_stream = torch.cuda.ResidualStream(device)
+    side_stream = torch.cuda.Stream(device)
     side_stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side_stream):
         candidate(*inputs)

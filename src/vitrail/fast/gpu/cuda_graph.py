@@ -52,7 +52,7 @@ class CudaGraph(Generic[Outputs]):
         self._inputs = [example.detach().clone() for example in examples]
         before = [tensor.detach().clone() for tensor in self._kept]
         states = torch.cuda.get_rng_state(device), [generator.get_state() for generator in self._generators]
-        side_stream = torch.cuda.ResidualStream(device)
+        side_stream = torch.cuda.Stream(device)
         side_stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side_stream):
             for _ in range(WARM_UPS):
