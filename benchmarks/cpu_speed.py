@@ -31,7 +31,7 @@ import vitrail
 from vitrail.data.open import choose_test_split, open_data
 from vitrail.data.transforms.decode import decode_image
 from vitrail.errors import VitrailError
-from vitrail.exporting.graphs import graph_of
+from vitrail.exporting.graphs import build_graph
 from vitrail.exporting.int8 import write_int8
 from vitrail.exporting.onnx import write_onnx
 from vitrail.fast.cpu.compiler import processor_key
@@ -106,7 +106,7 @@ def openvino_graphs(folder: Path, calibration: Tensor) -> dict[str, tuple[Any, s
 
 def exported(model: ImageModel, calibration: Tensor, given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Peers, as functions of the batch that build a run."""
-    graph = graph_of(model)
+    graph = build_graph(model)
     write_onnx(graph, folder / "fp32.onnx")
     write_int8(graph, folder / "int8.onnx")
     shape, threads = (model.in_channels, *model.image_size), given.threads

@@ -15,8 +15,8 @@ import sys
 import torch
 
 import vitrail
-from vitrail.data.transforms.preprocess import normalise
 from vitrail.data.transforms.mixing import Mixing, mix_batch
+from vitrail.data.transforms.preprocess import normalise
 
 SMALL = {"width": 128, "depth": 2, "mlp_dim": 256, "num_heads": 4, "image_size": (64, 96), "num_classes": 10}
 KINDS: list[tuple[str, dict[str, object]]] = [

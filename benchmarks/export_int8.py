@@ -21,14 +21,14 @@ from pathlib import Path
 import torch
 
 import vitrail
-from vitrail.data.open import open_data, list_splits, choose_test_split
+from vitrail.data.open import choose_test_split, list_splits, open_data
 from vitrail.data.sources.source import Source
 from vitrail.data.transforms.decode import decode_image
-from vitrail.exporting.graphs import Graph, graph_of
+from vitrail.exporting.graphs import ExportGraph, build_graph
 from vitrail.exporting.int8 import write_int8
 from vitrail.exporting.onnx import open_onnx, write_onnx
-from vitrail.exporting.runtimes import Run
-from vitrail.inspection.images import batch, spread
+from vitrail.exporting.runtimes import ExportRunner
+from vitrail.inspection.images import prepare_batch, spread_evenly
 from vitrail.model.base import ImageModel
 
 CALIBRATED, BATCH, TIMED = 64, 50, 50
@@ -43,14 +43,14 @@ def read(source: Source, model: ImageModel, indices: Sequence[int]) -> tuple[tor
         content = sample.content
         pixels.append(content if isinstance(content, torch.Tensor) else decode_image(content))
         labels.append(places[source.classes[sample.label]])
-    return batch(pixels, model), torch.tensor(labels)
+    return prepare_batch(pixels, model), torch.tensor(labels)
 
 
-def guesses(run: Run, images: torch.Tensor) -> torch.Tensor:
+def guesses(run: ExportRunner, images: torch.Tensor) -> torch.Tensor:
     return torch.cat([run(part).argmax(dim=1) for part in images.split(BATCH)])
 
 
-def milliseconds(runs: dict[str, Run], image: torch.Tensor) -> dict[str, float]:
+def milliseconds(runs: dict[str, ExportRunner], image: torch.Tensor) -> dict[str, float]:
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(TIMED):
         for name, run in runs.items():
@@ -60,7 +60,7 @@ def milliseconds(runs: dict[str, Run], image: torch.Tensor) -> dict[str, float]:
     return {name: statistics.median(values[2:]) for name, values in taken.items()}
 
 
-def exported(graph: Graph, calibration: list[torch.Tensor], folder: Path) -> dict[str, Path]:
+def exported(graph: ExportGraph, calibration: list[torch.Tensor], folder: Path) -> dict[str, Path]:
     paths = {name: folder / f"{name}.onnx" for name in ("fp32", "int8", "int8 calibrated")}
     write_onnx(graph, paths["fp32"])
     write_int8(graph, paths["int8"])
@@ -76,7 +76,7 @@ def main() -> None:
     given = parser.parse_args()
     model = vitrail.load(given.model).float()
     tested = open_data(given.data, choose_test_split(given.data))
-    scored = spread(len(tested), given.most)
+    scored = spread_evenly(len(tested), given.most)
     images, labels = read(tested, model, scored)
     if "train" in list_splits(given.data):
         others = open_data(given.data, "train")
@@ -85,10 +85,10 @@ def main() -> None:
         others, free = tested, sorted(set(range(len(tested))) - set(scored))
     if not free:
         parser.error("all images are scored and none is left to calibrate on: give a smaller --most")
-    chosen = [free[place] for place in spread(len(free), CALIBRATED)]
+    chosen = [free[place] for place in spread_evenly(len(free), CALIBRATED)]
     calibration = list(read(others, model, chosen)[0].split(1))
     with tempfile.TemporaryDirectory() as folder:
-        paths = exported(graph_of(model), calibration, Path(folder))
+        paths = exported(build_graph(model), calibration, Path(folder))
         runs = {name: open_onnx(path) for name, path in paths.items()}
         found = {name: guesses(run, images) for name, run in runs.items()}
         latency = milliseconds(runs, images[:1])

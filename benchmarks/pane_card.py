@@ -20,10 +20,10 @@ import torch
 
 import vitrail
 from vitrail.config import Origin
-from vitrail.inference.class_names import names, wnids
+from vitrail.inference.class_names import list_class_words, list_wnids
 from vitrail.model.base import ImageModel
-from vitrail.weights.card import model_card
-from vitrail.weights.save import CARD
+from vitrail.weights.card import format_model_card
+from vitrail.weights.save import MODEL_CARD
 from vitrail.weights.source import PANE, PANE_FOLDER
 
 RESULTS = Path(__file__).parent / "results"
@@ -57,7 +57,7 @@ def main() -> None:
         case ["card"]:
             lines = [json.loads(line) for line in TRAINING.read_text().splitlines()]
             text = card(vitrail.load(PANE_FOLDER), lines, json.loads(EVALUATION.read_text()))
-            (PANE_FOLDER / CARD).write_text(text, encoding="utf-8")
+            (PANE_FOLDER / MODEL_CARD).write_text(text, encoding="utf-8")
         case _:
             sys.exit(__doc__)
 
@@ -72,8 +72,8 @@ def write_weights(run: str) -> None:
 
 def readable(wnid: str) -> str:
     """The usual word for a class of ImageNet; with its id where that is a word for others too."""
-    word = dict(zip(wnids(), names(), strict=True))[wnid][0]
-    others = sum(word.casefold() == other.casefold() for words in names() for other in words)
+    word = dict(zip(list_wnids(), list_class_words(), strict=True))[wnid][0]
+    others = sum(word.casefold() == other.casefold() for words in list_class_words() for other in words)
     return word if others == 1 else f"{word}, {wnid}"
 
 
@@ -87,7 +87,7 @@ def card(model: ImageModel, lines: list[dict[str, Any]], evaluation: dict[str, A
         *("## Evaluation", table(["", "value", "95% from", "to"], measured(evaluation)), evaluated(evaluation)),
         *("## Limits", LIMITS),
     ]
-    return model_card(model, PANE, "native", notes="\n\n".join(parts))
+    return format_model_card(model, PANE, "native", notes="\n\n".join(parts))
 
 
 def training(about: dict[str, Any]) -> list[list[str]]:

@@ -15,7 +15,7 @@ import torch
 
 import vitrail
 from vitrail.inspection import neighbour_test, position_similarity
-from vitrail.model.create import build
+from vitrail.model.create import build_empty_model
 from vitrail.model.initialise import initialise
 
 
@@ -27,7 +27,7 @@ def tested(model: torch.nn.Module) -> dict[str, float]:
 
 def fresh(like: vitrail.VisionTransformer, seed: int) -> vitrail.VisionTransformer:
     torch.manual_seed(seed)
-    model = build(like.architecture).to_empty(device="cpu")
+    model = build_empty_model(like.architecture).to_empty(device="cpu")
     initialise(model)
     return model
 
