@@ -1,1 +1,1 @@
-"""Everything about images before the model."""
+"""Data sets: open them, decode images, augment, and make batches."""

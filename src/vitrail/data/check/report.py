@@ -166,8 +166,8 @@ class DataReport:
                 yield from self.findings(name)
         elif kind in ("unreadable", "truncated"):
             for part in self.parts:
-                indices = (index for index, reason in sorted(part.reasons.items()) if _classify(reason) == kind)
-                yield from (DataFinding(kind, part.split, part.name(i), part.reasons[i]) for i in indices)
+                broken = (index for index, reason in sorted(part.reasons.items()) if _classify(reason) == kind)
+                yield from (DataFinding(kind, part.split, part.name(i), part.reasons[i]) for i in broken)
         elif kind in ("leak", "duplicate"):
             yield from (self._describe_twin(kind, *pair) for pair in self._twins[kind].tolist())
         elif kind == "classes":

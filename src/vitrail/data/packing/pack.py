@@ -77,10 +77,7 @@ def pack_data(
         ConfigError: an option is wrong, or `out` holds something else.
         DataError: a sample cannot be read and `skip_broken` is False, or the shards cannot be written.
     """
-    if format not in WRITERS:
-        raise ConfigError(f"format = {format!r}{did_you_mean(format, WRITERS) or ';'} there are {', '.join(WRITERS)}")
-    if shard_mb <= 0 or (resize is not None and resize < 1):
-        raise ConfigError(f"shard_mb = {shard_mb}, resize = {resize}: give numbers above 0")
+    _check_options(format, shard_mb, resize)
     workers, out, folder = resolve_worker_count(workers), Path(out).expanduser(), _find_folder(data)
     if folder and Path(str(data)).expanduser().is_dir() and out.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{out} lies inside {data} and would become a part of it: give another folder")
@@ -103,6 +100,13 @@ def pack_data(
             return journal.finish()
     except OSError as error:
         raise DataError(f"{out} cannot be written: {error.strerror or error}; the same command will go on") from error
+
+
+def _check_options(format: str, shard_mb: float, resize: int | None) -> None:
+    if format not in WRITERS:
+        raise ConfigError(f"format = {format!r}{did_you_mean(format, WRITERS) or ';'} there are {', '.join(WRITERS)}")
+    if shard_mb <= 0 or (resize is not None and resize < 1):
+        raise ConfigError(f"shard_mb = {shard_mb}, resize = {resize}: give numbers above 0")
 
 
 def _make_plan(data: Data, sources: dict[str, Source], folder: Path | None, options: dict[str, Any]) -> Plan:

@@ -1,1 +1,1 @@
-"""What happens to pixels between a file and a batch: decoding, fitting, augmentation, mixing."""
+"""From the bytes of a file to the pixels of a batch: decode, preprocess, augment, mix."""

@@ -1,8 +1,8 @@
 """Training augmentations: crop box, flip, shift, RandAugment, 3-Augment, colour jitter, random erasing.
 
-Each is a pure function of a uint8 image (3, height, width), of any strides, and an explicit `random.Random`, and gives
-back a uint8 image of the same shape. No global random state is read or moved, so that the same seed makes the same
-bytes in any process. What leaves the image as it is may return the very tensor it was given; none writes into it.
+Each is a pure function of a uint8 image (3, height, width), of any strides, and an explicit `random.Random`, and
+returns a uint8 image of the same shape. No global random state is used, so the same seed gives the same bytes in any
+process. A function may return its input unchanged, but never writes into it.
 """
 
 from __future__ import annotations
@@ -24,29 +24,33 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 """A probability."""
 
 GREY = (128, 128, 128)
-"""What fills the pixels that a geometric operation vacates, as in the RandAugment reference."""
+"""Fills the pixels that a geometric operation leaves empty, as in the RandAugment reference."""
 
 
 class Augmentation(Config):
-    """What happens to a training image. Everything after the crop is applied in the order of the fields."""
+    """How training images are augmented. After the crop, the steps are applied in the order of the fields.
+
+    Raises:
+        ConfigError: a value is out of its range, or an unknown field is given.
+    """
 
     crop_area: tuple[float, float] = (0.05, 1.0)
-    """Least and greatest share of the image that the random crop covers."""
+    """Smallest and largest share of the image that the random crop covers."""
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Least and greatest width / height of the random crop."""
+    """Smallest and largest width / height of the random crop."""
     flip: Probability = 0.5
-    """How often the image is mirrored left to right."""
+    """Probability of mirroring the image left to right."""
     shift: Probability = 0.0
-    """How far the image may be moved, each way and down or up, as a share of its side; grey comes after it. With a
-    crop of all of it, 0.125 is what is often done to 32 pixels: a border of four, and a crop of 32 out of that."""
+    """How far the image may move in each direction, as a share of its side; empty pixels become grey. For an uncropped
+    32-pixel image, 0.125 equals the usual padding by four pixels and random crop of 32."""
     three_augment: bool = False
-    """DeiT III's 3-Augment. It ends with a colour jitter of its own."""
+    """DeiT III's 3-Augment, which includes its own colour jitter."""
     rand_augment: tuple[int, float] | None = None
-    """RandAugment as (operations, magnitude). The scale is 0 to 10, and AugReg goes on to (2, 20)."""
+    """RandAugment as (operations, magnitude). Magnitudes are 0 to 10; AugReg goes up to (2, 20)."""
     color_jitter: float = 0.0
-    """How far brightness, contrast and saturation may each go from 1."""
+    """How far the factors of brightness, contrast and saturation may differ from 1."""
     erasing: Probability = 0.0
-    """How often a rectangle is overwritten with noise."""
+    """Probability of overwriting a rectangle with noise."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -72,7 +76,10 @@ class Augmentation(Config):
 
 
 def augment_image(image: Tensor, config: Augmentation, rng: random.Random) -> Tensor:
-    """All that `config` asks for after the crop. What is off takes nothing from `rng`."""
+    """Apply all steps of `config` after the crop to a (3, height, width) uint8 image.
+
+    Steps that are off draw nothing from `rng`.
+    """
     if config.flip:
         image = flip(image, rng, config.flip)
     if config.shift:
@@ -91,7 +98,7 @@ def augment_image(image: Tensor, config: Augmentation, rng: random.Random) -> Te
 # ---- Boxes -----------------------------------------------------------------------------------------------------------
 
 BOX_ATTEMPTS = 10
-"""How often a size is drawn before giving up on one that fits."""
+"""How often a box size is drawn until one fits."""
 
 
 def draw_crop_box(
@@ -101,13 +108,14 @@ def draw_crop_box(
     area: tuple[float, float] = (0.05, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> tuple[int, int, int, int]:
-    """(top, left, height, width) of an Inception crop: share of the area uniform, width / height log-uniform.
+    """Draw an Inception crop, with uniform share of the area and log-uniform width / height.
 
-    An image too long or too tall for the draws gives the largest centre crop whose shape is within `ratio`.
+    Returns:
+        (top, left, height, width). If no drawn box fits a very long image, the largest centre crop within `ratio`.
     """
     size = _draw_size(height, width, rng, area, ratio)
     if size is not None:
-        return _place(height, width, *size, rng)
+        return _place_box(height, width, *size, rng)
     low, high = ratio
     box_height = min(height, max(1, round(width / low)))
     box_width = min(width, max(1, round(height * high)))
@@ -117,7 +125,7 @@ def draw_crop_box(
 def _draw_size(
     height: int, width: int, rng: random.Random, area: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int] | None:
-    """Height and width of a random box that fits, or None when no attempt did."""
+    """Return height and width of a random box that fits, or None if no attempt did."""
     for _ in range(BOX_ATTEMPTS):
         pixels = height * width * rng.uniform(*area)
         aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
@@ -127,7 +135,9 @@ def _draw_size(
     return None
 
 
-def _place(height: int, width: int, box_height: int, box_width: int, rng: random.Random) -> tuple[int, int, int, int]:
+def _place_box(
+    height: int, width: int, box_height: int, box_width: int, rng: random.Random
+) -> tuple[int, int, int, int]:
     return rng.randint(0, height - box_height), rng.randint(0, width - box_width), box_height, box_width
 
 
@@ -135,12 +145,12 @@ def _place(height: int, width: int, box_height: int, box_width: int, rng: random
 
 
 def flip(image: Tensor, rng: random.Random, rate: float = 0.5) -> Tensor:
-    """The image mirrored left to right, with probability `rate`."""
+    """Mirror an image left to right with probability `rate`."""
     return image.flip(2) if rng.random() < rate else image
 
 
 def shift(image: Tensor, rng: random.Random, share: float = 0.125) -> Tensor:
-    """A copy moved by whole pixels, from −`share` to `share` of each side, all as likely; grey where nothing came."""
+    """Move an image by a random number of whole pixels, up to `share` of each side; empty pixels become grey."""
     _, height, width = image.shape
     down, right = (rng.randint(-most, most) for most in (max_shift(height, share), max_shift(width, share)))
     moved = torch.full_like(image, GREY[0], memory_format=torch.contiguous_format)
@@ -151,7 +161,7 @@ def shift(image: Tensor, rng: random.Random, share: float = 0.125) -> Tensor:
 
 
 def max_shift(side: int, share: float) -> int:
-    """Pixels that an image of so many can be moved by."""
+    """Return the most pixels that an image with this side may move."""
     return round(side * share)
 
 
@@ -162,14 +172,14 @@ def random_erasing(
     area: tuple[float, float] = (0.02, 1 / 3),
     ratio: tuple[float, float] = (0.3, 3.3),
 ) -> Tensor:
-    """With probability `rate`, a copy with a rectangle of noise bytes; its area and shape are drawn like a crop's."""
+    """Overwrite a rectangle with noise, with probability `rate`; its area and shape are drawn like a crop's."""
     if rng.random() >= rate:
         return image
     _, image_height, image_width = image.shape
     size = _draw_size(image_height, image_width, rng, area, ratio)
     if size is None:
         return image
-    top, left, height, width = _place(image_height, image_width, *size, rng)
+    top, left, height, width = _place_box(image_height, image_width, *size, rng)
     noise = torch.frombuffer(bytearray(rng.randbytes(3 * height * width)), dtype=torch.uint8)
     erased = image.clone()
     erased[:, top : top + height, left : left + width] = noise.view(3, height, width)
@@ -180,7 +190,7 @@ def random_erasing(
 
 
 def rand_augment(image: Tensor, rng: random.Random, operations: int = 2, magnitude: float = 10.0) -> Tensor:
-    """RandAugment as AugReg uses it: `operations` times one of OPERATIONS, each as likely, all at `magnitude`."""
+    """Apply RandAugment as in AugReg: `operations` random ones of OPERATIONS, all at `magnitude`."""
     picture = _to_pillow(image)
     names = list(OPERATIONS)
     for _ in range(operations):
@@ -191,12 +201,12 @@ def rand_augment(image: Tensor, rng: random.Random, operations: int = 2, magnitu
 def color_jitter(
     image: Tensor, rng: random.Random, brightness: float = 0.4, contrast: float = 0.4, saturation: float = 0.4
 ) -> Tensor:
-    """Brightness, contrast and saturation by factors uniform in [max(0, 1 − x), 1 + x], in a random order."""
+    """Change brightness, contrast and saturation in random order, by factors uniform in [max(0, 1 − x), 1 + x]."""
     return _to_tensor(_jitter(_to_pillow(image), rng, brightness, contrast, saturation))
 
 
 def three_augment(image: Tensor, rng: random.Random) -> Tensor:
-    """DeiT III's 3-Augment: greyscale, solarize or Gaussian blur, each as likely, then a colour jitter of 0.3."""
+    """Apply DeiT III's 3-Augment: greyscale, solarize or Gaussian blur at random, then a colour jitter of 0.3."""
     picture = _to_pillow(image)
     match rng.randrange(3):
         case 0:
@@ -234,18 +244,18 @@ def _to_tensor(picture: Image.Image) -> Tensor:
 # ---- The operations of RandAugment -----------------------------------------------------------------------------------
 
 Operation = Callable[[Image.Image, float, random.Random], Image.Image]
-"""A picture, a magnitude (0 to 10 and beyond) and a source of chance → a picture of the same size."""
+"""Takes a picture, a magnitude (0 to 10 or more) and a random generator; returns a picture of the same size."""
 
 REFERENCE_SIDE = 224
-"""The reference moves and cuts by pixels of a 224 image; here those are shares of the side, for any size."""
+"""The reference gives distances in pixels of a 224-pixel image; here they are scaled to the image."""
 
 
-def _signed(value: float, rng: random.Random) -> float:
+def _choose_sign(value: float, rng: random.Random) -> float:
     return -value if rng.random() < 0.5 else value
 
 
 def _affine(picture: Image.Image, matrix: tuple[float, float, float, float, float, float]) -> Image.Image:
-    """`matrix` gives the place in the old picture for a place in the new one; the origin is the upper left corner."""
+    """Transform by a `matrix` from new to old coordinates; the origin is the upper left corner."""
     return picture.transform(
         picture.size, Image.Transform.AFFINE, matrix, resample=Image.Resampling.BILINEAR, fillcolor=GREY
     )
@@ -264,18 +274,18 @@ def _invert(picture: Image.Image, magnitude: float, rng: random.Random) -> Image
 
 
 def _rotate(picture: Image.Image, magnitude: float, rng: random.Random) -> Image.Image:
-    degrees = _signed(magnitude / 10 * 30, rng)
+    degrees = _choose_sign(magnitude / 10 * 30, rng)
     return picture.rotate(degrees, resample=Image.Resampling.BILINEAR, fillcolor=GREY)
 
 
 def _posterize(picture: Image.Image, magnitude: float, rng: random.Random) -> Image.Image:
-    # As in the reference a greater magnitude keeps more bits, so it is the weaker one. Below 2.5 the reference keeps
-    # none and the image goes black; here one stays. Eight is all there are.
+    # As in the reference, a larger magnitude keeps more bits and so changes less. Below 2.5 the reference keeps no
+    # bits and the image becomes black; here one bit is kept. There are eight bits.
     return ImageOps.posterize(picture, min(8, max(1, int(magnitude / 10 * 4))))
 
 
 def _solarize(picture: Image.Image, magnitude: float, rng: random.Random) -> Image.Image:
-    # Again the reference's way round: from magnitude 10 on the threshold is past every value, and nothing happens.
+    # As in the reference: from magnitude 10 on, no value reaches the threshold and nothing happens.
     return ImageOps.solarize(picture, int(magnitude / 10 * 256))
 
 
@@ -285,7 +295,7 @@ def _solarize_add(picture: Image.Image, magnitude: float, rng: random.Random) ->
 
 
 def _enhance(enhancer: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operation:
-    """An operation whose factor runs from 0.1 to 1.9, 1 being the picture as it is."""
+    """Return an operation with a factor from 0.1 to 1.9; 1 leaves the picture unchanged."""
 
     def operation(picture: Image.Image, magnitude: float, rng: random.Random) -> Image.Image:
         return enhancer(picture).enhance(magnitude / 10 * 1.8 + 0.1)
@@ -294,22 +304,22 @@ def _enhance(enhancer: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operat
 
 
 def _shear_x(picture: Image.Image, magnitude: float, rng: random.Random) -> Image.Image:
-    return _affine(picture, (1, _signed(magnitude / 10 * 0.3, rng), 0, 0, 1, 0))
+    return _affine(picture, (1, _choose_sign(magnitude / 10 * 0.3, rng), 0, 0, 1, 0))
 
 
 def _shear_y(picture: Image.Image, magnitude: float, rng: random.Random) -> Image.Image:
-    return _affine(picture, (1, 0, 0, _signed(magnitude / 10 * 0.3, rng), 1, 0))
+    return _affine(picture, (1, 0, 0, _choose_sign(magnitude / 10 * 0.3, rng), 1, 0))
 
 
 def _translate_x(picture: Image.Image, magnitude: float, rng: random.Random) -> Image.Image:
-    return _affine(picture, (1, 0, _signed(_shift(picture.width, magnitude), rng), 0, 1, 0))
+    return _affine(picture, (1, 0, _choose_sign(_translation(picture.width, magnitude), rng), 0, 1, 0))
 
 
 def _translate_y(picture: Image.Image, magnitude: float, rng: random.Random) -> Image.Image:
-    return _affine(picture, (1, 0, 0, 0, 1, _signed(_shift(picture.height, magnitude), rng)))
+    return _affine(picture, (1, 0, 0, 0, 1, _choose_sign(_translation(picture.height, magnitude), rng)))
 
 
-def _shift(side: int, magnitude: float) -> float:
+def _translation(side: int, magnitude: float) -> float:
     return magnitude / 10 * 100 / REFERENCE_SIDE * side
 
 
@@ -339,4 +349,4 @@ OPERATIONS: dict[str, Operation] = {
     "cutout": _cutout,
     "solarize-add": _solarize_add,
 }
-"""The sixteen of the RandAugment reference implementation, in its order."""
+"""The sixteen operations of the RandAugment reference, in its order."""

@@ -1,7 +1,7 @@
-"""Training augmentations of whole batches on the device they are on, each image with chances of its own.
+"""Training augmentations of whole batches on their device; each image has its own random parameters.
 
-First everything random is drawn (`draw`), then applied (`apply_draws`). Draws are made for a whole batch, of which
-each rank takes its rows; applying them is arithmetic alone, which torch.compile takes as one piece.
+`draw_parameters` draws everything random for the batch of all ranks, of which each rank takes its rows.
+`apply_parameters` is pure arithmetic, which torch.compile can compile as one graph.
 """
 
 from __future__ import annotations
@@ -17,65 +17,66 @@ from vitrail.data.transforms import batch_operations
 from vitrail.data.transforms.augment import BOX_ATTEMPTS, OPERATIONS, Augmentation, max_shift
 
 ERASED_AREA, ERASED_RATIO = (0.02, 1 / 3), (0.3, 3.3)
-"""Of the rectangle that random erasing overwrites, as for single images."""
+"""Area and width / height of the rectangle that random erasing overwrites, as for single images."""
 BLUR_RADII = (0.1, 2.0)
 THREE_JITTER = 0.3
 
 
 class JitterParameters(NamedTuple):
-    """Of brightness, contrast and saturation."""
+    """Parameters for brightness, contrast and saturation."""
 
     factors: Tensor
-    """(B, 3) float32: for each of them."""
+    """(B, 3) float32: one factor for each."""
     order: Tensor
-    """(B, 3) int64: which comes first, second, third."""
+    """(B, 3) int64: which is applied first, second and third."""
 
 
 class ShiftParameters(NamedTuple):
-    """Of the shift, in pixels."""
+    """How far each image moves, in pixels."""
 
     down: Tensor
-    """(B,) int64, up where negative."""
+    """(B,) int64; negative is up."""
     right: Tensor
+    """(B,) int64; negative is left."""
 
 
 class ThreeAugmentParameters(NamedTuple):
-    """Of 3-Augment."""
+    """Parameters for 3-Augment."""
 
     kinds: Tensor
-    """(B,) int64: 0 grey, 1 solarized, 2 blurred."""
+    """(B,) int64: 0 grey, 1 solarize, 2 blur."""
     radii: Tensor
-    """(B,) float32: of the blur."""
+    """(B,) float32: radius of the blur."""
     jitter: JitterParameters
 
 
 class RandAugmentParameters(NamedTuple):
-    """Of RandAugment."""
+    """Parameters for RandAugment."""
 
     operations: Tensor
     """(B, rounds) int64: numbers in OPERATIONS."""
     signs: Tensor
-    """(B, rounds) float32: 1 or −1, where geometry goes."""
+    """(B, rounds) float32: 1 or −1, the direction of geometric operations."""
     centres: Tensor
-    """(B, rounds, 2) int64: y and x of cutouts."""
+    """(B, rounds, 2) int64: y and x of the centres of cutouts."""
 
 
 class ErasingParameters(NamedTuple):
-    """Of random erasing."""
+    """Parameters for random erasing."""
 
     boxes: Tensor
-    """(B, 4) int64: what is overwritten, as (top, left, height, width); empty where nothing is."""
+    """(B, 4) int64: the rectangle as (top, left, height, width); its size is 0 if nothing is erased."""
     noise: Tensor
-    """(B, 3, height, width) uint8: by what."""
+    """(B, 3, height, width) uint8: what replaces it."""
 
 
 class AugmentationParameters(NamedTuple):
-    """What chance decided for B images. What is off is None."""
+    """All random parameters of B images. A step that is off has None."""
 
     boxes: Tensor
     """(B, 4) int64: top, left, height and width of the crop."""
     mirrored: Tensor | None = None
-    """(B,) bool: turned left to right."""
+    """(B,) bool: whether the image is mirrored left to right."""
     shift: ShiftParameters | None = None
     three_augment: ThreeAugmentParameters | None = None
     rand_augment: RandAugmentParameters | None = None
@@ -97,10 +98,10 @@ def _select_rows(parameters: Any, start: int, stop: int) -> Any:
 def augment_batch(
     images: Tensor, config: Augmentation, generator: torch.Generator, image_size: tuple[int, int]
 ) -> Tensor:
-    """Images (B, 3, height, width) uint8 → (B, 3, *image_size) uint8: crop, and all that `config` asks for.
+    """Crop and augment images (B, 3, height, width) uint8 to (B, 3, *image_size) uint8.
 
-    `generator`: on the images' device. What each step does to an image is what `data.augment` does; with the same
-    parameters the same bytes, but for rotation, shear and translation, whose pixels may differ by 1.
+    The generator must be on the images' device. Each step does what `transforms.augment` does to one image, to the
+    byte; only rotation, shear and translation may differ by 1.
     """
     height, width = images.shape[2:]
     draws = draw_parameters(len(images), config, generator, (height, width), image_size)
@@ -108,14 +109,18 @@ def augment_batch(
 
 
 def get_magnitude(config: Augmentation) -> float:
-    """Of RandAugment; 0 where there is none."""
+    """Return the magnitude of RandAugment; 0 if it is off."""
     return 0.0 if config.rand_augment is None else config.rand_augment[1]
 
 
 def apply_parameters(
     images: Tensor, draws: AugmentationParameters, magnitude: float, image_size: tuple[int, int]
 ) -> Tensor:
-    """Images (B, 3, height, width) uint8 → (B, 3, *image_size) uint8, in the order of Augmentation's fields."""
+    """Apply drawn parameters to (B, 3, height, width) uint8 images, in the order of Augmentation's fields.
+
+    Returns:
+        (B, 3, *image_size) uint8.
+    """
     images = batch_operations.crop_and_resize(images, draws.boxes, image_size, draws.mirrored)
     if draws.shift is not None:
         images = batch_operations.shift(images, *draws.shift)
@@ -139,31 +144,33 @@ def draw_parameters(
     old_size: tuple[int, int],
     new_size: tuple[int, int],
 ) -> AugmentationParameters:
-    """All chances of `count` images of one height and width, on the generator's device. What is off takes nothing."""
+    """Draw the parameters of `count` images on the generator's device. Steps that are off draw nothing."""
     uniform = partial(torch.rand, generator=generator, device=generator.device, dtype=torch.float32)
     drawn, fits = draw_boxes(count, generator, *old_size, config.crop_area, config.crop_ratio)
     draws = AugmentationParameters(
-        torch.where(fits[:, None], drawn, _centre(*old_size, config.crop_ratio, generator.device))
+        torch.where(fits[:, None], drawn, _centre_box(*old_size, config.crop_ratio, generator.device))
     )
     if config.flip:
         draws = draws._replace(mirrored=uniform(count) < config.flip)
     if config.shift:
         most = [max_shift(side, config.shift) for side in new_size]
-        draws = draws._replace(shift=ShiftParameters(*(_whole(uniform(count), 2 * side + 1) - side for side in most)))
+        draws = draws._replace(
+            shift=ShiftParameters(*(_to_integers(uniform(count), 2 * side + 1) - side for side in most))
+        )
     if config.three_augment:
         low, high = BLUR_RADII
-        kinds, radii = _whole(uniform(count), 3), low + (high - low) * uniform(count)
+        kinds, radii = _to_integers(uniform(count), 3), low + (high - low) * uniform(count)
         draws = draws._replace(
-            three_augment=ThreeAugmentParameters(kinds, radii, _jitter(count, generator, THREE_JITTER))
+            three_augment=ThreeAugmentParameters(kinds, radii, _draw_jitter(count, generator, THREE_JITTER))
         )
     if config.rand_augment is not None:
         rounds = config.rand_augment[0]
-        operations = _whole(uniform(count, rounds), len(OPERATIONS))
+        operations = _to_integers(uniform(count, rounds), len(OPERATIONS))
         signs = torch.where(uniform(count, rounds) < 0.5, -1.0, 1.0)
-        y, x = _whole(uniform(count, rounds), new_size[0]), _whole(uniform(count, rounds), new_size[1])
+        y, x = _to_integers(uniform(count, rounds), new_size[0]), _to_integers(uniform(count, rounds), new_size[1])
         draws = draws._replace(rand_augment=RandAugmentParameters(operations, signs, torch.stack((y, x), dim=2)))
     if config.color_jitter:
-        draws = draws._replace(color_jitter=_jitter(count, generator, config.color_jitter))
+        draws = draws._replace(color_jitter=_draw_jitter(count, generator, config.color_jitter))
     if config.erasing:
         erases = uniform(count) < config.erasing
         boxes, fits = draw_boxes(count, generator, *new_size, ERASED_AREA, ERASED_RATIO)
@@ -181,8 +188,11 @@ def draw_boxes(
     area: tuple[float, float],
     ratio: tuple[float, float],
 ) -> tuple[Tensor, Tensor]:
-    """(count, 4) as (top, left, height, width): share of the area uniform, width / height log-uniform, the first of ten
-    draws that fits; and (count,), whether one did: where not, the box means nothing."""
+    """Draw boxes with uniform share of the area and log-uniform width / height; take the first of ten that fits.
+
+    Returns:
+        (count, 4) as (top, left, height, width), and (count,) bool: whether any fits. If not, the box is meaningless.
+    """
     device = generator.device
     uniform = torch.rand(2, count, BOX_ATTEMPTS, generator=generator, device=device, dtype=torch.float32)
     pixels = height * width * area[0] + height * width * (area[1] - area[0]) * uniform[0]
@@ -193,27 +203,27 @@ def draw_boxes(
     first = torch.where(fits, torch.arange(BOX_ATTEMPTS, device=device), BOX_ATTEMPTS - 1).amin(dim=1)
     size = sizes.gather(1, first[:, None, None].expand(-1, -1, 2))[:, 0].long()
     room = torch.stack((height - size[:, 0], width - size[:, 1]), dim=1).clamp(min=0)
-    place = _whole(torch.rand(count, 2, generator=generator, device=device, dtype=torch.float32), room + 1)
+    place = _to_integers(torch.rand(count, 2, generator=generator, device=device, dtype=torch.float32), room + 1)
     return torch.cat((place, size), dim=1), fits.any(dim=1)
 
 
-def _centre(height: int, width: int, ratio: tuple[float, float], device: torch.device) -> Tensor:
-    """(4,): the largest centre crop whose shape is within `ratio`."""
+def _centre_box(height: int, width: int, ratio: tuple[float, float], device: torch.device) -> Tensor:
+    """Return (4,): the largest centre crop whose shape is within `ratio`."""
     box_height = min(height, max(1, round(width / ratio[0])))
     box_width = min(width, max(1, round(height * ratio[1])))
     box = ((height - box_height) // 2, (width - box_width) // 2, box_height, box_width)
-    # Written number by number on the device: copied there, they would make it wait.
+    # Filled on the device number by number, because a copy would make the device wait.
     return torch.stack([torch.full((), value, device=device) for value in box])
 
 
-def _jitter(count: int, generator: torch.Generator, strength: float) -> JitterParameters:
-    """Factors uniform in [max(0, 1 − strength), 1 + strength], and orders of which each is as likely."""
+def _draw_jitter(count: int, generator: torch.Generator, strength: float) -> JitterParameters:
+    """Draw factors uniform in [max(0, 1 − strength), 1 + strength], and uniform orders."""
     uniform = torch.rand(2, count, 3, generator=generator, device=generator.device, dtype=torch.float32)
     low = max(0.0, 1 - strength)
     return JitterParameters(low + (1 + strength - low) * uniform[0], uniform[1].argsort(dim=1, stable=True))
 
 
-def _whole(uniform: Tensor, below: int | Tensor) -> Tensor:
-    """Numbers in [0, 1) → whole ones from 0 up to `below`, each as likely."""
-    # A product may be rounded up to its bound.
+def _to_integers(uniform: Tensor, below: int | Tensor) -> Tensor:
+    """Turn uniform numbers in [0, 1) into uniform integers from 0 to `below` − 1."""
+    # The product may be rounded up to `below`.
     return (uniform * below).long().clamp(max=below - 1)

@@ -1,10 +1,10 @@
-"""The arithmetic of augmentation on whole batches: what `data.augment` does to one image, done to many at once.
+"""The arithmetic of augmentation on whole batches: what `transforms.augment` does to one image, done to many at once.
 
-Shapes: B images, (B, 3, height, width) uint8; a parameter is (B,), one for each image. Nothing is drawn here, and
-Python looks at no value, so that an accelerator never waits and torch.compile can take all of it as one piece.
+Shapes: B images, (B, 3, height, width) uint8; a parameter is (B,), one per image. Nothing is random here, and Python
+reads no value of a tensor, so an accelerator never waits and torch.compile can compile everything as one graph.
 
-Colours, tables, blur and crop are Pillow's and torch's arithmetic to the bit: integers, or floats in their order of
-operations. Rotation, shear and translation are within 1 of Pillow's, which computes them in double precision.
+Colours, tables, blur and crop equal those of Pillow and torch to the bit. Rotation, shear and translation differ by at
+most 1 from Pillow, which computes them in double precision.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from vitrail.data.transforms.augment import GREY, OPERATIONS, REFERENCE_SIDE
 from vitrail.data.transforms.decode import LUMA
 
 OPERATION_NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
-"""Of the operations of RandAugment, in the order of their table."""
+"""The number of each RandAugment operation."""
 FILL = GREY[0]
-NEARLY = 2**-20
-"""Rounding may put what is a whole number just below it, and cutting off its fraction would lose one."""
+ROUNDING_MARGIN = 2**-20
+"""Added before truncation: rounding may leave a value just below a whole number."""
 
 _GEOMETRIC = ("rotate", "shear-x", "shear-y", "translate-x", "translate-y")
 
 
 def per_image(values: Tensor) -> Tensor:
-    """(B,) → (B, 1, 1, 1), to stand beside images."""
+    """Reshape (B,) to (B, 1, 1, 1), to broadcast against images."""
     return values[:, None, None, None]
 
 
@@ -36,26 +36,27 @@ def per_image(values: Tensor) -> Tensor:
 
 
 def crop_and_resize(images: Tensor, boxes: Tensor, size: tuple[int, int], mirrored: Tensor | None = None) -> Tensor:
-    """The part of each image that its box names, (B, 4) as (top, left, height, width), resized with antialias.
+    """Crop each image to its box, (B, 4) as (top, left, height, width), and resize it with antialias.
 
-    As `F.interpolate` does it on uint8, to the bit where a box is at most four times as large as `size`: first along
-    rows, rounded, then along columns, each a product with a matrix of weights that are whole numbers. Where `mirrored`
-    is true, the result is turned left to right.
+    The result equals `F.interpolate` on uint8, to the bit if a box is at most four times as large as `size`: rows
+    first, rounded, then columns, each as a product with integer weights. Images with `mirrored` (B,) are mirrored.
     """
     count, channels, height, width = images.shape
     top, left, box_height, box_width = boxes.double().unbind(dim=1)
-    weights, unit = _weights(left, box_width, width, size[1], mirrored)
+    weights, unit = _resize_weights(left, box_width, width, size[1], mirrored)
     rows = images.flatten(1, 2).float() @ weights.transpose(1, 2)
-    rows = _divided(rows, unit).view(count, channels, height, size[1])
-    weights, unit = _weights(top, box_height, height, size[0])
-    return _divided(weights[:, None] @ rows, unit[:, :, :, None]).to(torch.uint8)
+    rows = _divide_rounding(rows, unit).view(count, channels, height, size[1])
+    weights, unit = _resize_weights(top, box_height, height, size[0])
+    return _divide_rounding(weights[:, None] @ rows, unit[:, :, :, None]).to(torch.uint8)
 
 
-def _weights(
+def _resize_weights(
     start: Tensor, length: Tensor, side: int, size: int, mirrored: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """How much each of `side` pixels counts in each of `size` new ones (B, size, side), and what they add up to
-    (B, 1, 1): whole numbers in float32. A sum of pixels so weighted stays below 2²⁴, where floats are exact."""
+    """Return the weight of each of `side` pixels in each of `size` new ones (B, size, side), and their sum (B, 1, 1).
+
+    All are integers in float32. A weighted sum of pixels stays below 2²⁴, where float32 is exact.
+    """
     scale = length / size
     places = torch.arange(0.5, size, dtype=torch.float64, device=start.device)
     if mirrored is not None:
@@ -66,19 +67,19 @@ def _weights(
     inside = (pixels > 0) & (pixels < length[:, None, None])
     weights = torch.where(inside, 1 - distances.abs(), 0).clamp(min=0)
     weights = weights / weights.sum(dim=2, keepdim=True)
-    # As many bits as let the largest weight, at most 1, stay below 2¹⁵ when it is rounded: 14, 15 or 16.
+    # Use as many bits (14, 15 or 16) as keep the rounded largest weight below 2¹⁵.
     largest = weights.amax(dim=(1, 2), keepdim=True)
     unit = (1 << 14) * (1 + (largest < 1 - 2**-16) + 2 * (largest < 0.5 - 2**-17))
     return (weights * unit + 0.5).floor().float(), unit.float()
 
 
-def _divided(sums: Tensor, unit: Tensor) -> Tensor:
-    """Rounded, in float32: the unit is a power of two, so that nothing is lost before."""
+def _divide_rounding(sums: Tensor, unit: Tensor) -> Tensor:
+    """Divide and round in float32; the unit is a power of two, so the division is exact."""
     return ((sums + unit / 2) / unit).floor().clamp(max=255)
 
 
 def shift(images: Tensor, down: Tensor, right: Tensor) -> Tensor:
-    """Each image moved by whole pixels (B,), grey where nothing came."""
+    """Move each image by whole pixels (B,); empty pixels become grey."""
     for offsets, dim in ((down, 2), (right, 3)):
         side = images.shape[dim]
         places = torch.arange(side, device=images.device) - offsets[:, None]
@@ -94,24 +95,24 @@ def shift(images: Tensor, down: Tensor, right: Tensor) -> Tensor:
 
 
 def blend(degenerate: Tensor | float, images: Tensor, factors: Tensor | float) -> Tensor:
-    """From `degenerate` at a factor of 0 to the image at 1, and on beyond it; the fraction is cut off, as in Pillow."""
+    """Blend from `degenerate` (factor 0) to the image (factor 1) and beyond; truncate as Pillow does."""
     return ((images.float() - degenerate) * factors + degenerate).clamp(0, 255).to(torch.uint8)
 
 
 def luma(images: Tensor) -> Tensor:
-    """(B, 1, height, width) int32, as Pillow computes grey."""
+    """Return the grey values (B, 1, height, width) int32, as Pillow computes them."""
     red, green, blue = images.int().unbind(dim=1)
     return (red * LUMA[0] + green * LUMA[1] + blue * LUMA[2] + 0x8000 >> 16)[:, None]
 
 
 def mean_luma(grey: Tensor) -> Tensor:
-    """(B, 1, 1, 1) int64: the mean of each image's grey values, rounded."""
+    """Return (B, 1, 1, 1) int64: the rounded mean of each image's grey values."""
     pixels = grey.shape[2] * grey.shape[3]
     return (2 * grey.sum(dim=(1, 2, 3), keepdim=True) + pixels) // (2 * pixels)
 
 
 def smooth(images: Tensor) -> Tensor:
-    """Pillow's SMOOTH: each pixel five times and its eight neighbours, over 13; the border stays as it is."""
+    """Apply Pillow's SMOOTH: five times each pixel plus its eight neighbours, over 13; the border is unchanged."""
     if min(images.shape[2:]) < 3:
         return images
     values = images.short()
@@ -123,7 +124,7 @@ def smooth(images: Tensor) -> Tensor:
 
 
 def jitter(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:
-    """Brightness, contrast and saturation by `factors` (B, 3), one after the other as `order` (B, 3) says."""
+    """Change brightness, contrast and saturation by `factors` (B, 3), in the order (B, 3)."""
     for kind in order.unbind(dim=1):
         grey = luma(images)
         degenerate = torch.where(per_image(kind == 1), mean_luma(grey), torch.where(per_image(kind == 2), grey, 0))
@@ -135,24 +136,24 @@ def jitter(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:
 
 
 def histograms(values: Tensor) -> Tensor:
-    """(B, 3, pixels) int64 → (B, 3, 256) int32: how often each value occurs in each channel."""
+    """Count how often each value of (B, 3, pixels) int64 occurs in each channel: (B, 3, 256) int32."""
     counts = torch.zeros(*values.shape[:2], 256, dtype=torch.int32, device=values.device)
     return counts.scatter_add(2, values, torch.ones(1, 1, 1, dtype=torch.int32, device=values.device).expand_as(values))
 
 
 def autocontrast_tables(values: Tensor) -> Tensor:
-    """(B, 3, 256) uint8 that stretch each channel from its darkest and brightest values to 0 and 255."""
+    """Return (B, 3, 256) uint8 tables that stretch the values of each channel to 0 … 255."""
     low, high = values.amin(dim=2, keepdim=True), values.amax(dim=2, keepdim=True)
-    # In double precision and in this order, as Pillow has it: a result may fall just below a whole number.
+    # In double precision and in Pillow's order, because a result may fall just below a whole number.
     spread = (high - low).double()
-    scale = torch.full_like(spread, 255) / spread  # a number over a tensor would be a product with its reciprocal
+    scale = torch.full_like(spread, 255) / spread  # number / tensor would multiply by the reciprocal
     ramp = torch.arange(256, dtype=torch.float64, device=values.device)
-    # A channel of one value divides by 0, and stays as it is.
+    # A channel with one value divides by 0; it is left unchanged.
     return torch.where(high > low, ramp * scale - low * scale, ramp).clamp(0, 255).to(torch.uint8)
 
 
 def equalize_tables(values: Tensor) -> Tensor:
-    """(B, 3, 256) uint8 that make each channel's values about equally frequent."""
+    """Return (B, 3, 256) uint8 tables that make the values of each channel about equally frequent."""
     counts = histograms(values)
     sums = counts.cumsum(dim=2)
     step = (sums[:, :, -1:] - counts.gather(2, values.amax(dim=2, keepdim=True))) // 255
@@ -162,37 +163,36 @@ def equalize_tables(values: Tensor) -> Tensor:
 
 
 def _fixed_tables(magnitude: float, device: torch.device) -> Tensor:
-    """(operations, 256) uint8: the tables of those operations that have the same for every image; values as they are
-    for all others."""
-    kept = min(8, max(1, int(magnitude / 10 * 4)))
+    """Return (operations, 256) uint8: the tables that do not depend on the image; identity for other operations."""
+    bits = min(8, max(1, int(magnitude / 10 * 4)))
     threshold, added = int(magnitude / 10 * 256), int(magnitude / 10 * 110)
     ramp = torch.arange(256, device=device)
-    found = {
+    tables_by_name = {
         "invert": 255 - ramp,
-        "posterize": ramp & (0xFF << (8 - kept) & 0xFF),
+        "posterize": ramp & (0xFF << (8 - bits) & 0xFF),
         "solarize": torch.where(ramp < threshold, ramp, 255 - ramp),
-        "brightness": blend(0.0, ramp, _factor(magnitude)),
+        "brightness": blend(0.0, ramp, _enhance_factor(magnitude)),
         "solarize-add": torch.where(ramp < 128, (ramp + added).clamp(max=255), ramp),
     }
-    return torch.stack([found.get(name, ramp) for name in OPERATIONS]).to(torch.uint8)
+    return torch.stack([tables_by_name.get(name, ramp) for name in OPERATIONS]).to(torch.uint8)
 
 
-def _tabled(images: Tensor, grey: Tensor, operation: Tensor, fixed: Tensor, magnitude: float) -> Tensor:
-    """Each value replaced by what the table of the image's operation has for it."""
+def _apply_tables(images: Tensor, grey: Tensor, operation: Tensor, fixed: Tensor, magnitude: float) -> Tensor:
+    """Replace each value by the table of the image's operation."""
     values = images.flatten(2).long()
     ramp = torch.arange(256, device=images.device)
-    found = {
+    tables_by_name = {
         "autocontrast": autocontrast_tables(values),
         "equalize": equalize_tables(values),
-        "contrast": blend(mean_luma(grey)[:, :, 0], ramp, _factor(magnitude)),
+        "contrast": blend(mean_luma(grey)[:, :, 0], ramp, _enhance_factor(magnitude)),
     }
     tables = fixed[operation][:, None]
-    for name, table in found.items():
+    for name, table in tables_by_name.items():
         tables = torch.where((operation == OPERATION_NUMBERS[name])[:, None, None], table, tables)
     return tables.gather(2, values).view_as(images)
 
 
-def _factor(magnitude: float) -> float:
+def _enhance_factor(magnitude: float) -> float:
     return magnitude / 10 * 1.8 + 0.1
 
 
@@ -202,16 +202,19 @@ def _factor(magnitude: float) -> float:
 def build_affine_matrices(
     operations: Tensor, signs: Tensor, magnitude: float, height: int, width: int
 ) -> tuple[Tensor, Tensor]:
-    """Where in the old image a place (x, y) of the new one lies, (a x + b y + c, d x + e y + f), origin in the upper
-    left corner: (…, 2, 3) float64; and (…) bool, whether that is elsewhere at all.
+    """Return the affine matrices (…, 2, 3) float64 of geometric operations, and (…) bool: whether they move anything.
 
-    Operations that move something do so by `magnitude` in the direction of `signs`, 1 or −1.
+    A matrix maps (x, y) in the new image to (a x + b y + c, d x + e y + f) in the old one; the origin is the upper
+    left corner. Operations move by `magnitude` in the direction of `signs`, 1 or −1.
     """
     signs = signs.double()
     rotates, shears_x, shears_y, moves_x, moves_y = ((operations == OPERATION_NUMBERS[n]) * signs for n in _GEOMETRIC)
     angle, shear = math.radians(magnitude / 10 * 30), magnitude / 10 * 0.3
     shift = magnitude / 10 * 100 / REFERENCE_SIDE
-    cosine, sine = round(math.cos(angle), 15), round(math.sin(angle), 15)  # a quarter turn is one, as in Pillow
+    cosine, sine = (
+        round(math.cos(angle), 15),
+        round(math.sin(angle), 15),
+    )  # so that a quarter turn is exact, as in Pillow
     x, y = width / 2, height / 2
     turned, turning = rotates.abs() * (cosine - 1), rotates * sine
     shears_y = shears_y * shear
@@ -225,9 +228,9 @@ def build_affine_matrices(
 
 
 def warp_affine(images: Tensor, matrix: Tensor) -> Tensor:
-    """Each image sampled bilinearly by its matrix, (B, 2, 3) float64; grey where that lies outside.
+    """Sample each image bilinearly by its matrix, (B, 2, 3) float64; outside of the image is grey.
 
-    In double precision, as in Pillow; that is little work, even where double precision is slow.
+    The precision is double, as in Pillow; this is little work even where double precision is slow.
     """
     height, width = images.shape[2:]
     x = torch.arange(0.5, width, dtype=torch.float64, device=images.device)[:, None]
@@ -237,12 +240,14 @@ def warp_affine(images: Tensor, matrix: Tensor) -> Tensor:
     outside = (u < 0) | (u >= width) | (v < 0) | (v >= height)
     grid = torch.stack((u * (2 / width) - 1, v * (2 / height) - 1), dim=-1)
     sampled = F.grid_sample(images.double(), grid, mode="bilinear", padding_mode="border", align_corners=False)
-    return torch.where(outside[:, None], FILL, sampled + NEARLY).to(torch.uint8)
+    return torch.where(outside[:, None], FILL, sampled + ROUNDING_MARGIN).to(torch.uint8)
 
 
 def mask_rectangles(boxes: Tensor, height: int, width: int) -> Tensor:
-    """Boxes (…, 4) as (top, left, height, width), which may reach beyond the image → (…, 1, height, width) bool, what
-    lies in them."""
+    """Return (…, 1, height, width) bool: the pixels inside boxes (…, 4) given as (top, left, height, width).
+
+    Boxes may extend beyond the image.
+    """
     top, left, box_height, box_width = (value[..., None] for value in boxes.unbind(dim=-1))
     y, x = torch.arange(height, device=boxes.device), torch.arange(width, device=boxes.device)
     rows, columns = (y >= top) & (y < top + box_height), (x >= left) & (x < left + box_width)
@@ -253,9 +258,14 @@ def mask_rectangles(boxes: Tensor, height: int, width: int) -> Tensor:
 
 
 def rand_augment(images: Tensor, operations: Tensor, signs: Tensor, centres: Tensor, magnitude: float) -> Tensor:
-    """RandAugment with as many rounds as `operations` (B, rounds), numbers in OPERATIONS, has.
+    """Apply RandAugment.
 
-    `signs` (B, rounds), 1 or −1, tells where geometry goes; `centres` (B, rounds, 2) is (y, x) of a cutout.
+    Args:
+        images: (B, 3, height, width) uint8.
+        operations: (B, rounds) int64, numbers in OPERATIONS.
+        signs: (B, rounds), 1 or −1, the direction of geometric operations.
+        centres: (B, rounds, 2) int64, (y, x) of cutouts.
+        magnitude: from 0 to 10, or more.
     """
     height, width = images.shape[2:]
     fixed = _fixed_tables(magnitude, images.device)
@@ -267,26 +277,28 @@ def rand_augment(images: Tensor, operations: Tensor, signs: Tensor, centres: Ten
     blends = sharpens | colours
     for number in range(operations.shape[1]):
         grey = luma(images)
-        # An image has one operation in a round: what is not its own leaves it as it is, or is not taken.
-        changed = _tabled(images, grey, operations[:, number], fixed, magnitude)
+        # Each image has one operation in a round; the results of all others are discarded.
+        changed = _apply_tables(images, grey, operations[:, number], fixed, magnitude)
         degenerate = torch.where(per_image(sharpens[:, number]), smooth(images), grey)
-        changed = torch.where(per_image(blends[:, number]), blend(degenerate, images, _factor(magnitude)), changed)
+        changed = torch.where(
+            per_image(blends[:, number]), blend(degenerate, images, _enhance_factor(magnitude)), changed
+        )
         changed = torch.where(per_image(moves[:, number]), warp_affine(images, matrix[:, number]), changed)
         images = torch.where(cut[:, number], FILL, changed)
     return images
 
 
 def three_augment(images: Tensor, kind: Tensor, radii: Tensor) -> Tensor:
-    """What 3-Augment does before its jitter: by `kind` grey (0), solarized (1), or blurred (2) by `radii`."""
+    """Apply the first step of 3-Augment, by `kind`: grey (0), solarize (1), or blur (2) by `radii`."""
     solarized = torch.where(images < 128, images, 255 - images)
     changed = torch.where(per_image(kind == 0), luma(images).to(torch.uint8), solarized)
     return torch.where(per_image(kind == 2), blur(images, radii), changed)
 
 
 def blur(images: Tensor, radii: Tensor) -> Tensor:
-    """Pillow's Gaussian blur for radii up to 2: three box blurs along rows, then three along columns.
+    """Apply Pillow's Gaussian blur, for radii up to 2: three box blurs along rows, then three along columns.
 
-    A box of fractional radius r has whole pixels within and shares of two at its ends, in 24 bits.
+    A box of fractional radius has whole pixels inside and fractions of the two at its ends, in 24 bits.
     """
     radius = _box_radii(radii)
     wide = per_image(radius >= 1)
@@ -307,7 +319,7 @@ def blur(images: Tensor, radii: Tensor) -> Tensor:
 
 
 def _box_radii(radii: Tensor) -> Tensor:
-    """Of a box that, applied three times, spreads as far as a Gaussian does."""
+    """Return the radius of a box that, applied three times, has the variance of the Gaussian."""
     variance = radii * radii / 3
     whole = (((12 * variance + 1).sqrt() - 1) / 2).floor()
     return whole + (2 * whole + 1) * (whole * (whole + 1) - 3 * variance) / (6 * (variance - (whole + 1) * (whole + 1)))
