@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 import vitrail
-from vitrail.exporting.runtimes import Run
+from vitrail.exporting.runtimes import ExportRunner
 from vitrail.model.architecture import Backbone, ResNetArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
-from vitrail.model.create import build
+from vitrail.model.create import build_empty_model
 from vitrail.model.initialise import initialise
 
 HYBRID = {"form": "hybrid", "norm_eps": 1e-5, "standardise_by": "std", "standardise_eps": 1e-5}
@@ -33,7 +33,7 @@ def resnet(form: str) -> ImageModel:
         architecture = VitArchitecture(**fields)
     else:
         architecture = ResNetArchitecture(image_size=32, num_classes=5, backbone=Backbone(blocks=(1, 1), **BIT))
-    model = build(architecture).to_empty(device="cpu").eval()
+    model = build_empty_model(architecture).to_empty(device="cpu").eval()
     torch.manual_seed(0)
     initialise(model)
     return stirred(model)
@@ -57,7 +57,7 @@ def pixels(count: int, height: int, width: int, channels: int = 3) -> Tensor:
 
 
 @torch.inference_mode()
-def difference(run: Run, model: ImageModel, inputs: Tensor) -> float:
+def difference(run: ExportRunner, model: ImageModel, inputs: Tensor) -> float:
     expected = model(inputs)
     found = run(inputs)
     assert found.shape == expected.shape

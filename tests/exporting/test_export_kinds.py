@@ -7,7 +7,7 @@ import pytest
 from exported import difference, images, made, resnet, stirred
 
 import vitrail
-from vitrail.exporting.graphs import graph_of
+from vitrail.exporting.graphs import build_graph
 from vitrail.exporting.onnx import open_onnx, write_onnx
 
 STEM = [{"channels": 8, "kernel": 3, "stride": 2}, {"channels": 16, "kernel": 3, "stride": 2}]
@@ -29,7 +29,7 @@ KINDS = {
 
 
 def exported(model, path, dynamic_size=False):
-    write_onnx(graph_of(model, dynamic_size=dynamic_size), path)
+    write_onnx(build_graph(model, dynamic_size=dynamic_size), path)
     return open_onnx(path)
 
 

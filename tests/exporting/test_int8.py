@@ -16,9 +16,9 @@ from vitrail.errors import ExportError
 from vitrail.exporting import export as workflow
 from vitrail.exporting import int8
 from vitrail.exporting.export import export
-from vitrail.exporting.graphs import fitted_in_graph, graph_of
+from vitrail.exporting.graphs import build_graph, resize_in_graph
 from vitrail.exporting.onnx import open_onnx
-from vitrail.inspection.images import Picked, photographs
+from vitrail.inspection.images import InspectionImages, pick_photographs
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def model():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("photos")
-    for number, photo in enumerate(photographs(3).measured[::4]):
+    for number, photo in enumerate(pick_photographs(3).measured[::4]):
         Image.fromarray(photo.permute(1, 2, 0).numpy()).save(root / f"{number}.png")
     return root
 
@@ -81,13 +81,15 @@ def test_it_is_not_scored_on_what_it_was_calibrated_on(dynamic, calibrated):
 @pytest.mark.parametrize(("count", "some"), [(2, 1), (5, 2), (100, 50), (576, 64)])
 def test_images_to_calibrate_on_and_others(count, some):
     numbers = [torch.full((3, 1, 1), number) for number in range(count)]
-    calibrating, picked = workflow.parted(Picked([], numbers, "", "images", ()))
+    calibrating, picked = workflow.split_for_calibration(InspectionImages([], numbers, "", "images", ()))
     assert len(calibrating) == some
     assert sorted(int(each[0]) for each in (*calibrating, *picked.measured)) == list(range(count))
 
 
 def test_a_single_image_is_for_both():
-    calibrating, picked = workflow.parted(Picked([], [torch.zeros(3, 1, 1)], "", "one.png", ()))
+    calibrating, picked = workflow.split_for_calibration(
+        InspectionImages([], [torch.zeros(3, 1, 1)], "", "one.png", ())
+    )
     assert calibrating == picked.measured
     assert picked.measured_on == "one.png, which it was calibrated on too"
 
@@ -99,10 +101,10 @@ def test_colours_of_any_size_calibrate_a_grey_model(resize):
     how = {"resize": resize, "crop_fraction": 0.8, "interpolation": "bicubic"}
     model.preprocessing = Preprocessing(image_size=16, mean=(0.5,), std=(0.5,), **how)
     given = [each.permute(2, 0, 1).contiguous() for size in ((20, 24), (40, 16)) for each in pixels(1, *size)]
-    inputs = workflow.calibration(graph_of(model, with_preprocessing=True), given)
+    inputs = workflow.prepare_calibration(build_graph(model, with_preprocessing=True), given)
     assert [each.shape for each in inputs] == 2 * [(1, 20, 20, 1)]
     for one, each in zip(given, inputs, strict=True):
-        seen = fitted_in_graph(each.permute(0, 3, 1, 2).float(), model.preprocessing)[0]
+        seen = resize_in_graph(each.permute(0, 3, 1, 2).float(), model.preprocessing)[0]
         assert (seen - resize_and_crop(to_channels(one, 1), model.preprocessing)).abs().max() <= 1
 
 
@@ -125,8 +127,8 @@ def test_embeddings(folder, tmp_path):
 def test_two_gigabytes_are_refused_before_anything_is_done(model, tmp_path, monkeypatch):
     monkeypatch.setattr(int8, "MOST_INSIDE", 1000)
     monkeypatch.setattr(int8, "write_onnx", None)
-    with pytest.raises(ExportError, match=r"ends at 2 GiB.*export it by --to onnx"):
-        int8.write_int8(graph_of(model), tmp_path / "model.onnx")
+    with pytest.raises(ExportError, match=r"2 GiB.*--to onnx"):
+        int8.write_int8(build_graph(model), tmp_path / "model.onnx")
 
 
 @pytest.mark.parametrize(("kind", "operator"), [("dynamic", "MatMulInteger"), ("calibrated", "QuantizeLinear")])
@@ -169,9 +171,9 @@ def test_what_stays_in_float32_is_known_by_what_it_is_and_not_by_its_place(model
         ("MatMul", "x4", "x3", "x5"),
         ("Gemm", "x5", "head", "x6"),
     )
-    graph = graph_of(model)
-    assert int8._nodes(part, graph, ("MatMul", "Conv")) == ["table", "unit", "like it"]
-    assert int8._nodes(part, graph, ("MatMul",)) == ["table", "like it"]
+    graph = build_graph(model)
+    assert int8._choose_nodes(part, graph, ("MatMul", "Conv")) == ["table", "unit", "like it"]
+    assert int8._choose_nodes(part, graph, ("MatMul",)) == ["table", "like it"]
 
 
 @pytest.mark.slow
@@ -180,7 +182,7 @@ def test_what_stays_in_float32_is_known_by_what_it_is_and_not_by_its_place(model
 def test_the_ends_of_resnets_stay_in_float32(form, with_preprocessing, tmp_path):
     model = resnet(form)
     inputs = pixels(1, 40, 50) if with_preprocessing else images(1, 3, 32, 32)
-    int8.write_int8(graph_of(model, with_preprocessing), tmp_path / "model.onnx", [inputs])
+    int8.write_int8(build_graph(model, with_preprocessing), tmp_path / "model.onnx", [inputs])
     held = onnx.load(tmp_path / "model.onnx").graph.initializer
     floats = {
         tuple(tensor.dims) for tensor in held if tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) > 1
@@ -202,6 +204,6 @@ def test_a_model_that_int8_ruins_is_refused(model, folder, dynamic, tmp_path, mo
     bias.CopyFrom(numpy_helper.from_array(values.numpy(), bias.name))
     content = file.SerializeToString()
     monkeypatch.setattr(workflow, "write_int8", lambda graph, draft, calibration: draft.write_bytes(content))
-    with pytest.raises(ExportError, match=r"the first guess is the same on .*, and 95% is asked for"):
+    with pytest.raises(ExportError, match="95%"):
         export(model, tmp_path / "model.onnx", "onnx-int8", images=str(folder))
     assert list(tmp_path.iterdir()) == []

@@ -30,7 +30,8 @@ def test_other_sizes_were_compared_before_it_was_written(sized):
     assert {"7×3×20×24", "1×3×16×32", "7×3×8×8"} <= set(sized[2].sizes)
 
 
-@pytest.mark.parametrize("resize", [pytest.param("squash", marks=pytest.mark.slow), "cover"])
+@pytest.mark.slow
+@pytest.mark.parametrize("resize", ["squash", "cover"])
 def test_preprocessing_inside(tmp_path, resize):
     model = made()
     model.preprocessing = Preprocessing(image_size=16, resize=resize, crop_fraction=0.9, interpolation="bicubic")

@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitrail.config import Preprocessing
-from vitrail.data.transforms.preprocess import resize_and_crop, prepare
-from vitrail.exporting.graphs import FromPixels, fitted_in_graph
-from vitrail.inspection.images import photographs
+from vitrail.data.transforms.preprocess import prepare, resize_and_crop
+from vitrail.exporting.graphs import PixelsGraph, resize_in_graph
+from vitrail.inspection.images import pick_photographs
 
 SIDES = st.integers(1, 90)
 
 
 def apart(content: torch.Tensor, preprocessing: Preprocessing) -> torch.Tensor:
     """(C, height, width) uint8 → how far each pixel is from what evaluation gives."""
-    found = fitted_in_graph(content[None].float(), preprocessing)[0]
+    found = resize_in_graph(content[None].float(), preprocessing)[0]
     return (found - resize_and_crop(content, preprocessing).float()).abs()
 
 
@@ -44,7 +44,7 @@ def test_no_pixel_is_further_than_its_rounding(height, width, image_size, resize
 @pytest.mark.parametrize("resize", ["squash", "cover"])
 def test_photographs_are_the_same_but_for_a_few_values(resize, interpolation):
     preprocessing = Preprocessing(image_size=64, resize=resize, interpolation=interpolation, crop_fraction=0.9)
-    for _, photo in photographs(3).shown:
+    for _, photo in pick_photographs(3).shown:
         off = apart(photo, preprocessing)
         assert off.max() <= 1
         assert (off > 0).float().mean() < 0.01
@@ -63,10 +63,10 @@ def test_pixels_to_probabilities(channels):
     content = pixels(2, 37, 21, channels)
     expected = torch.stack([prepare(each.permute(2, 0, 1).contiguous(), model.preprocessing) for each in content])
     with torch.inference_mode():
-        torch.testing.assert_close(FromPixels(model)(content), model(expected).softmax(1), atol=1e-3, rtol=0)
+        torch.testing.assert_close(PixelsGraph(model)(content), model(expected).softmax(1), atol=1e-3, rtol=0)
 
 
 def test_without_classes_it_is_the_embedding():
     model = made(num_classes=0)
     with torch.inference_mode():
-        assert FromPixels(model)(pixels(2, 20, 20)).shape == (2, 32)
+        assert PixelsGraph(model)(pixels(2, 20, 20)).shape == (2, 32)

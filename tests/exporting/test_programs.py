@@ -25,6 +25,7 @@ print(json.dumps({"outputs": program.module()(inputs).tolist(), **told}))
 """
 
 
+@pytest.mark.slow
 def test_a_program_of_any_size_runs_in_a_process_that_has_no_vitrail(tmp_path):
     model = made()
     model.labels = ("a", "b", "c", "d", "e")

@@ -1,1 +1,1 @@
-"""Models for other runtimes: ONNX, int8, torch.export, AOTInductor, OpenVINO; executed before they count."""
+"""Export models to other runtimes, and compare each export with its model before it counts."""

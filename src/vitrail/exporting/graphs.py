@@ -1,10 +1,11 @@
-"""What is exported: a model as one function of tensors, from normalised images or from the pixels of a decoded file.
+"""What is exported: a model as one function of tensors, of normalised images or of the pixels of a decoded file.
 
 Shapes: B images, C channels, height × width pixels, K classes.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,21 +13,23 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from vitrail import __version__
 from vitrail.config import Preprocessing
 from vitrail.data.transforms.preprocess import MAX_ASPECT_RATIO
 from vitrail.errors import ConfigError, ExportError
-from vitrail.exporting.runtimes import first_line, quiet
+from vitrail.exporting.runtimes import first_line, silence_exporters
+from vitrail.inference.class_names import get_display_labels
 from vitrail.model.base import ImageModel
 from vitrail.model.bit import BitResNet
 from vitrail.model.positions import compute_cubic_kernel
 from vitrail.model.vit import VisionTransformer
 
 MOST_WEIGHT = 2**15 - 0.5
-"""Of a resize, in units of its last bit."""
+"""The largest weight of a resize, in units of its last bit."""
 
 
-class Logits(nn.Module):
-    """Normalised images → logits; a model without classes gives its embedding."""
+class LogitsGraph(nn.Module):
+    """Compute logits from normalised images; for a model without classes, its embedding."""
 
     def __init__(self, model: ImageModel) -> None:
         super().__init__()
@@ -38,8 +41,8 @@ class Logits(nn.Module):
         return logits
 
 
-class FromPixels(nn.Module):
-    """Images as they were decoded, of any size → probabilities; a model without classes gives its embedding.
+class PixelsGraph(nn.Module):
+    """Compute probabilities from decoded images of any size; for a model without classes, its embedding.
 
     The resize is two matrix products whose weights are computed in the graph from the size of the input, so that one
     graph takes any size, on runtimes that have no antialiased resize of their own. The numbers are those of
@@ -58,38 +61,38 @@ class FromPixels(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """(B, height, width, C) uint8 → (B, K)."""
-        images = fitted_in_graph(pixels.permute(0, 3, 1, 2).float(), self.preprocessing)
+        images = resize_in_graph(pixels.permute(0, 3, 1, 2).float(), self.preprocessing)
         outputs: Tensor = self.model((images / 255 - self.mean) / self.std)
         return outputs.softmax(dim=-1) if self.model.num_classes else outputs
 
 
 @dataclass(frozen=True)
-class Graph:
-    """What is exported, and under which names."""
+class ExportGraph:
+    """What is exported, and the names of its input and output."""
 
-    module: Logits | FromPixels
+    module: LogitsGraph | PixelsGraph
     input: str
-    """images, or pixels where preprocessing is inside."""
+    """`images`, or `pixels` if preprocessing is inside the graph."""
     output: str
-    """logits, probabilities or embedding."""
+    """`logits`, `probabilities` or `embedding`."""
     example: Tensor
-    """An input to trace with; its batch is of two, for torch takes one for a constant."""
+    """An input to trace with. Its batch size is 2, because torch treats 1 as a constant."""
     dynamic: dict[int, Any]
-    """Dimensions of the input that may change."""
+    """The dimensions of the input that may change."""
 
     @property
     def any_size(self) -> bool:
-        """Whether positions must fit images of any size."""
+        """Whether normalised images may have any size, so that positions are interpolated."""
         return self.input == "images" and len(self.dynamic) > 1
 
     @property
     def model(self) -> ImageModel:
-        """What it computes."""
+        """The model that the graph computes."""
         return self.module.model
 
 
-def graph_of(model: ImageModel, with_preprocessing: bool = False, dynamic_size: bool = False) -> Graph:
-    """The graph of a model, in float32 on the CPU, where the model is moved. The batch may always change.
+def build_graph(model: ImageModel, with_preprocessing: bool = False, dynamic_size: bool = False) -> ExportGraph:
+    """Return the graph of a model, which is moved to the CPU and to float32. The batch size may always change.
 
     Args:
         with_preprocessing: take the pixels of decoded images, of any size.
@@ -106,27 +109,43 @@ def graph_of(model: ImageModel, with_preprocessing: bool = False, dynamic_size: 
         example = torch.zeros(2, size[0] + 3, size[1] + 5, model.in_channels, dtype=torch.uint8)
         dynamic = {0: batch, 1: Dim("height", min=1), 2: Dim("width", min=1)}
         output = "probabilities" if model.num_classes else "embedding"
-        return Graph(FromPixels(model).eval(), "pixels", output, example, dynamic)
+        return ExportGraph(PixelsGraph(model).eval(), "pixels", output, example, dynamic)
     if dynamic_size:
-        size, changing = _another_size(model)
+        size, changing = _choose_tracing_size(model)
         dynamic = {0: batch, **changing}
     else:
         dynamic = {0: batch}
     output = "logits" if model.num_classes else "embedding"
-    return Graph(Logits(model).eval(), "images", output, torch.zeros(2, model.in_channels, *size), dynamic)
+    return ExportGraph(LogitsGraph(model).eval(), "images", output, torch.zeros(2, model.in_channels, *size), dynamic)
 
 
-def traced(graph: Graph) -> ExportedProgram:
-    """The graph as torch.export captures it."""
+def collect_metadata(model: ImageModel) -> dict[str, str]:
+    """Return what travels with an export: architecture, preprocessing, and labels and licence if they are known."""
+    facts = {
+        "vitrail": __version__,
+        "architecture": model.architecture.model_dump_json(exclude_defaults=True),
+        "preprocessing": model.preprocessing.model_dump_json(),
+    }
+    if model.labels is not None:
+        facts["labels"] = json.dumps(get_display_labels(model), ensure_ascii=False)
+        if get_display_labels(model) != tuple(model.labels):
+            facts["classes"] = json.dumps(model.labels, ensure_ascii=False)
+    if model.origin is not None and model.origin.licence is not None:
+        facts["licence"] = model.origin.licence
+    return facts
+
+
+def trace_graph(graph: ExportGraph) -> ExportedProgram:
+    """Return the graph as torch.export captures it, or raise an ExportError."""
     try:
-        with quiet():
+        with silence_exporters():
             return torch.export.export(graph.module, (graph.example,), dynamic_shapes=(graph.dynamic,))
     except Exception as error:  # whatever a network does that cannot be traced
         raise ExportError(f"torch.export cannot trace this model: {first_line(error)}") from error
 
 
-def _another_size(model: ImageModel) -> tuple[tuple[int, int], dict[int, Any]]:
-    """A size that is not the model's own, to trace with, and which sizes there may be."""
+def _choose_tracing_size(model: ImageModel) -> tuple[tuple[int, int], dict[int, Any]]:
+    """Return a size to trace with that is not the model's own, and the allowed range of sizes."""
     if isinstance(model, BitResNet):
         least, (height, width) = model.stride + 1, model.image_size  # one pixel at the end would be a constant
         return (height + 1, width + 2), {2: Dim("height", min=least), 3: Dim("width", min=least)}
@@ -142,8 +161,8 @@ def _another_size(model: ImageModel) -> tuple[tuple[int, int], dict[int, Any]]:
     return ((rows + 1) * stride, (columns + 2) * stride), sizes
 
 
-def fitted_in_graph(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
-    """(B, C, height, width) of whole numbers from 0 to 255 → resized and cropped to the size that the model sees.
+def resize_in_graph(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
+    """Resize and crop (B, C, height, width) whole numbers from 0 to 255 to the size that the model sees.
 
     Columns first, and whole pixels after each product, as torch does with bytes.
     """
@@ -153,23 +172,23 @@ def fitted_in_graph(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
     target_height, target_width = (torch.full_like(height, side) for side in preprocessing.resized)
     if preprocessing.resize == "cover":
         seen_height, seen_width = height.minimum(MAX_ASPECT_RATIO * width), width.minimum(MAX_ASPECT_RATIO * height)
-        target_height, target_width = _covering(seen_height, seen_width, *preprocessing.resized)
+        target_height, target_width = _covering_size(seen_height, seen_width, *preprocessing.resized)
     kind, (rows, columns) = preprocessing.interpolation, preprocessing.image_size
-    across = _weights(pixels[0, 0, 0], seen_width, target_width, columns, kind)
-    down = _weights(pixels[0, 0, :, 0], seen_height, target_height, rows, kind)
-    return _whole(down @ _whole(pixels @ across.T))
+    across = _resize_weights(pixels[0, 0, 0], seen_width, target_width, columns, kind)
+    down = _resize_weights(pixels[0, 0, :, 0], seen_height, target_height, rows, kind)
+    return _round_half_up(down @ _round_half_up(pixels @ across.T))
 
 
-def _covering(height: Tensor, width: Tensor, least_height: int, least_width: int) -> tuple[Tensor, Tensor]:
-    """The smallest size of the same shape that covers another, as whole numbers."""
+def _covering_size(height: Tensor, width: Tensor, least_height: int, least_width: int) -> tuple[Tensor, Tensor]:
+    """Return the smallest whole size with the same aspect ratio that covers the least height and width."""
     tall = (least_width * height // width).clamp(min=least_height)
     wide = (least_height * width // height).clamp(min=least_width)
     by_height = least_height * width >= least_width * height
     return torch.where(by_height, least_height, tall), torch.where(by_height, wide, least_width)
 
 
-def _weights(line: Tensor, seen: Tensor, target: Tensor, kept: int, kind: str) -> Tensor:
-    """(kept, points): how the `kept` middle points of `target` are made of the `seen` middle ones of a line.
+def _resize_weights(line: Tensor, seen: Tensor, target: Tensor, kept: int, kind: str) -> Tensor:
+    """Return (kept, points): the weights that make the `kept` middle points of `target` from the `seen` middle points.
 
     Antialiased: shrinking widens the kernel.
     """
@@ -188,6 +207,6 @@ def _weights(line: Tensor, seen: Tensor, target: Tensor, kept: int, kind: str) -
     return (weights[:kept] * step).round() / step
 
 
-def _whole(pixels: Tensor) -> Tensor:
-    """Half a pixel goes up, as in torch's whole-number arithmetic; `round` would take it to the even neighbour."""
+def _round_half_up(pixels: Tensor) -> Tensor:
+    """Round half a pixel up, as torch's integer arithmetic does; `round` would go to the even neighbour."""
     return (pixels + 0.5).floor().clamp(0.0, 255.0)

@@ -1,10 +1,10 @@
-"""An ONNX file with the products of its encoder in int8: ranges of activations found at run time, or on given images.
+"""Write an ONNX file whose encoder computes in int8, with activation ranges found at run time or on given images.
 
-Weights are symmetric with a scale for each output channel. The head, what reads the image itself and the projection of
-patches stay in float32: they are a hundredth of the work, and what they lose nothing after them can repair. So do
-products of activations with each other (attention), norms and softmax.
+Weights are symmetric with a scale for each output channel. The head, the product that reads the image and the patch
+projection stay in float32: they are a hundredth of the work, and no later layer can repair their errors. Attention,
+norms and softmax stay in float32 too.
 
-A range that is found at run time is one for the whole batch, so an image's answer depends on its neighbours.
+A range found at run time holds for the whole batch, so an image's answer depends on the other images in it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ import numpy as np
 from torch import Tensor
 
 from vitrail.errors import ExportError
-from vitrail.exporting.graphs import Graph
-from vitrail.exporting.onnx import MOST_INSIDE, needed, weight_bytes, write_onnx
-from vitrail.exporting.runtimes import first_line, quiet
+from vitrail.exporting.graphs import ExportGraph
+from vitrail.exporting.onnx import MOST_INSIDE, import_extra, weight_bytes, write_onnx
+from vitrail.exporting.runtimes import first_line, silence_exporters
 
 QUANTISATION = "quantisation"
-"""The key of an ONNX file's metadata that says how it was brought to int8: dynamic, or calibrated."""
+"""The metadata key of an ONNX file that tells how its int8 ranges were found: `dynamic` or `calibrated`."""
 PRODUCTS = ("MatMul", "Gemm", "Conv")
 PERCENTILE = 99.99
-"""Of an activation's values that its range covers when it is calibrated: single outliers would cost all the others."""
+"""The percentage of values that a calibrated range covers: outliers would cost the others precision."""
 
 
-def write_int8(graph: Graph, path: Path, calibration: Sequence[Tensor] = ()) -> None:
-    """Write a graph in int8; with inputs to calibrate on, ranges are fixed and convolutions are in int8 too."""
-    onnx = needed("onnx")
-    quantization = needed("onnxruntime.quantization")
+def write_int8(graph: ExportGraph, path: Path, calibration: Sequence[Tensor] = ()) -> None:
+    """Write a graph in int8. If inputs to calibrate on are given, ranges are fixed and convolutions are in int8 too."""
+    onnx = import_extra("onnx")
+    quantization = import_extra("onnxruntime.quantization")
     if weight_bytes(graph) > MOST_INSIDE:
         raise ExportError(
             f"int8 is made of an ONNX file with its weights inside, which ends at 2 GiB, and this model has "
@@ -50,7 +50,7 @@ def write_int8(graph: Graph, path: Path, calibration: Sequence[Tensor] = ()) -> 
         del model.graph.value_info[:]
         onnx.save(model, folded)
         kinds = ["MatMul", "Conv"] if calibration else ["MatMul"]
-        nodes = _nodes(model.graph, graph, kinds)
+        nodes = _choose_nodes(model.graph, graph, kinds)
         if not nodes:
             hint = "" if calibration else ": calibrate on images with --images DATA, which takes convolutions too"
             raise ExportError(f"this model has no product with weights that int8 would speed up{hint}")
@@ -58,19 +58,19 @@ def write_int8(graph: Graph, path: Path, calibration: Sequence[Tensor] = ()) -> 
         which = {"nodes_to_quantize": nodes, "op_types_to_quantize": kinds}
         weights = {"per_channel": True, "weight_type": quantization.QuantType.QInt8, **which}
         try:
-            with quiet(), _hushed():
+            with silence_exporters(), _silence_onnxruntime():
                 if calibration:
-                    _calibrated(quantization, folded, path, weights, _Reader(graph.input, calibration))
+                    _quantise_static(quantization, folded, path, weights, _CalibrationReader(graph.input, calibration))
                 else:
                     options = {"MatMulConstBOnly": True}
                     quantization.quantize_dynamic(folded, path, extra_options=options, **weights)
         except Exception as error:  # onnxruntime's own kinds
             raise ExportError(f"onnxruntime cannot bring this model to int8: {first_line(error)}") from error
-        _carry(onnx, plain, path, "calibrated" if calibration else "dynamic")
+        _copy_metadata(onnx, plain, path, "calibrated" if calibration else "dynamic")
 
 
-def _calibrated(quantization: Any, source: Path, path: Path, weights: dict[str, Any], reader: Any) -> None:
-    """Operators between a pair of QuantizeLinear and DequantizeLinear, which every runtime reads."""
+def _quantise_static(quantization: Any, source: Path, path: Path, weights: dict[str, Any], reader: Any) -> None:
+    """Quantise with fixed ranges, in the QuantizeLinear/DequantizeLinear form that every runtime reads."""
     quantization.quantize_static(
         source,
         path,
@@ -84,8 +84,8 @@ def _calibrated(quantization: Any, source: Path, path: Path, weights: dict[str, 
 
 
 def _fold(source: Path, path: Path) -> None:
-    """What follows from weights alone, such as a convolution's standardised weights, is computed for good."""
-    onnxruntime = needed("onnxruntime")
+    """Compute once and for all what depends on weights alone, such as standardised convolution weights."""
+    onnxruntime = import_extra("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
@@ -93,17 +93,17 @@ def _fold(source: Path, path: Path) -> None:
     onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
 
-def _nodes(part: Any, graph: Graph, kinds: Sequence[str]) -> list[str]:
-    """Products with weights, but for those that read the image itself and the projection of patches."""
+def _choose_nodes(part: Any, graph: ExportGraph, kinds: Sequence[str]) -> list[str]:
+    """Return the products with weights, except those that read the image itself and the patch projection."""
     weights = {tensor.name: tensor for tensor in part.initializer}
     products = [node for node in part.node if node.op_type in PRODUCTS and node.input[1] in weights]
-    kept = _reading_the_image(part, {node.name for node in products})
+    kept = _find_image_readers(part, {node.name for node in products})
     kept |= {node.name for node in products if _projects_patches(weights[node.input[1]], graph)}
     return [node.name for node in products if node.op_type in kinds and node.name not in kept]
 
 
-def _reading_the_image(part: Any, products: set[str]) -> set[str]:
-    """Of these, the names of nodes that no other one lies before. Nodes come in the order of their computation."""
+def _find_image_readers(part: Any, products: set[str]) -> set[str]:
+    """Return the products that come first on a path from the image; nodes are in the order of computation."""
     reached, found = {value.name for value in part.input}, set[str]()
     for node in part.node:
         if node.op_type == "Shape" or reached.isdisjoint(node.input):  # a size is no image
@@ -115,7 +115,7 @@ def _reading_the_image(part: Any, products: set[str]) -> set[str]:
     return found
 
 
-def _projects_patches(weight: Any, graph: Graph) -> bool:
+def _projects_patches(weight: Any, graph: ExportGraph) -> bool:
     """By its values: names do not outlive what exporters do to a graph. A linear map's are transposed in it."""
     projection = getattr(getattr(graph.model, "patch_embed", None), "projection", None)
     if projection is None:
@@ -123,24 +123,23 @@ def _projects_patches(weight: Any, graph: Graph) -> bool:
     own = projection.weight.detach().numpy()
     if tuple(weight.dims) not in (own.shape, own.T.shape):
         return False
-    values = needed("onnx.numpy_helper").to_array(weight)
+    values = import_extra("onnx.numpy_helper").to_array(weight)
     return np.array_equal(values, own) or np.array_equal(values, own.T)
 
 
-class _Reader:
-    """Inputs to calibrate on, one after the other, as onnxruntime asks for them."""
+class _CalibrationReader:
+    """Give onnxruntime the calibration inputs one after the other."""
 
     def __init__(self, name: str, inputs: Sequence[Tensor]) -> None:
         self.name, self.inputs = name, iter(inputs)
 
     def get_next(self) -> dict[str, Any] | None:
-        """None at the end."""
         inputs = next(self.inputs, None)
         return None if inputs is None else {self.name: inputs.numpy()}
 
 
-def _carry(onnx: Any, plain: Path, path: Path, how: str) -> None:
-    """What the model carries, which quantisation leaves behind, and how that was done."""
+def _copy_metadata(onnx: Any, plain: Path, path: Path, how: str) -> None:
+    """Copy the metadata, which quantisation drops, and add how the ranges were found."""
     carried = onnx.load(plain, load_external_data=False).metadata_props
     model = onnx.load(path)
     del model.metadata_props[:]
@@ -150,8 +149,8 @@ def _carry(onnx: Any, plain: Path, path: Path, how: str) -> None:
 
 
 @contextmanager
-def _hushed() -> Iterator[None]:
-    """onnxruntime's quantisation gives advice through the root logger, and prints."""
+def _silence_onnxruntime() -> Iterator[None]:
+    """Silence onnxruntime's quantisation, which logs to the root logger and prints."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""A graph as an ONNX file, and such a file run by onnxruntime."""
+"""Write a graph as an ONNX file, and run such a file with onnxruntime."""
 
 from __future__ import annotations
 
@@ -11,32 +11,31 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from vitrail.errors import ExportError, MissingExtraError
-from vitrail.exporting.carried import carried
-from vitrail.exporting.graphs import Graph, traced
-from vitrail.exporting.runtimes import Run, first_line, quiet
+from vitrail.exporting.graphs import ExportGraph, collect_metadata, trace_graph
+from vitrail.exporting.runtimes import ExportRunner, first_line, silence_exporters
 from vitrail.model.vit import VisionTransformer
 
 OPSET = 20
 """The first with GELU as one operator; read by onnxruntime from 1.17 on (2024), OpenVINO and TensorRT."""
 MOST_INSIDE = 2**31 - 2**24
-"""Bytes of weights inside the file. Protobuf ends at 2 GiB; beyond, weights lie in a file beside it."""
+"""The most bytes of weights inside the file: protobuf ends at 2 GiB. Larger weights lie in a file beside it."""
 
 
-def needed(module: str) -> Any:
-    """A package of the extra `export`."""
+def import_extra(module: str) -> Any:
+    """Import a package of the extra `export`, or raise a MissingExtraError with the command that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError:
         raise MissingExtraError("exporting to ONNX", "export") from None
 
 
-def write_onnx(graph: Graph, path: Path) -> None:
-    """Write a graph with what its model carries: one file, or beyond 2 GB one with its weights beside it."""
+def write_onnx(graph: ExportGraph, path: Path) -> None:
+    """Write a graph with its metadata into one file; beyond 2 GB, with the weights in a second file beside it."""
     for module in ("onnx", "onnxscript"):
-        needed(module)
-    program = _decomposed(traced(graph), graph)
+        import_extra(module)
+    program = _decompose_attention(trace_graph(graph), graph)
     try:
-        with quiet():
+        with silence_exporters():
             exported = torch.onnx.export(
                 program,
                 dynamo=True,
@@ -47,22 +46,22 @@ def write_onnx(graph: Graph, path: Path) -> None:
                 verbose=False,
             )
     except Exception as error:  # the exporter's own kinds, which it keeps private
-        raise ExportError(f"this model cannot be written as ONNX: {_reason(error)}") from error
+        raise ExportError(f"this model cannot be written as ONNX: {_find_cause(error)}") from error
     assert exported is not None
-    _without_traces(exported.model)
+    _remove_traces(exported.model)
     _keep_zeros_around_pooling(exported.model)
-    exported.model.metadata_props.update(carried(graph.model))
+    exported.model.metadata_props.update(collect_metadata(graph.model))
     exported.save(path, external_data=weight_bytes(graph) > MOST_INSIDE)
 
 
-def weight_bytes(graph: Graph) -> int:
-    """Of a graph in float32."""
+def weight_bytes(graph: ExportGraph) -> int:
+    """Return the bytes of a graph's weights in float32."""
     return sum(tensor.nbytes for tensor in graph.module.state_dict().values())
 
 
-def open_onnx(path: Path) -> Run:
-    """A file as a function, run on the CPU."""
-    onnxruntime = needed("onnxruntime")
+def open_onnx(path: Path) -> ExportRunner:
+    """Open an ONNX file as a function that runs on the CPU."""
+    onnxruntime = import_extra("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = torch.get_num_threads()
@@ -81,22 +80,22 @@ def open_onnx(path: Path) -> Run:
     return run
 
 
-def _decomposed(program: ExportedProgram, graph: Graph) -> ExportedProgram:
-    """Attention with a bias in plain operators: torch's exporter takes its memory for laid out otherwise, and fails."""
+def _decompose_attention(program: ExportedProgram, graph: ExportGraph) -> ExportedProgram:
+    """Write biased attention in plain operators: torch's exporter misreads its memory layout and fails."""
     if isinstance(graph.model, VisionTransformer) and graph.model.position == "relative":
-        with quiet():
+        with silence_exporters():
             plain: ExportedProgram = program.run_decompositions()
         return plain
     return program
 
 
 def _keep_zeros_around_pooling(model: Any) -> None:
-    """BiT pools over a border of zeros, and onnxruntime must be kept from computing something else.
+    """Keep onnxruntime from changing the border of zeros that BiT pools over.
 
-    It joins a Pad with the MaxPool after it, whose own border is below any number (seen in 1.31). An operator between
-    them that changes nothing prevents that.
+    It merges a Pad with the MaxPool after it, whose own border is minus infinity (seen in 1.31). A Max operator that
+    changes nothing between them prevents that.
     """
-    ir = needed("onnx_ir")
+    ir = import_extra("onnx_ir")
     for node in list(model.graph):
         padded = node.inputs[0] if node.op_type == "MaxPool" else None
         if padded is not None and padded.producer() is not None and padded.producer().op_type == "Pad":
@@ -108,8 +107,8 @@ def _keep_zeros_around_pooling(model: Any) -> None:
             node.replace_input_with(0, same.outputs[0])
 
 
-def _without_traces(model: Any) -> None:
-    """Nodes name the lines of the code they were traced from, with the folders of this machine: not for strangers."""
+def _remove_traces(model: Any) -> None:
+    """Remove the source lines that nodes were traced from: they name folders of this machine."""
     for part in (model.graph, *model.functions.values()):
         for node in part:
             node.metadata_props.clear()
@@ -119,8 +118,8 @@ def _without_traces(model: Any) -> None:
         part.metadata_props.clear()
 
 
-def _reason(error: Exception) -> str:
-    """The last cause says what an exporter could not do; the first only that it could not."""
+def _find_cause(error: Exception) -> str:
+    """Return the first line of the innermost cause, which tells what the exporter could not do."""
     while error.__cause__ is not None and isinstance(error.__cause__, Exception):
         error = error.__cause__
     return first_line(error)

@@ -1,4 +1,4 @@
-"""A graph in OpenVINO's form, by way of ONNX."""
+"""Write a graph in OpenVINO's format, through ONNX, and run it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import ExportError, MissingExtraError
-from vitrail.exporting.carried import carried
-from vitrail.exporting.graphs import Graph
+from vitrail.exporting.graphs import ExportGraph, collect_metadata
 from vitrail.exporting.onnx import write_onnx
-from vitrail.exporting.runtimes import Run
+from vitrail.exporting.runtimes import ExportRunner
 
 
-def write_openvino(graph: Graph, path: Path) -> None:
-    """An .xml file and its weights beside it as .bin, uncompressed; what the model carries is under `vitrail`."""
-    openvino = _openvino()
+def write_openvino(graph: ExportGraph, path: Path) -> None:
+    """Write an .xml file with its weights beside it as .bin; the metadata is under the key `vitrail`."""
+    openvino = _import_openvino()
     with tempfile.TemporaryDirectory() as folder:
         between = Path(folder) / "model.onnx"
         write_onnx(graph, between)
@@ -27,14 +26,14 @@ def write_openvino(graph: Graph, path: Path) -> None:
             converted = openvino.convert_model(between)
         except Exception as error:  # OpenVINO's own
             raise ExportError(f"OpenVINO cannot convert this model: {_last_line(error)}") from error
-        for key, text in carried(graph.model).items():
+        for key, text in collect_metadata(graph.model).items():
             converted.set_rt_info(text, ["vitrail", key])
         openvino.save_model(converted, path, compress_to_fp16=False)
 
 
-def open_openvino(path: Path) -> Run:
-    """Compiled for the CPU, in float32."""
-    openvino = _openvino()
+def open_openvino(path: Path) -> ExportRunner:
+    """Open an export as a function that runs on the CPU in float32."""
+    openvino = _import_openvino()
     try:
         compiled = openvino.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     except Exception as error:  # OpenVINO's own
@@ -49,7 +48,7 @@ def open_openvino(path: Path) -> Run:
     return run
 
 
-def _openvino() -> Any:
+def _import_openvino() -> Any:
     try:
         return importlib.import_module("openvino")
     except ImportError:
@@ -57,5 +56,5 @@ def _openvino() -> Any:
 
 
 def _last_line(error: Exception) -> str:
-    """What went wrong; the lines before say where in OpenVINO's source."""
+    """Return the last line of an OpenVINO error: the lines before point into its source code."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1]

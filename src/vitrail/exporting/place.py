@@ -1,4 +1,4 @@
-"""Where an export goes: whole and checked, or not at all."""
+"""The file that an export is written to: it appears whole, or not at all."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from vitrail.errors import ConfigError, ExportError
 from vitrail.system.files import move_into_place
 
 
-def checked_target(target: Path, suffix: str) -> Path:
-    """The file that an export is written to: of the right suffix, so that only an export is ever replaced."""
+def check_target(target: Path, suffix: str) -> Path:
+    """Return the path to write to, or raise a ConfigError if its suffix is wrong: only an export is ever replaced."""
     target = target.expanduser()
     if target.suffix != suffix:
         raise ConfigError(f"{target}: name a file that ends in {suffix}; one that is there already is replaced")
@@ -24,9 +24,11 @@ def checked_target(target: Path, suffix: str) -> Path:
 
 
 @contextlib.contextmanager
-def placed(target: Path) -> Iterator[Path]:
-    """A path for a draft, in a folder of its own beside `target`. What is in the folder when the block ends well takes
-    its place, the draft last, because it may refer to the others; otherwise everything vanishes."""
+def write_atomically(target: Path) -> Iterator[Path]:
+    """Yield a draft path in a temporary folder beside `target`, and move the folder's files into place afterwards.
+
+    The draft is moved last, because it may refer to the other files. If the block raises, nothing is left behind.
+    """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -41,7 +43,7 @@ def placed(target: Path) -> Iterator[Path]:
             raise ExportError(f"{target} cannot be made: {error.strerror or error} ({where})") from None
         try:
             for path in sorted(folder.iterdir(), key=lambda path: path == draft):
-                path.chmod(0o666 & ~_mask())
+                path.chmod(0o666 & ~_read_umask())
                 move_into_place(path, target.with_name(path.name))
         except OSError as error:
             raise ExportError(f"{target} cannot be written: {error.strerror or error}") from None
@@ -49,12 +51,12 @@ def placed(target: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def size_of(draft: Path) -> int:
-    """Bytes of an export, with whatever lies beside it."""
+def measure_size(draft: Path) -> int:
+    """Return the bytes of an export, including files of weights beside it."""
     return sum(path.stat().st_size for path in draft.parent.iterdir() if path.name.startswith(draft.stem))
 
 
-def _mask() -> int:
+def _read_umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -1,4 +1,4 @@
-"""What all runtimes and exporters share."""
+"""What all runtimes and exporters share: the type of an opened export, short error messages, silence."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-Run = Callable[[Tensor], Tensor]
-"""An export that is open: inputs → outputs, both on the CPU."""
+ExportRunner = Callable[[Tensor], Tensor]
+"""An opened export: it maps input tensors to output tensors, both on the CPU."""
 
 
 def first_line(error: Exception) -> str:
-    """What went wrong, from errors that tell pages."""
+    """Return the first line of an error message that may be pages long."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Without what exporters say to their own developers, on paths that work."""
+def silence_exporters() -> Iterator[None]:
+    """Silence the warnings that exporters address to their own developers."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.utils._sympy.interp", "onnxscript", "root")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
