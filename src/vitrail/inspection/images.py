@@ -89,7 +89,9 @@ def pick_from_source(
     source: Source, name: str, channels: int, most: int = MOST, show: int = SHOWN, pixels: int = MOST_PIXELS
 ) -> InspectionImages:
     """Pick images of an open data set; `name` is its name in the report. Otherwise like `pick_from_folder`."""
-    return _pick_images(len(source), partial(_read_sample, source, channels), source.display_name, name, most, show, pixels)
+    return _pick_images(
+        len(source), partial(_read_sample, source, channels), source.display_name, name, most, show, pixels
+    )
 
 
 def pick_photographs(channels: int, most: int = MOST) -> InspectionImages:
