@@ -1,5 +1,7 @@
 """A run left alone, and the same run killed again and again: python killed.py WHOLE.json BROKEN.json KILLS SEED
 
+A fifth argument, "soon", kills shortly after each start has written its first checkpoint: so that few kills show much.
+
 Everything is imported once; each start is a fork that trains until kill −9 ends it, at a moment anywhere in the first
 tenth of the time that the whole run took; later where the starts before got nowhere, as on a busy machine, and sooner
 where they got so far that too little would be left for those to come. The last start is left alone.
@@ -37,15 +39,24 @@ def main() -> None:
     for number in range(kills):
         left = (1 - steps[-1] / broken.schedule.steps) / (kills - number)  # of the run, for each start
         child = begun(broken)
-        time.sleep(rng.uniform(0, took * min(0.1 * (1 + in_vain / 3), 2 * left)))
+        if sys.argv[5:] == ["soon"]:
+            while newest_step(broken) == steps[-1]:
+                time.sleep(0.01)
+            time.sleep(rng.uniform(0, took * 0.05))
+        else:
+            time.sleep(rng.uniform(0, took * min(0.1 * (1 + in_vain / 3), 2 * left)))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         alive += os.WIFSIGNALED(status)
-        found = sorted(broken.run.folder.glob("checkpoints/step-*"))
-        steps.append(int(found[-1].name[5:]) if found else 0)
+        steps.append(newest_step(broken))
         in_vain = in_vain + 1 if steps[-1] == steps[-2] else 0
     finished(begun(broken))
     print(json.dumps({"killed": alive, "steps": steps[1:]}))
+
+
+def newest_step(config: RunConfig) -> int:
+    steps = [int(path.name[5:]) for path in config.run.folder.glob("checkpoints/step-*")]
+    return max(steps, default=0)
 
 
 def begun(config: RunConfig) -> int:

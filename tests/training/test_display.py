@@ -243,7 +243,7 @@ def test_the_bar(terminal, clock):
             display.update(step)
         display.update(2501, VALUES)
         display.print_line("a [bold]message[/bold] :smile:")
-        display._face._live.refresh()
+        display._style._live.refresh()
         message, first, second, *_ = screen(stderr.getvalue())
         assert message == "a [bold]message[/bold] :smile:"
         assert re.fullmatch(r"runs/digits  ━+[╸╺]?━+  2,501/10,000  41m41s  2h04m left", first)
@@ -289,7 +289,7 @@ def test_whatever_is_written_goes_above_the_bar(terminal):
                 logger.warning("beware %d", number)
             sys.stderr.write("torch says ")
             sys.stderr.write("something\nand ")
-            display._face._live.refresh()
+            display._style._live.refresh()
         assert handler.stream is stderr is sys.stderr
         logger.warning("afterwards")
     finally:
@@ -333,7 +333,7 @@ def test_a_forked_process_writes_past_the_bar(tmp_path, monkeypatch):
     with (tmp_path / "stderr").open("w", encoding="utf-8") as stream:
         monkeypatch.setattr(sys, "stderr", stream)
         with Display(10, 0, "bar", terminal=True) as display:
-            live = display._face._live
+            live = display._style._live
             with live._lock, live.console._lock:
                 child = os.fork()
                 if not child:

@@ -127,7 +127,7 @@ def test_a_graph_makes_the_same_steps(monkeypatch, kind, most, stem):
 def test_recording_changes_nothing_that_a_step_changes(monkeypatch):
     monkeypatch.setattr(graph_step, "CudaGraph", lambda function, kept: kept)
     learner = Learner("muon", "cpu", conv_stem=((16, 3, 2), (32, 3, 2)))
-    kept = GraphStep(learner.objective, torch.float32, learner.optimizer, 1.0, learner.average)._captured
+    kept = GraphStep(learner.objective, torch.float32, learner.optimizer, 1.0, learner.average)._graph
     restored = {tensor.data_ptr() for tensor in kept}
     assert {name for name, tensor in learner.named().items() if tensor.data_ptr() not in restored} == set()
 

@@ -1,1 +1,1 @@
-"""One training loop, and what it stands on: optimiser, schedule, averaging, checkpoints, ranks, records."""
+"""Training: `run_training` trains a model from a `RunConfig`, and resumes from the newest checkpoint."""

@@ -1,4 +1,4 @@
-"""Polyak averaging: a second set of weights that follows the first slowly, and is what is evaluated and kept."""
+"""Polyak averaging: a second set of weights follows the first slowly. It is what is evaluated and saved."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """The part of a tensor that lies on this rank: all of it, unless it is sharded."""
-    found: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return found
+    """Return the part of a tensor that is on this rank: all of it, unless it is sharded."""
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
 
 
 class Average:
-    """The average of a module's parameters, and of its floating-point buffers; other buffers are copied."""
+    """The average of a module's parameters and floating-point buffers. Other buffers are copied."""
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         self.decay = decay
@@ -26,17 +26,19 @@ class Average:
         self._sharded = any(hasattr(tensor, "to_local") for tensor in self.tensors.values())
 
     def update(self, step: int) -> None:
-        """After the step with this number."""
+        """Update the average after the step with this number."""
         self.blend(self.blend_weight(step))
 
     def blend_weight(self, step: int) -> float:
-        """How far the average goes towards the weights after this step, 1 being all the way. Early on it goes further,
-        or its first values would rule it."""
+        """Return the share of the current weights in the average after this step, from 0 to 1.
+
+        It is larger in early steps: otherwise the initial values would dominate the average.
+        """
         return 1 - min(self.decay, (1 + step) / (10 + step))
 
     @torch.no_grad()
     def blend(self, share: float | Tensor) -> None:
-        """Go such a share of the way. Of a tensor it is not asked what it is, which a device would be waited for."""
+        """Move the average towards the current weights by this share. Does not wait for a tensor's value."""
         averages, current = [self.tensors[name] for name in self.followed], list(self.followed.values())
         if self._sharded:
             averages, current = [local_part(tensor) for tensor in averages], [local_part(tensor) for tensor in current]
@@ -51,7 +53,7 @@ class Average:
 
     @contextlib.contextmanager
     def use_in_module(self) -> Iterator[None]:
-        """The module computes with the average inside, and with its own weights again afterwards."""
+        """Let the module compute with the average while the block runs, and with its own weights again afterwards."""
         self._swap()
         try:
             yield
@@ -62,11 +64,11 @@ class Average:
     def _swap(self) -> None:
         for name, tensor in (self.followed | self.copied).items():
             ours, theirs = local_part(self.tensors[name]), local_part(tensor)
-            kept = theirs.clone()
+            copy = theirs.clone()
             theirs.copy_(ours)
-            ours.copy_(kept)
+            ours.copy_(copy)
 
 
 def _state(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and the buffers that are saved, by name."""
+    """Return the parameters, and the buffers that are saved, by name."""
     return module.state_dict(keep_vars=True)

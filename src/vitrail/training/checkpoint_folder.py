@@ -3,13 +3,13 @@
 checkpoints/step-00001000/
     shard-….safetensors    tensors, each rank's own part; torch.distributed.checkpoint puts them together again
     state.json             everything that is not a tensor
-    SHA256SUMS             of all files, in the format of `sha256sum`
+    SHA256SUMS             the hashes of all files, in the format of `sha256sum`
 
-A checkpoint is written in a folder of another name, brought to the disk, hashed, and renamed at last. Whatever ends the
-process before that leaves a folder that nothing reads, and that the next start removes. There is no pickle in it:
-torch's own format for sharded checkpoints would run code from a stranger's file, so tensors are in safetensors.
+A checkpoint is written to a folder of another name, hashed, flushed to the disk, and renamed last. If the process ends
+before that, the folder is never read, and the next start removes it. There is no pickle in it: torch's own format for
+sharded checkpoints could run code from a stranger's file, so tensors are stored as safetensors.
 
-Writing goes on in a thread while training does: the tensors are copied first.
+A thread writes the files while training goes on, from a copy of the tensors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from vitrail.weights.formats.native import CHECKSUM_FILE
 
 log = logging.getLogger("vitrail")
 
-# One process is meant, not an oversight. A filter around the call would not do: it is not safe among threads.
+# One process is intended here. A filter around the call would not do: such filters are not safe among threads.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
 
 STATE = "state.json"
@@ -45,7 +45,7 @@ Record = dict[str, Any]
 
 
 class CheckpointFolder:
-    """Of one run, in its folder. Every rank has one, and calls its methods in the same order."""
+    """The checkpoints of one run. Every rank has an instance, and must call its methods in the same order."""
 
     def __init__(self, folder: Path, ranks: Ranks, keep: int) -> None:
         self.folder, self.ranks, self.keep = folder, ranks, keep
@@ -53,7 +53,7 @@ class CheckpointFolder:
         self._error: BaseException | None = None
 
     def open(self) -> None:
-        """Make the folder, and remove what an earlier process left unfinished."""
+        """Create the folder, and remove checkpoints that an earlier process left unfinished."""
         if self.ranks.is_first:
             self.folder.mkdir(parents=True, exist_ok=True)
             for path in self.folder.glob(f"{UNFINISHED}*"):
@@ -61,44 +61,56 @@ class CheckpointFolder:
         self.ranks.wait()
 
     def find_newest(self) -> Path | None:
-        """The newest whole one. What is damaged is named and passed over."""
-        found: Path | TrainingError | None = None
+        """Return the newest whole checkpoint, or None if there is none. Damaged ones are skipped with a warning.
+
+        Raises:
+            TrainingError: There are checkpoints, but all of them are damaged.
+        """
+        newest: Path | TrainingError | None = None
         if self.ranks.is_first:
             try:
-                found = self._find_newest()
+                newest = self._find_newest()
             except TrainingError as error:
-                found = error
-        found = self.ranks.broadcast_from_first(found)
-        if isinstance(found, TrainingError):
-            raise found
-        return found
+                newest = error
+        newest = self.ranks.broadcast_from_first(newest)
+        if isinstance(newest, TrainingError):
+            raise newest
+        return newest
 
     def _find_newest(self) -> Path | None:
-        found = self.list_steps()
-        for path in reversed(found.values()):
-            wrong = damage(path)
-            if wrong is None:
+        checkpoints = self.list_steps()
+        for path in reversed(checkpoints.values()):
+            damage = find_damage(path)
+            if damage is None:
                 return path
-            # Under another name: a later start must not take it up again, past what was done since.
+            # Renamed, so that a later start does not resume from it, after training has gone on from an older one.
             aside = path.with_name(f"{DAMAGED}{path.name}")
-            log.warning("%s is passed over, and is %s now: %s", path, aside.name, wrong)
+            log.warning("%s is passed over, and is %s now: %s", path, aside.name, damage)
             shutil.rmtree(aside, ignore_errors=True)
             path.rename(aside)
-        if found:
+        if checkpoints:
             raise TrainingError(
-                f"none of the {len(found)} checkpoints in {self.folder} is whole: mend them, or give another run.folder"
+                f"none of the {len(checkpoints)} checkpoints in {self.folder} is whole: mend them, or give another "
+                "run.folder"
             )
         return None
 
     def list_steps(self) -> dict[int, Path]:
-        """All that are there, by their step, the oldest first."""
-        found = {path.name.removeprefix(FINISHED): path for path in self.folder.glob(f"{FINISHED}*")}
-        return {int(step): found[step] for step in sorted(filter(str.isdecimal, found), key=int)}
+        """Return the paths of all checkpoints by their step, the oldest first."""
+        paths = {path.name.removeprefix(FINISHED): path for path in self.folder.glob(f"{FINISHED}*")}
+        return {int(step): paths[step] for step in sorted(filter(str.isdecimal, paths), key=int)}
 
     def save(self, step: int, tensors: dict[str, Tensor], record: Record, best: int | None = None) -> None:
-        """Copy everything now and write it in the background. What went wrong with the one before is raised here.
+        """Copy the tensors now, and write the checkpoint in the background.
 
-        `best`: the step whose checkpoint stays, whatever its age.
+        Args:
+            step: Steps done.
+            tensors: Everything to save, by name; on each rank its own shards.
+            record: Everything else, as JSON.
+            best: The step of a checkpoint that is kept however old it is.
+
+        Raises:
+            TrainingError: The previous checkpoint could not be written.
         """
         self.finish()
         draft = self.folder / f"{UNFINISHED}{step:08}"
@@ -118,7 +130,7 @@ class CheckpointFolder:
         self._thread.start()
 
     def finish(self) -> None:
-        """Wait until what is being written is whole, on all ranks."""
+        """Wait until the checkpoint in the background is written on all ranks, and raise its error if there was one."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -126,12 +138,16 @@ class CheckpointFolder:
         self._check(error)
 
     def _check(self, error: BaseException | None) -> None:
-        """On all ranks: raise what went wrong on any."""
+        """Raise a TrainingError on all ranks if there was an error on any."""
         if self.ranks.any(error is not None):
             raise TrainingError(self._cannot_write(error)) from None
 
     def load(self, path: Path, tensors: dict[str, Tensor]) -> Record:
-        """Read a checkpoint into tensors that are there already, sharded as they are; and what is not tensors."""
+        """Read a checkpoint into existing tensors, sharded in any way, and return everything else that was saved.
+
+        Raises:
+            TrainingError: The checkpoint has other tensors, or cannot be read.
+        """
         record: Record = json.loads((path / STATE).read_text(encoding="utf-8"))
         if missing := set(record["tensors"]) ^ set(tensors):
             raise TrainingError(
@@ -148,14 +164,14 @@ class CheckpointFolder:
         return {"no_dist": True} if self.ranks.size == 1 else {"process_group": group}
 
     def _open(self, draft: Path) -> None:
-        """An empty folder, which all ranks see when this returns."""
+        """Create an empty folder, which all ranks see when this returns."""
         error = None
         if self.ranks.is_first:
             try:
                 shutil.rmtree(draft, ignore_errors=True)
                 draft.mkdir(parents=True)
-            except OSError as found:
-                error = found
+            except OSError as os_error:
+                error = os_error
         self._check(error)
 
     def _run(self, work: Callable[[], None], draft: Path) -> None:
@@ -164,10 +180,10 @@ class CheckpointFolder:
         except BaseException as error:  # CheckpointException is no Exception; all of them are raised by `finish`
             self._error = error
             if self.ranks.is_first:
-                shutil.rmtree(draft, ignore_errors=True)  # the room that it takes is needed for what tells of it
+                shutil.rmtree(draft, ignore_errors=True)  # the disk may be full, and the error is still to be recorded
 
     def _publish(self, draft: Path, step: int) -> None:
-        """Hashes, then the disk, then the name."""
+        """Write the hashes, flush everything to the disk, and only then give the folder its final name."""
         names = sorted(path.name for path in draft.iterdir())
         (draft / CHECKSUM_FILE).write_text(
             "".join(f"{sha256(draft / name)}  {name}\n" for name in names), encoding="utf-8"
@@ -176,33 +192,33 @@ class CheckpointFolder:
             flush_to_disk(path)
         flush_to_disk(draft)
         final = self.folder / f"{FINISHED}{step:08}"
-        if final.exists():  # damaged, or it would not be written again
+        if final.exists():  # it is damaged; otherwise it would not be written again
             shutil.rmtree(final)
         draft.rename(final)
         flush_to_disk(self.folder)
 
     def _prune(self, newest: int, best: int | None) -> None:
-        """What is newer than the newest was passed over at the start: it is damaged, and must not push out others."""
+        """Remove old checkpoints. Those after `newest` are damaged and do not count."""
         steps = {step: path for step, path in self.list_steps().items() if step <= newest}
         for step, path in list(steps.items())[: -self.keep]:
             if step != best:
-                # Renamed first: half a checkpoint must not bear a whole one's name.
+                # Renamed first: a half-deleted checkpoint must not look like a whole one.
                 leaving = self.folder / f"{UNFINISHED}{step:08}-old"
                 path.rename(leaving)
                 shutil.rmtree(leaving, ignore_errors=True)
 
     def _cannot_write(self, error: BaseException | None) -> str:
         why = "another rank could not write its part" if error is None else _cause(error)
-        kept = self.list_steps()
-        last = f"the last whole checkpoint is of step {max(kept)}" if kept else "there is no checkpoint yet"
+        saved = self.list_steps()
+        last = f"the last whole checkpoint is of step {max(saved)}" if saved else "there is no checkpoint yet"
         return (
             f"no checkpoint can be written to {self.folder}: {why}; {last}; mend that, on a full disk by making room, "
             "and start the same command again"
         )
 
 
-def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint by its hashes; None where it is whole."""
+def find_damage(path: Path) -> str | None:
+    """Return what is wrong with a checkpoint according to its hashes, or None if it is whole."""
     try:
         lines = (path / CHECKSUM_FILE).read_text(encoding="utf-8").splitlines()
         for digest, name in (line.split("  ", 1) for line in lines):
@@ -214,7 +230,7 @@ def damage(path: Path) -> str | None:
 
 
 def _cause(error: BaseException) -> str:
-    """The first reason that torch found, in a line."""
+    """Return the first cause of an error, in one line."""
     failures = getattr(error, "failures", None)
     if failures:
         error = next(iter(failures.values()))[0]

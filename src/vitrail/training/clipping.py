@@ -1,4 +1,4 @@
-"""How long a gradient is, and that it is no longer than it may be."""
+"""Gradient clipping."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vitrail.training.distributed import gather_tensor
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], most: float | None) -> Tensor:
-    """The length of all gradients together, which are scaled down where it is more than `most`."""
+    """Scale the gradients down if their total length exceeds `most`, and return that length before scaling."""
     learning = [parameter for parameter in parameters if parameter.grad is not None]
     total = torch.nn.utils.get_total_norm([p.grad for p in learning if p.grad is not None])
     total = gather_tensor(total)

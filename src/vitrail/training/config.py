@@ -20,13 +20,13 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
-def _listed(value: object) -> object:
-    """One name is a list of one."""
+def _to_tuple(value: object) -> object:
+    """Accept a single name as a list of one."""
     return (value,) if isinstance(value, str) else value
 
 
 class Section(Config):
-    """A part of the configuration. TOML and the command line have no word for nothing: there it is "none"."""
+    """A section of the configuration. TOML and the command line have no null: they write "none"."""
 
     @model_validator(mode="before")
     @classmethod
@@ -41,16 +41,16 @@ class Section(Config):
 
 
 class ModelConfig(Section):
-    """What is trained. Options of the architecture (dropout, pool, representation_size …) stand beside these keys."""
+    """The model. Options of the architecture (dropout, pool, representation_size …) are keys of this section too."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     name: str | None = None
-    """A name of the paper's, such as "B/16", for fresh weights."""
+    """A name from the paper, such as "B/16", for fresh weights."""
     weights: str | None = None
-    """MODEL to start from: a folder, a file, hf:owner/name, timm:name, pane. Its head is replaced."""
+    """The MODEL to start from: a folder, a file, hf:owner/name, timm:name, pane. Its head is replaced."""
     image_size: ImageSize | None = None
-    """Height and width in pixels; a model's own if left out. Weights of another size are resized to it."""
+    """Height and width in pixels; the model's own if left out. Weights for another size are resized."""
 
     @classmethod
     def _may_be_none(cls, name: str) -> bool:
@@ -58,7 +58,7 @@ class ModelConfig(Section):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of the architecture that were given."""
+        """The options of the architecture in this section."""
         return dict(self.__pydantic_extra__ or {})
 
     @model_validator(mode="after")
@@ -71,28 +71,28 @@ class ModelConfig(Section):
 
 
 class DataConfig(Section):
-    """What it is trained on, and how samples become batches."""
+    """The training data, and how samples become batches."""
 
     source: str
     """DATA: a folder, a .csv, .parquet or .tar file, a folder of shards, hf:owner/name, or digits."""
     validate_on: Literal["val", "test", "holdout", "none"] = "val"
-    """The part that evaluations during training look at. holdout: a share of train, even where the data has a part
-    "val", which is then left for a test."""
+    """The part that evaluations during training use. holdout: a share of train, even if the data has a part "val",
+    which is then left for a test."""
     holdout: Share | None = None
-    """Share of each class set aside where the data has no part "val": not trained on, and validated on unless
-    `validate_on` says otherwise. 0: nothing, train on all of it. Left out: a tenth of data that comes in one part."""
+    """Share of each class that is set aside if the data has no part "val": not trained on, and validated on unless
+    `validate_on` says otherwise. 0: train on everything. If left out: a tenth, if the data comes in one part."""
     holdout_seed: int = 0
-    """Chooses what is set aside."""
+    """The seed that chooses which images are set aside."""
     batch_size: Positive = 128
     """Images in a step, over all ranks and accumulated parts."""
     workers: Count = 0
-    """Processes on each rank that read and augment ahead; 0 does it in between."""
+    """Processes on each rank that read and augment ahead; with 0 the training process does it itself."""
     in_memory: bool = False
     """Decode everything once and keep the pixels: for small images that are seen many times."""
     on_device: bool = False
-    """Keep all pixels on the training device and augment there: for small images that are seen many times; images of
-    one size only. Takes the place of in_memory; workers then serve the first evaluation alone. Draws other crops than
-    a run without it, so a run cannot change it on its way."""
+    """Keep all pixels on the training device and augment there: for small images of one size that are seen many times.
+    Replaces in_memory; workers are then used in the first evaluation only. Random crops differ from those of a run
+    without it, so it cannot be changed on resume."""
     augmentation: Augmentation = Augmentation()
     mixing: Mixing = Mixing()
 
@@ -106,7 +106,7 @@ class DataConfig(Section):
 
 
 class ObjectiveConfig(Section):
-    """What it is trained for."""
+    """What the model is trained for."""
 
     kind: Literal["classification", "masked-patches"] = "classification"
     loss: Literal["softmax", "sigmoid"] = "softmax"
@@ -139,12 +139,12 @@ class ObjectiveConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """How weights move."""
+    """The optimizer, gradient clipping and averaging."""
 
     kind: Literal["adamw", "adam", "sgd", "muon"] = "adamw"
-    """muon: the matrices of encoder blocks move by orthogonal steps of the size of AdamW's, all else by AdamW."""
+    """muon: the matrices of encoder blocks move by orthogonal steps as large as AdamW's, all else by AdamW."""
     learning_rate: PositiveFloat = 1e-3
-    """The highest, after the warm-up."""
+    """The highest learning rate, reached after the warm-up."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """As PyTorch counts it: AdamW shrinks a weight by learning_rate · weight_decay of itself in a step. Recipes in JAX
     often write the product: their 1e-4 at a learning rate of 1e-3 is 0.1 here. Acts on the kernels of dense and
@@ -158,24 +158,24 @@ class OptimizerConfig(Section):
     clip_norm: PositiveFloat | None = 1.0
     """Gradients longer than this, all together, are scaled down to it. 0 is not "off": write "none"."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Each layer learns by this factor slower than the one after it."""
+    """The learning rate of each layer is that of the next layer times this factor."""
     averaging: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Polyak averaging: the average keeps this share of itself in every step. It is what is evaluated and saved."""
     accumulate: Positive = 1
-    """Parts that a rank's share of a batch is computed in, to save memory."""
+    """Number of parts in which a rank computes its share of a batch, to save memory."""
 
 
 class ScheduleConfig(Section):
-    """How long, and how the learning rate goes."""
+    """The length of the training, and the course of the learning rate."""
 
     steps: Positive | None = None
-    """Give these, or epochs."""
+    """Number of steps; give either this or epochs."""
     epochs: PositiveFloat | None = None
-    """How often every sample is seen, rounded up to whole steps."""
+    """How often every sample is seen; rounded up to whole steps."""
     warmup_steps: Count = 0
-    """The learning rate climbs in a line from 0 for so many steps."""
+    """Number of steps in which the learning rate grows linearly from 0."""
     decay: Literal["cosine", "linear", "none"] = "cosine"
-    """From the end of the warm-up to the end, down to 0."""
+    """How the learning rate falls from the end of the warm-up to 0 at the last step."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -190,35 +190,35 @@ class ScheduleConfig(Section):
 
 
 class RunSection(Section):
-    """Where and how it runs. Nothing here but seed and precision changes what is learned."""
+    """Where and how the run is computed. Only seed and precision change what is learned."""
 
     folder: Path = Path("runs/run")
-    """Everything that comes of the run is in here. A run that is there already is gone on with."""
+    """The folder of all results. If it holds an unfinished run, training goes on from its newest checkpoint."""
     seed: int = 0
-    """Of initial weights, order, augmentation, dropout and masks."""
+    """The seed of initial weights, order, augmentation, dropout and masks."""
     device: str = "auto"
-    """cpu, cuda, or auto: a GPU where there is one."""
+    """cpu, cuda, or auto: a GPU if there is one."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Of products in training; weights stay in fp32. auto: bf16 on GPUs that have it, else fp32."""
+    """Precision of matrix products; weights stay in fp32. auto: bf16 on GPUs that support it, else fp32."""
     compile: bool | None = None
-    """torch.compile; on a GPU if left out."""
+    """Whether to use torch.compile. If left out: on a GPU."""
     fused: bool | None = None
-    """Our own kernels in place of compiled ones, for plain Vision Transformers in bf16 on a Hopper GPU or a newer one.
-    If left out, where that fits and the model is as wide as B/16 or wider. Which kernels are fastest is measured at the
-    start, so two runs need not agree bit for bit: not with `deterministic`."""
+    """Use our own kernels instead of compiled ones, for plain Vision Transformers in bf16 on a Hopper GPU or newer. If
+    left out: where that is possible and the model is at least as wide as B/16. The fastest kernels are found by
+    measuring at the start, so two runs may differ in their last bits: not allowed with `deterministic`."""
     fp8: bool = False
-    """With `fused`: the products behind norms, forward, in FP8 with a scale for each token; gradients stay in bf16."""
+    """With `fused`: compute forward products after norms in FP8, with a scale per token; gradients stay in bf16."""
     graphs: bool = False
-    """Record a step's kernels once, as a CUDA graph, and replay them: for small models, whose kernels take less time
-    than starting them. Classification on one GPU, without accumulation."""
+    """Capture a step as a CUDA graph and replay it: for small models, whose kernels take less time than starting them.
+    For classification on one GPU, without accumulation."""
     deterministic: bool = False
-    """Only algorithms that give the same bits every time; on a GPU they can be slower."""
+    """Use only algorithms that give the same bits every time; on a GPU they can be slower."""
     threads: Positive | None = None
-    """Of torch on the CPU, for each rank; torch's own choice if left out. Small models are fastest on one."""
+    """Torch's CPU threads on each rank; torch chooses if left out. Small models are fastest with one."""
     parallel: Literal["ddp", "fsdp", "hybrid"] = "ddp"
-    """Over several ranks: a whole model on each, one sharded over all, or sharded in a node and copied over nodes."""
+    """On several ranks: a whole model on each, one sharded over all, or sharded in a node and copied over nodes."""
     gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of keeping them."""
+    """Recompute activations in the backward pass instead of storing them."""
     log_every: Positive = 50
     """Steps from one record to the next."""
     evaluate_every: Positive | None = None
@@ -226,21 +226,21 @@ class RunSection(Section):
     checkpoint_every: Positive = 1000
     """Steps from one checkpoint to the next."""
     keep: Positive = 2
-    """How many of the newest checkpoints stay; the best by evaluation stays too."""
+    """How many of the newest checkpoints are kept; the best by evaluation is kept too."""
     most_skipped: Positive = 20
-    """After so many steps in a row without a finite gradient, the run stops."""
-    trackers: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], BeforeValidator(_listed)] = (
+    """The run stops after this many steps in a row without a finite gradient."""
+    trackers: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], BeforeValidator(_to_tuple)] = (
         "tensorboard",
     )
     """Where metrics go besides metrics.jsonl."""
     report: bool = True
-    """At the end, look inside the model: report.html."""
+    """At the end, write a report on the model's inside: report.html."""
     timeout: PositiveFloat = 600.0
     """Seconds that ranks wait for each other before the run ends."""
 
 
 class RunConfig(Config):
-    """All of it."""
+    """The whole configuration of a training run."""
 
     model: ModelConfig
     data: DataConfig

@@ -1,4 +1,4 @@
-"""Learning curves: loss, accuracy and learning rate of a run over its steps, as a picture for people and documents."""
+"""Learning curves: a figure of a run's loss, accuracy and learning rate over its steps."""
 
 from __future__ import annotations
 
@@ -31,25 +31,27 @@ Record = Mapping[str, Any]
 Array = NDArray[np.float64]
 
 WIDTH, HEIGHT = 12.0, 7.0
-"""Inches: 1200×700 pixels."""
+"""Of the figure in inches: 1200×700 pixels."""
 SMOOTHED_FROM = 20
-"""Records; fewer are shown as they are."""
+"""Number of records from which a curve is smoothed."""
 MOST_POINTS = 2000
-"""Of a line: more cannot be seen, and would make the SVG large."""
+"""Most points of a line: more cannot be seen, and would make the SVG large."""
 LAST_STEP, LARGEST = 10**15, 1e30
-"""No run has more steps than the first; values beyond the second are gaps, as those that are not finite."""
+"""The most steps of a run, and the largest value: larger ones are gaps, like values that are not finite."""
 MOST_LETTERS = 30
-"""Of the name of a part."""
+"""Most letters of a part's name in the legend."""
 OUTSIDE = 3.0
-"""Losses leave the frame where the highest is so many times what nine of ten stay below: else a first record, or the
-end of a run that went wrong, would press all others flat."""
+"""Losses may leave the frame if the highest is this many times their 90th percentile. Otherwise a high first record,
+or a run that went wrong at its end, would press all others flat."""
 
 
 def draw_curves(records: Sequence[Record], path: Path, title: str) -> bool:
-    """The curves of a run, as `path` in PNG and beside it in SVG; the same records give the same bytes.
+    """Draw the curves of a run as `path` in PNG, and beside it in SVG. The same records give the same bytes.
 
-    Values that are not finite are gaps, and records of another shape than a run's are left out: they may be a
-    stranger's. Without records no file is written, and the answer is False.
+    Values that are not finite are gaps. Records that a run would not write are left out: the file may be a stranger's.
+
+    Returns:
+        Whether there was anything to draw. If not, no file is written.
     """
     records = [record for record in records if _is_known(record)]
     if not any("loss" in record for record in records):
@@ -60,7 +62,7 @@ def draw_curves(records: Sequence[Record], path: Path, title: str) -> bool:
 
 
 def _is_known(record: Any) -> bool:
-    """Whether it has the shape of what a run writes."""
+    """Return whether a record has the fields and types that a run writes."""
     if not isinstance(record, Mapping) or record.get("kind") not in ("train", "evaluation"):
         return False
     step = record.get("step")
@@ -75,21 +77,21 @@ def _is_known(record: Any) -> bool:
 
 
 def _draw(figure: Figure, records: Sequence[Record], title: str) -> None:
-    """Loss, beside it accuracy where there is one, below them the learning rate."""
+    """Draw the loss, beside it the accuracy if there is one, below them the learning rate."""
     names = [name for name in ("loss", "accuracy") if any(name in record for record in records)]
     rates = _line(records, None, "learning_rate")
     rows = 2 if len(rates[0]) else 1
     last = max(1, *(record["step"] for record in records))
     grid = figure.add_gridspec(rows, len(names), height_ratios=[3.2, 1][:rows])
     for column, name in enumerate(names):
-        _draw_metric(_axes(figure, grid[0, column], name, last), records, name)
+        _draw_metric(_add_axes(figure, grid[0, column], name, last), records, name)
     if len(rates[0]):
-        _draw_rates(_axes(figure, grid[1, :], "learning rate", last), rates)
+        _draw_rates(_add_axes(figure, grid[1, :], "learning rate", last), rates)
     set_title(figure, title)
 
 
-def _axes(figure: Figure, place: SubplotSpec, name: str, last: int) -> Axes:
-    """Over all steps."""
+def _add_axes(figure: Figure, place: SubplotSpec, name: str, last: int) -> Axes:
+    """Add axes whose x-axis covers all steps."""
     from matplotlib.ticker import MaxNLocator
 
     axes = figure.add_subplot(place)
@@ -104,38 +106,38 @@ def _axes(figure: Figure, place: SubplotSpec, name: str, last: int) -> Axes:
 def _draw_rates(axes: Axes, rates: tuple[Array, Array]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axes.plot(*_thinned(*rates), color=INK, linewidth=1.4, **_markers(rates))
+    axes.plot(*_thin_out(*rates), color=INK, linewidth=1.4, **_markers(rates))
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=3, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(lambda rate, _: f"{rate:g}")
 
 
 def _draw_metric(axes: Axes, records: Sequence[Record], name: str) -> None:
-    """Training as it was and smoothed; evaluations with a dot for each, because few can be far between."""
+    """Draw training values raw and smoothed, and evaluations with a dot each, because they can be rare."""
     training = steps, values = _line(records, None, name)
     parts = dict.fromkeys(record["part"] for record in records if record["kind"] == "evaluation")
     evaluations = {part: _line(records, part, name) for part in parts}
     everything = np.concatenate([values, *(line[1] for line in evaluations.values())])
     top = _top(everything) if name == "loss" else np.inf
     if len(steps) >= SMOOTHED_FROM:
-        axes.plot(*_thinned(*training), color=BLUE, linewidth=0.8, alpha=0.35)
-        training = steps, smooth(np.minimum(values, top))  # what cannot be seen does not bend what can
+        axes.plot(*_thin_out(*training), color=BLUE, linewidth=0.8, alpha=0.35)
+        training = steps, smooth(np.minimum(values, top))  # values above the frame do not bend the curve inside
     if len(steps):
-        axes.plot(*_thinned(*training), color=BLUE, linewidth=2, label="training", **_markers(training))
+        axes.plot(*_thin_out(*training), color=BLUE, linewidth=2, label="training", **_markers(training))
     for (part, line), colour in zip(evaluations.items(), (VERMILION, GREEN, PURPLE), strict=False):
         axes.plot(*line, color=colour, linewidth=1.6, marker="o", markersize=4, label=_label(part, line, name))
     _frame(axes, everything[np.isfinite(everything)], name, top)
 
 
 def _top(losses: Array) -> float:
-    """Where the frame ends, if not above all of them."""
+    """Return the upper end of the frame, or infinity if it holds all losses."""
     losses = losses[np.isfinite(losses)]
     most = np.quantile(losses, 0.9) if len(losses) else 0.0
     return float(2 * most) if most > 0 and losses.max() > OUTSIDE * most else np.inf
 
 
 def _frame(axes: Axes, values: Array, name: str, top: float) -> None:
-    """The range that is shown. What lies above `top` is out of sight, and said to be."""
+    """Set the range of the y-axis. If values lie above `top`, the title says so."""
     from matplotlib.ticker import PercentFormatter
 
     if not len(values):
@@ -143,7 +145,7 @@ def _frame(axes: Axes, values: Array, name: str, top: float) -> None:
         axes.text(0.5, 0.5, "no finite value", transform=axes.transAxes, ha="center", color=FAINT)
         return
     legend = axes.legend(loc="best")
-    legend.set_in_layout(False)  # it lies inside; a long name must not push the frame together
+    legend.set_in_layout(False)  # it lies inside the axes; a long name must not shrink them
     for text in legend.get_texts():
         text.set_parse_math(False)
     if name == "accuracy" and values.min() >= 0 and values.max() <= 1:
@@ -156,21 +158,21 @@ def _frame(axes: Axes, values: Array, name: str, top: float) -> None:
 
 
 def _line(records: Sequence[Record], part: str | None, name: str) -> tuple[Array, Array]:
-    """Steps and values of training, or of the evaluations of a part; not a number where a value is not finite."""
-    found = [
+    """Return steps and values of training (`part` None) or of a part's evaluations; NaN for values not finite."""
+    points = [
         (record["step"], record[name] if abs(record[name]) <= LARGEST else np.nan)
         for record in records
         if (None if record["kind"] == "train" else record["part"]) == part and record.get(name) is not None
     ]
-    steps, values = np.array(found, dtype=np.float64).reshape(-1, 2).T
+    steps, values = np.array(points, dtype=np.float64).reshape(-1, 2).T
     return steps, values
 
 
 def smooth(values: Array) -> Array:
-    """The mean over a window around each value, and once more: (N,) → (N,).
+    """Smooth values by a moving mean, applied twice: (N,) → (N,).
 
-    The window reaches a fortieth of all to each side, but at the start not further ahead than back: a curve that falls
-    steeply at first is not drawn lower than it was. What is not a number stays so, and is left out around it.
+    The window reaches a fortieth of all values to each side, but at the start not further ahead than back: so a curve
+    that falls steeply at first is not drawn too low. NaN stays NaN, and its neighbours ignore it.
     """
     there = np.isfinite(values)
     place = np.arange(len(values))
@@ -185,8 +187,8 @@ def smooth(values: Array) -> Array:
     return values
 
 
-def _thinned(steps: Array, values: Array) -> tuple[Array, Array]:
-    """Of very many, the least and the greatest of so many neighbours: they look the same."""
+def _thin_out(steps: Array, values: Array) -> tuple[Array, Array]:
+    """Replace very many points by the least and the greatest of neighbouring ones, which looks the same."""
     if len(steps) <= MOST_POINTS:
         return steps, values
     cuts = np.linspace(0, len(steps), MOST_POINTS // 2 + 1).astype(int)
@@ -196,14 +198,16 @@ def _thinned(steps: Array, values: Array) -> tuple[Array, Array]:
 
 
 def _markers(line: tuple[Array, Array]) -> dict[str, Any]:
-    """A dot for each of a few: a line through one is nothing to see."""
+    """Return a marker for each of few points: a line through a single one would be invisible."""
     return {"marker": "o", "markersize": 4} if len(line[0]) < SMOOTHED_FROM else {}
 
 
 def _label(part: str, line: tuple[Array, Array], name: str) -> str:
-    """A part, and its best value."""
+    """Return a part's name and its best value, for the legend."""
     part = replace_unprintable(part if len(part) <= MOST_LETTERS else f"{part[: MOST_LETTERS - 1]}…")
-    part = f" {part}" if part.startswith("_") else part or "?"  # else it would be kept out of the legend
+    part = (
+        f" {part}" if part.startswith("_") else part or "?"
+    )  # matplotlib leaves names with an underscore out of the legend
     steps, values = line
     if not np.isfinite(values).any():
         return part

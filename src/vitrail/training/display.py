@@ -1,6 +1,6 @@
-"""What a person sees of a run while it trains: a bar on a terminal, plain lines elsewhere, all of it on stderr.
+"""Show a run on stderr while it trains: as a progress bar on a terminal, as plain lines elsewhere.
 
-A display never ends a run: where nothing can be written any more, because a terminal was closed or a pipe has lost its
+A display never ends a run: if nothing can be written any more, because a terminal was closed or a pipe has lost its
 reader, it falls silent.
 """
 
@@ -18,21 +18,21 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Self, TextIO
 
 EVERY = 2.0
-"""Seconds from one plain line to the next, at least."""
+"""Least number of seconds from one plain line to the next."""
 SHOWN = ("loss", "accuracy", "images_per_second", "flops_per_second")
-"""The values that are shown, in this order."""
+"""The values that are shown, in their order."""
 
 
 class Display:
     """A run on the screen, from `with` to the end of its block.
 
     Args:
-        total_steps: Of the whole run.
-        start_step: The one that it goes on from.
-        title: What it is.
-        terminal: Whether stderr is one; found out if left out.
-        quiet: Show nothing: for all ranks but the first.
-        clock: Seconds, from any start.
+        total_steps: Steps of the whole run.
+        start_step: The step that it starts from.
+        title: The name of the run.
+        terminal: Whether stderr is a terminal; detected if left out.
+        quiet: Show nothing, on all ranks except the first.
+        clock: Returns seconds since any moment.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Display:
         self.total_steps, self.start_step, self.title = total_steps, start_step, title
         self._terminal, self._quiet, self._clock = terminal, quiet, clock
         self._pace = Pace(total_steps, start_step, clock)
-        self._face: DisplayStyle | None = None
+        self._style: DisplayStyle | None = None
         self._opened = ExitStack()
 
     def __enter__(self) -> Self:
@@ -59,24 +59,24 @@ class Display:
 
     def __exit__(self, *error: object) -> None:
         self._attempt(self._opened.close)
-        self._face = None
+        self._style = None
 
     def update(self, step: int, values: Mapping[str, float] | None = None) -> None:
-        """A step is done. At a record, `values` has what is known of `SHOWN`; other values are not shown."""
-        if self._face is None:
+        """Move on to a step that is done. `values` are those of a record; only SHOWN are shown."""
+        if self._style is None:
             return
         self._pace.update(step, values)
         if values:
-            self._attempt(self._face.update)
+            self._attempt(self._style.update)
 
     def print_line(self, text: str) -> None:
-        """A message, above the bar: an evaluation, a checkpoint."""
-        face = self._face
-        if face is not None:
-            self._attempt(lambda: face.print_line(text))
+        """Print a message above the bar."""
+        style = self._style
+        if style is not None:
+            self._attempt(lambda: style.print_line(text))
 
     def show_record(self, record: Mapping[str, Any]) -> None:
-        """A record of metrics.jsonl: one of training moves the bar, one of an evaluation is a line."""
+        """Show a record of metrics.jsonl: a training record moves the bar, an evaluation is printed as a line."""
         clock = record.get("clock", {})
         if record["kind"] == "train":
             self.update(record["step"], {**record, **clock})
@@ -90,25 +90,25 @@ class Display:
         terminal = self._terminal
         if terminal is None:
             terminal = sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-        self._face = (
+        self._style = (
             ProgressDisplay(self._pace, self.title) if terminal else PlainLines(self._pace, self.title, sys.stderr)
         )
-        self._opened.callback(self._face.close)
+        self._opened.callback(self._style.close)
         if terminal:
             self._opened.enter_context(print_above_bar(self.print_line))
 
     def _attempt(self, action: Callable[[], None]) -> None:
-        """What cannot be shown is not worth a run. A stream that is closed answers with a ValueError."""
+        """Run an action, and stop displaying if it fails. A closed stream raises a ValueError."""
         try:
             action()
         except (OSError, ValueError):
-            self._face = None
+            self._style = None
             with suppress(OSError, ValueError):
                 self._opened.close()
 
 
 class Pace:
-    """How far a run has come, and how long the rest takes if it goes on as it has since this start."""
+    """How far a run has come, and how long the rest takes at the speed since this start."""
 
     def __init__(self, total_steps: int, start_step: int, clock: Callable[[], float]) -> None:
         self.total_steps, self.step = total_steps, start_step
@@ -117,12 +117,11 @@ class Pace:
         self._first: tuple[int, float] | None = None
 
     def update(self, step: int, values: Mapping[str, float] | None) -> None:
-        """A step is done."""
         self.step = step
         if self._first is None:
-            self._first = step, self._clock()  # counted from here, because the first step may also be compiling
+            self._first = step, self._clock()  # timed from here, because the first step may also compile
         if values:
-            self.values = {**self.values, **values}  # anew: another thread may be reading the old ones
+            self.values = {**self.values, **values}  # a new dictionary: another thread may be reading the old one
 
     @property
     def elapsed(self) -> float:
@@ -131,37 +130,37 @@ class Pace:
 
     @property
     def left(self) -> float | None:
-        """Seconds to the end, where that can be said."""
+        """Seconds to the end, or None while they are not known."""
         if self._first is None or self.step <= self._first[0] or self.step >= self.total_steps:
             return None
         step, then = self._first
         return (self.total_steps - self.step) * (self._clock() - then) / (self.step - step)
 
-    def time(self) -> list[str]:
-        """`1m20s left`, if it can be said; at the end, how long it took."""
+    def describe_time(self) -> list[str]:
+        """Return `1m20s left`, if that is known, or `took 1m20s` at the end."""
         if self.step >= self.total_steps:
             return [f"took {format_duration(self.elapsed)}"]
         return [f"{format_duration(left)} left"] if (left := self.left) is not None else []
 
 
 class DisplayStyle(ABC):
-    """One way to show it."""
+    """A way to show a run."""
 
     @abstractmethod
     def update(self) -> None:
-        """There are new values."""
+        """Show the new values of the pace."""
 
     @abstractmethod
     def print_line(self, text: str) -> None:
-        """A message."""
+        """Print a message on lines of its own."""
 
     @abstractmethod
     def close(self) -> None:
-        """The end, good or bad."""
+        """End the display, whether the run has finished or failed."""
 
 
 class PlainLines(DisplayStyle):
-    """Plain lines, one for a record, but not so many that they flood a log."""
+    """Plain lines, one for each record, but not so many that they flood a log."""
 
     def __init__(self, pace: Pace, title: str, stream: TextIO) -> None:
         self._pace, self._stream = pace, stream
@@ -170,18 +169,18 @@ class PlainLines(DisplayStyle):
         self.print_line(title)
 
     def update(self) -> None:
-        """The first, the last, and between them one every two seconds."""
+        """Print the first record, the last, and between them one every two seconds."""
         self._pending = True
         if self._pace.elapsed - self._printed >= EVERY or self._pace.step >= self._pace.total_steps:
             self._print()
 
     def print_line(self, text: str) -> None:
-        """Written in one piece, because other processes may be writing too."""
+        """Write the line in one piece, because other processes may be writing too."""
         self._stream.write(f"{text}\n")
         self._stream.flush()
 
     def close(self) -> None:
-        """A run that was stopped shows how far it came."""
+        """Print how far a run came that was stopped."""
         if self._pending:
             self._print()
 
@@ -189,12 +188,12 @@ class PlainLines(DisplayStyle):
         pace = self._pace
         self._printed, self._pending = pace.elapsed, False
         self.print_line(
-            "  ".join([f"step {pace.step}/{pace.total_steps}", *describe_values(pace.values), *pace.time()])
+            "  ".join([f"step {pace.step}/{pace.total_steps}", *describe_values(pace.values), *pace.describe_time()])
         )
 
 
 class ProgressDisplay(DisplayStyle):
-    """Two lines at the bottom of a terminal, drawn by a thread of rich's a few times a second."""
+    """Two lines at the bottom of a terminal, which a thread of rich redraws a few times a second."""
 
     def __init__(self, pace: Pace, title: str) -> None:
         from rich.console import Console
@@ -203,27 +202,27 @@ class ProgressDisplay(DisplayStyle):
         self._pace, self._title = pace, title
         self._console = Console(file=sys.stderr, force_terminal=True, force_jupyter=False)
         self._live = Live(
-            get_renderable=self._drawn,
+            get_renderable=self._render,
             console=self._console,
-            # These would send results from stdout to stderr, and make a forked worker that has something to say wait
-            # for ever for a lock that the drawing thread held: see output_above.
+            # Rich's own redirection would send results from stdout to stderr. And a forked worker that prints would
+            # wait forever for a lock that the drawing thread held: see print_above_bar.
             redirect_stdout=False,
             redirect_stderr=False,
         )
         self._live.start(refresh=True)
 
     def update(self) -> None:
-        """The thread looks for itself."""
+        """Do nothing: rich's thread reads the pace itself."""
 
     def print_line(self, text: str) -> None:
-        """As it is: brackets are no markup, and the terminal breaks lines."""
+        """Print the text as it is: brackets are not markup, and the terminal breaks lines."""
         self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def close(self) -> None:
-        """The bar stays where it is, as it is."""
+        """Stop redrawing. The bar stays on the screen."""
         self._live.stop()
 
-    def _drawn(self) -> Any:
+    def _render(self) -> Any:
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
@@ -238,15 +237,17 @@ class ProgressDisplay(DisplayStyle):
         grid.add_column(ratio=1)
         grid.add_column()
         bar = ProgressBar(total=pace.total_steps, completed=pace.step)
-        grid.add_row(bold, bar, Text("  ".join([*numbers, *pace.time()]), no_wrap=True))
+        grid.add_row(bold, bar, Text("  ".join([*numbers, *pace.describe_time()]), no_wrap=True))
         values = describe_values(pace.values)
         return Group(grid, Text("  ".join(values), no_wrap=True, overflow="ellipsis")) if values else grid
 
 
 @contextmanager
 def print_above_bar(line: Callable[[str], None]) -> Iterator[None]:
-    """Whatever this process writes to stderr, and to stdout where that is a terminal too, goes through `line`, whole
-    lines at a time; and so do the handlers of loggers that hold one of these streams."""
+    """Send all output of this process through `line` while the block runs, whole lines at a time.
+
+    That is stderr, stdout if it is a terminal too, and handlers of loggers that hold one of these streams.
+    """
     before = {"stderr": sys.stderr}
     if sys.stdout is not None and sys.stdout.isatty():
         before["stdout"] = sys.stdout
@@ -271,7 +272,7 @@ def print_above_bar(line: Callable[[str], None]) -> Iterator[None]:
 
 
 class StreamAboveBar(io.TextIOBase):
-    """A stream whose lines are shown above the bar. In a forked process, which has no bar, it is the stream itself."""
+    """A stream whose lines appear above the bar. In a forked process, which has no bar, it is the stream itself."""
 
     def __init__(self, stream: TextIO, line: Callable[[str], None]) -> None:
         self._stream, self._line, self._process = stream, line, os.getpid()
@@ -281,7 +282,7 @@ class StreamAboveBar(io.TextIOBase):
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Whole lines; the rest waits for its end."""
+        """Print whole lines; an incomplete one waits for its end."""
         if os.getpid() != self._process:
             return self._stream.write(text)
         *whole, self._rest = (self._rest + text).split("\n")
@@ -290,32 +291,30 @@ class StreamAboveBar(io.TextIOBase):
         return len(text)
 
     def finish(self) -> None:
-        """What has waited in vain."""
+        """Print an incomplete last line."""
         if self._rest:
             self.write("\n")
 
     def flush(self) -> None:
-        """Half a line would be torn by the bar."""
+        """Flush in a forked process only: here, the bar would tear half a line."""
         if os.getpid() != self._process:
             self._stream.flush()
 
     def isatty(self) -> bool:
-        """As it was."""
         return self._stream.isatty()
 
     def fileno(self) -> int:
-        """As it was."""
         return self._stream.fileno()
 
 
 def describe_values(values: Mapping[str, Any]) -> list[str]:
-    """`loss 1.2345`, `accuracy 56.1%`, `1,234 images/s`, `1.2 TFLOP/s`: those that are there."""
+    """Return the known values as text: `loss 1.2345`, `accuracy 56.1%`, `1,234 images/s`, `1.2 TFLOP/s`."""
     forms = {"loss": _loss, "accuracy": _accuracy, "images_per_second": _images, "flops_per_second": format_flops}
     return [forms[name](values[name]) for name in SHOWN if values.get(name) is not None]
 
 
 def format_flops(flops: float) -> str:
-    """Operations in a second, to two digits or three: `1.2 TFLOP/s`, `850 GFLOP/s`."""
+    """Return operations per second with two or three digits: `1.2 TFLOP/s`, `850 GFLOP/s`."""
     if not math.isfinite(flops):
         return f"{flops} FLOP/s"
     for unit in ("", "k", "M", "G", "T", "P"):
@@ -326,7 +325,7 @@ def format_flops(flops: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """`45s`, `1m20s`, `2h05m`, `3d04h`."""
+    """Return a duration as `45s`, `1m20s`, `2h05m` or `3d04h`."""
     if not math.isfinite(seconds):
         return "?"
     minutes, rest = divmod(max(0, round(seconds)), 60)

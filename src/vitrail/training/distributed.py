@@ -1,4 +1,4 @@
-"""How a model is spread over the ranks of a run: copied (DDP) or sharded (FSDP2), by torch's own engine."""
+"""Distribute a model over the ranks of a run: copied (DDP) or sharded (FSDP2), by torch's own engine."""
 
 from __future__ import annotations
 
@@ -20,10 +20,15 @@ from vitrail.training.optim import find_layers
 
 
 def distribute(objective: Objective, ranks: Ranks, parallel: str, precision: torch.dtype) -> nn.Module:
-    """The objective on its device, over all ranks: what to call in a training step. The objective keeps its names.
+    """Move the objective to its device and distribute it over all ranks. Its parameters keep their names.
 
-    `ddp`: whole on each, gradients averaged. `fsdp`: every layer's parameters sharded over all ranks and gathered when
-    it is computed. `hybrid`: sharded over the ranks of a node, copied from node to node.
+    Args:
+        parallel: `ddp`: each rank has the whole model, and gradients are averaged. `fsdp`: every layer's parameters are
+            sharded over all ranks, and gathered when the layer is computed. `hybrid`: sharded over the ranks of a
+            node, copied from node to node.
+
+    Returns:
+        The module to call in a training step.
     """
     if ranks.size == 1:
         return objective.to(ranks.device)
@@ -32,7 +37,7 @@ def distribute(objective: Objective, ranks: Ranks, parallel: str, precision: tor
             raise ConfigError(
                 "batch norm in a stem needs GPUs to be trained on several ranks: give its layers norm group"
             )
-        nn.SyncBatchNorm.convert_sync_batchnorm(objective)  # a rank's own statistics would not be the batch's
+        nn.SyncBatchNorm.convert_sync_batchnorm(objective)  # statistics of one rank alone are not those of the batch
     if parallel == "ddp":
         objective.to(ranks.device)
         return DistributedDataParallel(objective, gradient_as_bucket_view=True)
@@ -42,8 +47,8 @@ def distribute(objective: Objective, ranks: Ranks, parallel: str, precision: tor
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
     for layer in find_layers(objective).values():
         fully_shard(layer, **options)
-    # The root too is given back after a forward pass: else the next one would compute with what was gathered before the
-    # average and the weights changed places.
+    # The root is resharded after a forward pass too. Otherwise the next pass would compute with tensors gathered before
+    # the average and the weights changed places.
     fully_shard(objective, reshard_after_forward=True, **options)
     return objective.to(ranks.device)
 
@@ -62,7 +67,7 @@ def _mesh(ranks: Ranks, parallel: str) -> DeviceMesh:
 
 @contextmanager
 def skip_gradient_sync(module: nn.Module, skip: bool) -> Iterator[None]:
-    """Gradients of a part of a batch stay on their rank while the block runs (`skip`), until the last part."""
+    """With `skip`, leave gradients on their rank while the block runs; the last part of a batch exchanges them."""
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(not skip)
     with module.no_sync() if skip and isinstance(module, DistributedDataParallel) else nullcontext():
@@ -70,6 +75,6 @@ def skip_gradient_sync(module: nn.Module, skip: bool) -> Iterator[None]:
 
 
 def gather_tensor(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be sharded; every rank must ask."""
-    found: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return found
+    """Return the whole of a tensor that may be sharded. All ranks must call this."""
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole

@@ -1,4 +1,4 @@
-"""Whether a run's steps are computed by our own kernels (`run.fused`), and that they are."""
+"""Train with our own fused kernels (`run.fused`) where they are wanted and possible."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from vitrail.system.ranks import Ranks
 from vitrail.training.config import RunConfig
 
 WIDTH_FROM = 768
-"""From this width on they were measured to be faster than compiled ones (docs/speed.md)."""
+"""Models at least this wide were measured to train faster with them than compiled (docs/speed.md)."""
 
 
 def use_fused_kernels(model: ImageModel, config: RunConfig, ranks: Ranks, precision: torch.dtype) -> bool:
-    """Let a model train by fused kernels, where that is asked for, or left open and better. Whether it does."""
+    """Make a model train with fused kernels, if the configuration asks for them, or leaves it open and they are faster.
+
+    Returns:
+        Whether it does.
+
+    Raises:
+        ConfigError: The configuration asks for them, but they cannot be used.
+    """
     run = config.run
     if run.fused is False:
         if run.fp8:
@@ -24,16 +31,16 @@ def use_fused_kernels(model: ImageModel, config: RunConfig, ranks: Ranks, precis
                 "run.fp8 is computed by the fused kernels, which run.fused=false rules out: leave out one of them"
             )
         return False
-    asked = run.fused or run.fp8
-    if not asked and (run.compile is not None or not _wide(model)):
+    is_requested = run.fused or run.fp8
+    if not is_requested and (run.compile is not None or not _is_wide(model)):
         return False
-    why = explain_missing_kernels(ranks.device) or _unfit(config, ranks, precision)
+    why = explain_missing_kernels(ranks.device) or _find_conflict(config, ranks, precision)
     if why is None:
         try:
             _attach(model, run.fp8)
         except NotApplicableError as error:
             why = str(error)
-    if why is not None and asked:
+    if why is not None and is_requested:
         name = "run.fused" if run.fused else "run.fp8"
         raise ConfigError(f"{name}: there are no fused kernels for this run: {why}; leave it out")
     return why is None
@@ -45,8 +52,8 @@ def _attach(model: ImageModel, fp8: bool) -> None:
     model.forward = FusedTraining(model, fp8=fp8)  # type: ignore[method-assign]
 
 
-def _unfit(config: RunConfig, ranks: Ranks, precision: torch.dtype) -> str | None:
-    """What about a run does not go together with them."""
+def _find_conflict(config: RunConfig, ranks: Ranks, precision: torch.dtype) -> str | None:
+    """Return which setting of the run rules out fused kernels, if any does."""
     for wrong, why in (
         (ranks.size > 1 and config.run.parallel != "ddp", "they do not work on sharded weights"),
         (precision != torch.bfloat16, "they are for run.precision=bf16"),
@@ -60,5 +67,5 @@ def _unfit(config: RunConfig, ranks: Ranks, precision: torch.dtype) -> str | Non
     return None
 
 
-def _wide(model: ImageModel) -> bool:
+def _is_wide(model: ImageModel) -> bool:
     return isinstance(model.architecture, VitArchitecture) and model.architecture.width >= WIDTH_FROM

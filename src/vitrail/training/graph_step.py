@@ -1,5 +1,6 @@
-"""A step as one CUDA graph (`run.graphs`): gradients, their clipping, the optimiser's step and the average. The same
-kernels, started all at once: a small model's are done sooner than Python can start them one by one.
+"""A training step as one CUDA graph (`run.graphs`): gradients, clipping, the optimizer's step and the average.
+
+The kernels are the same, but start all at once: those of a small model are done before Python can start the next one.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from vitrail.training.config import RunConfig
 
 
 class GraphStep:
-    """What steps of whole batches, one like the other, do on the device. What is random about a batch is decided
-    before. Without a finite gradient nothing changes but running statistics and their average.
+    """Makes training steps on whole batches of one shape.
+
+    Randomness is drawn outside the graph. A step without a finite gradient changes nothing but running statistics and
+    their average.
     """
 
     def __init__(
@@ -34,30 +37,33 @@ class GraphStep:
         clip_norm: float | None = None,
         average: Average | None = None,
     ) -> None:
-        """`optimizer` has its state already, and leaves out steps by itself where it is told to (`found_inf`)."""
+        """Prepare the graph. `optimizer` has its state already, and skips a step if its `found_inf` is 1."""
         self._objective, self._precision, self._optimizer = objective, precision, optimizer
         self._clip_norm, self._average = clip_norm, average
         self._learning = [parameter for parameter in objective.parameters() if parameter.requires_grad]
         changed = [*self._learning, *objective.buffers(), *(average.tensors.values() if average is not None else ())]
         changed += [tensor for state in optimizer.state.values() for tensor in state.values()]
-        self._captured = CudaGraph(self._compute, kept=changed)
+        self._graph = CudaGraph(self._compute, kept=changed)
 
     def __call__(self, batch: Batch, key: int, step: int) -> tuple[Sums, Tensor]:
-        """Make the step with this number, at the groups' learning rates. Its sums, and its gradient's length, which is
-        overwritten by the next."""
+        """Make the step with this number, at the learning rates of the optimizer's groups.
+
+        Returns:
+            The sums of the batch, and the gradient's length, which the next step overwrites.
+        """
         groups = self._optimizer.param_groups
         rates = [group["lr"] for group in groups]
         share = 0.0 if self._average is None else self._average.blend_weight(step)
         images, targets = self._objective.inputs(batch, key)
-        sums, norm = self._captured(images, targets, send_to_device(torch.tensor([*rates, share]), images.device))
+        sums, norm = self._graph(images, targets, send_to_device(torch.tensor([*rates, share]), images.device))
         for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate  # a recording leaves its own there
+            group["lr"] = rate  # capturing the graph replaces it with a tensor
         return {name: pair.clone() for name, pair in sums.items()}, norm
 
     def _compute(self, images: Tensor, targets: Tensor, numbers: Tensor) -> tuple[Sums, Tensor]:
         for parameter in self._learning:
             parameter.grad = None
-        # Casts are not kept from one product to the next: they would be kept beyond the recording.
+        # No cache for casts: it would outlive the capture of the graph.
         reduced = self._precision != torch.float32
         with torch.autocast(images.device.type, self._precision, reduced, cache_enabled=False):
             outcome = self._objective.learn(images, targets)
@@ -68,7 +74,7 @@ class GraphStep:
         *rates, share = numbers.unbind()
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
-            # Torch refuses to record a step without this, and warns of it where none is recorded.
+            # Torch refuses to capture a step without this, and warns about it if nothing is captured.
             group["capturable"] = images.is_cuda and torch.cuda.is_current_stream_capturing()
         optimizer.step()
         if self._average is not None:
@@ -77,7 +83,7 @@ class GraphStep:
 
 
 def check_graphs(config: RunConfig, ranks: Ranks, precision: torch.dtype) -> None:
-    """Refuse what cannot be recorded."""
+    """Raise a ConfigError if the run's steps cannot be CUDA graphs."""
     for wrong, why in (
         (ranks.device.type != "cuda" or ranks.size > 1, "one GPU"),
         (config.objective.kind != "classification", 'objective.kind = "classification"'),

@@ -1,6 +1,6 @@
-"""Optimisers, and which parameter is treated how.
+"""Optimizers, and which parameters they decay, scale and orthogonalise.
 
-Weight decay acts on kernels alone: the weights of dense and convolutional layers. Biases, norms, the class token,
+Weight decay acts on kernels only: the weights of dense and convolutional layers. Biases, norms, the class token,
 registers, position tables, layer scales and the mask embedding keep their size.
 
 Decay here is PyTorch's. AdamW multiplies a weight by 1 − learning_rate · weight_decay in every step. JAX recipes of the
@@ -23,12 +23,16 @@ from vitrail.training.config import OptimizerConfig
 from vitrail.training.muon import Muon
 
 _AFTER = ("model.encoder.norm.", "model.norm.", "model.pool.", "model.pool_norm.", "model.head.", "prediction.")
-"""What a signal meets after the last layer."""
+"""Prefixes of the parameters after the last layer."""
 _BACKBONE = "model.backbone."
 
 
 def build_optimizer(objective: Objective, config: OptimizerConfig, device: torch.device) -> torch.optim.Optimizer:
-    """With parameters grouped by decay and by the factor on their learning rate."""
+    """Build the optimizer, with parameters grouped by weight decay and by the factor on their learning rate.
+
+    Raises:
+        ConfigError: Muon is asked for, and the model has no encoder blocks.
+    """
     groups = group_parameters(objective, config.weight_decay, config.layer_decay)
     if config.kind == "muon":
         matrices = find_encoder_matrices(objective)
@@ -50,7 +54,7 @@ def build_optimizer(objective: Objective, config: OptimizerConfig, device: torch
 def group_parameters(
     objective: nn.Module, weight_decay: float, layer_decay: float | None = None
 ) -> list[dict[str, Any]]:
-    """All parameters that learn, in groups of equal decay and equal `scale`, the factor on the learning rate."""
+    """Group the parameters that learn by weight decay and by `scale`, the factor on the learning rate."""
     kernels = set(find_kernels(objective))
     above = {} if layer_decay is None else count_layers_above(objective)
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
@@ -65,7 +69,7 @@ def group_parameters(
 
 
 def find_encoder_matrices(objective: nn.Module) -> dict[Tensor, int]:
-    """The weights of dense layers in encoder blocks, with the number of matrices that are stacked in each."""
+    """Return the weights of dense layers in encoder blocks, with the number of matrices stacked in each."""
     blocks = [part for part in objective.modules() if isinstance(part, EncoderBlock)]
     stacked = {block.attention.qkv.weight: 3 for block in blocks}
     dense = [part.weight for block in blocks for part in block.modules() if isinstance(part, nn.Linear)]
@@ -75,19 +79,19 @@ def find_encoder_matrices(objective: nn.Module) -> dict[Tensor, int]:
 def separate_matrices(
     groups: list[dict[str, Any]], matrices: dict[Tensor, int], momentum: float
 ) -> list[dict[str, Any]]:
-    """The groups, each without the matrices, then those in groups of their own, as `Muon` wants them."""
-    found = []
+    """Split each group in two: the matrices, as `Muon` needs them, and the rest."""
+    split = []
     for group in groups:
         apart = [parameter for parameter in group["params"] if parameter in matrices]
         rest = [parameter for parameter in group["params"] if parameter not in matrices]
         parts = [matrices[parameter] for parameter in apart]
-        found += [{**group, "params": rest}] if rest else []
-        found += [{**group, "params": apart, "parts": parts, "momentum": momentum}] if apart else []
-    return found
+        split += [{**group, "params": rest}] if rest else []
+        split += [{**group, "params": apart, "parts": parts, "momentum": momentum}] if apart else []
+    return split
 
 
 def find_kernels(module: nn.Module) -> list[str]:
-    """The parameters that weight decay acts on."""
+    """Return the names of the parameters that weight decay acts on."""
     return [
         f"{name}.weight".removeprefix(".")
         for name, part in module.named_modules()
@@ -96,7 +100,10 @@ def find_kernels(module: nn.Module) -> list[str]:
 
 
 def find_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The units that a model is stacked of, the lowest first: residual units, then encoder blocks. None of timm's."""
+    """Return the units that a model is stacked of by name, the lowest first: residual units, then encoder blocks.
+
+    Empty for timm's networks.
+    """
     blocks = AxialEncoderBlock | EncoderBlock
     found = {name: part for name, part in model.named_modules() if isinstance(part, HybridUnit | BitUnit | blocks)}
     # The halves of an axial block are one layer.
@@ -104,7 +111,7 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def count_layers_above(objective: nn.Module) -> dict[str, int]:
-    """How many layers lie between each parameter and the loss; timm says it of its own networks."""
+    """Return for each parameter how many layers lie between it and the loss."""
     stack = list(find_layers(objective))
     found = {name: _layers_above(name, stack) for name, _ in objective.named_parameters()}
     for prefix, part in objective.named_modules():
@@ -114,10 +121,10 @@ def count_layers_above(objective: nn.Module) -> dict[str, int]:
 
 
 def _layers_above(name: str, stack: list[str]) -> int:
-    """How many layers lie between a parameter and the loss: 0 for what comes after them all.
+    """Return how many layers lie between a parameter and the loss: 0 for parameters after the last layer.
 
-    What a signal meets before a layer counts as one more below it. Of a hybrid that is the root before the ResNet, and
-    the embedding of patches, with tokens and positions, between the ResNet and the encoder.
+    Parameters before a stack of layers count as one more layer below it. A hybrid has two stacks: its root comes before
+    the ResNet; its patch embedding, tokens and positions come between the ResNet and the encoder.
     """
     for index, layer in enumerate(stack):
         if name.startswith(f"{layer}."):
@@ -128,7 +135,7 @@ def _layers_above(name: str, stack: list[str]) -> int:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """For the next step, in every group by its scale."""
+    """Set the learning rate for the next step: in each group, `rate` times the group's scale."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group["scale"]
 

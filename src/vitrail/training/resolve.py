@@ -1,4 +1,4 @@
-"""From what a person gives (a recipe or a file, and key=value) to a configuration, and back to a file."""
+"""Turn a recipe or a TOML file, with `key=value` overrides, into a configuration; and a configuration into TOML."""
 
 from __future__ import annotations
 
@@ -20,27 +20,35 @@ SECTIONS: dict[str, type[Config]] = {name: field.annotation for name, field in R
 
 STEPS, EPOCHS = ["schedule", "steps"], ["schedule", "epochs"]
 NAME, WEIGHTS = ["model", "name"], ["model", "weights"]
-INSTEAD = ((STEPS, EPOCHS), (EPOCHS, STEPS), (NAME, WEIGHTS), (WEIGHTS, NAME))
-"""Of which a run has one: who gives the one does not want the other, which the recipe has."""
+ALTERNATIVES = ((STEPS, EPOCHS), (EPOCHS, STEPS), (NAME, WEIGHTS), (WEIGHTS, NAME))
+"""Pairs of which a run has only one key: an override of the first removes the second from the recipe."""
 
 
 def resolve(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
-    """A recipe's or a file's values, with `key=value` laid over them one after the other."""
-    merged: Tree = _copied(tree)
+    """Build a configuration from the values of a recipe or a file, and `key=value` overrides in their order.
+
+    Raises:
+        ConfigError: A key is unknown, or a value is not allowed.
+    """
+    merged: Tree = _copy_tree(tree)
     for override in overrides:
         key, _, text = override.partition("=")
         if not text.strip():
             raise ConfigError(f"{override!r} is not key=value, such as optimizer.learning_rate=1e-3")
         path = _path(key.strip())
-        _put(merged, path, _value(text.strip(), path))
-        for one, other in INSTEAD:
+        _set_value(merged, path, _value(text.strip(), path))
+        for one, other in ALTERNATIVES:
             if path == one and not any(o.partition("=")[0].strip() in (".".join(other), other[-1]) for o in overrides):
                 merged[other[0]].pop(other[1], None)
     return build_config(merged)
 
 
 def build_config(tree: Tree) -> RunConfig:
-    """The configuration, if every key and value can be."""
+    """Check all keys and values, and return the configuration.
+
+    Raises:
+        ConfigError: A key is unknown or missing, or a value is not allowed.
+    """
     for section, values in tree.items():
         if section not in SECTIONS:
             raise ConfigError(f"unknown section {section!r}{_hint(section, SECTIONS)}")
@@ -49,23 +57,23 @@ def build_config(tree: Tree) -> RunConfig:
         raise ConfigError(
             "there is no data to train on: give data.source=DATA, such as a folder with one for each class"
         )
-    # What is required and absent is told by its section, which knows what to give.
-    given = {"model": {}, "schedule": {}, **tree}
-    return RunConfig(**{section: _section(section, values) for section, values in given.items()})
+    # Without their required keys, these two sections raise an error that says what to give.
+    sections = {"model": {}, "schedule": {}, **tree}
+    return RunConfig(**{section: _build_section(section, values) for section, values in sections.items()})
 
 
-def _section(name: str, values: Tree) -> Config:
-    """Built for itself, so that an error can say where it is."""
+def _build_section(name: str, values: Tree) -> Config:
+    """Build one section, and put its name into error messages."""
     try:
         return SECTIONS[name](**values)
     except ConfigError as error:
-        told = str(error)
-        dotted = told.split(" ")[0].split(".")[0] in list_keys(name)
-        raise ConfigError(f"{name}.{told}" if dotted else told) from None
+        message = str(error)
+        starts_with_key = message.split(" ")[0].split(".")[0] in list_keys(name)
+        raise ConfigError(f"{name}.{message}" if starts_with_key else message) from None
 
 
 def _check_names(where: str, kind: type[Config], allowed: list[str], values: Any) -> None:
-    """Of the options in a section, or in a part of one such as data.augmentation."""
+    """Check the keys of a section, or of a part of one such as data.augmentation."""
     if not isinstance(values, dict):
         raise ConfigError(f"{where} is a section: give {where}.KEY=value")
     for name, value in values.items():
@@ -77,7 +85,7 @@ def _check_names(where: str, kind: type[Config], allowed: list[str], values: Any
 
 
 def read_toml(path: Path) -> Tree:
-    """A TOML file."""
+    """Read a TOML file, and raise a ConfigError if that is not possible."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -87,12 +95,12 @@ def read_toml(path: Path) -> Tree:
 
 
 def to_toml(config: RunConfig) -> str:
-    """All of a configuration, defaults included, so that a later default does not change it."""
+    """Return a configuration as TOML, including defaults, so that a later change of a default does not change it."""
     return tomli_w.dumps(_table(config))
 
 
 def _table(config: Config) -> Tree:
-    """TOML has no null: what is nothing by default is left out, and "none" stands for what is nothing by choice."""
+    """Return a section as a TOML table. TOML has no null: None is left out if it is the default, and else "none"."""
     written: Tree = config.model_dump(mode="json")
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)
@@ -104,12 +112,12 @@ def _table(config: Config) -> Tree:
 
 
 def _path(key: str) -> list[str]:
-    """A dotted key. A key of one section alone may come without it: learning_rate=1e-3."""
-    return key.split(".") if "." in key or key in SECTIONS else _owned(key)
+    """Split a dotted key. A key that only one section has may come without its section: learning_rate=1e-3."""
+    return key.split(".") if "." in key or key in SECTIONS else _find_section(key)
 
 
-def _owned(key: str) -> list[str]:
-    """A key without its section, with it."""
+def _find_section(key: str) -> list[str]:
+    """Return the path of a key that was given without its section."""
     owners = [section for section in SECTIONS if key in list_keys(section)]
     if len(owners) == 1:
         return [owners[0], key]
@@ -125,7 +133,7 @@ def _hint(wrong: str, allowed: Iterable[str]) -> str:
 
 
 def list_keys(section: str) -> list[str]:
-    """The options of a section; those of a model are the architecture's too."""
+    """Return the keys of a section. The section `model` also has those of the architecture."""
     kind = SECTIONS[section]
     names = list(kind.model_fields)
     return (
@@ -134,25 +142,25 @@ def list_keys(section: str) -> list[str]:
 
 
 def _value(text: str, path: list[str]) -> Any:
-    """As TOML reads it; what it cannot read is a word."""
+    """Parse a value as TOML; what is not TOML is text."""
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        # A shell takes quotes away: [tensorboard,wandb] is a list of words.
-        listed = text.startswith("[") and text.endswith("]")
-        value = [word.strip() for word in text[1:-1].split(",")] if listed else text
+        # A shell removes quotes: [tensorboard,wandb] is a list of words.
+        is_list = text.startswith("[") and text.endswith("]")
+        value = [word.strip() for word in text[1:-1].split(",")] if is_list else text
     if value == "none" and len(path) > 2:
-        return None  # sections know this word, their parts do not
-    return text if _is_word(path) and not isinstance(value, str) else value
+        return None  # sections replace this word themselves, their parts do not
+    return text if _holds_text(path) and not isinstance(value, str) else value
 
 
-def _is_word(path: list[str]) -> bool:
-    """Whether a key holds words: a folder may be called 2024, or 2024-12-31, which TOML takes for something else."""
+def _holds_text(path: list[str]) -> bool:
+    """Return whether a key holds text: a folder may be called 2024 or 2024-12-31, which TOML reads as other types."""
     field = SECTIONS[path[0]].model_fields.get(path[1]) if path[0] in SECTIONS and len(path) == 2 else None
     return field is not None and bool({str, Path} & {field.annotation, *get_args(field.annotation)})
 
 
-def _put(tree: Tree, path: list[str], value: Any) -> None:
+def _set_value(tree: Tree, path: list[str], value: Any) -> None:
     for name in path[:-1]:
         below = tree.setdefault(name, {})
         if not isinstance(below, dict):
@@ -161,8 +169,8 @@ def _put(tree: Tree, path: list[str], value: Any) -> None:
     tree[path[-1]] = value
 
 
-def _copied(value: Any) -> Any:
-    """Tables and lists of our own. TOML has no tuples: with lists, what was given equals what a file gives back."""
+def _copy_tree(value: Any) -> Any:
+    """Copy tables and lists. Tuples become lists, because TOML has none: so a tree equals what a file gives back."""
     if isinstance(value, Mapping):
-        return {key: _copied(inner) for key, inner in value.items()}
-    return [_copied(inner) for inner in value] if isinstance(value, tuple | list) else value
+        return {key: _copy_tree(inner) for key, inner in value.items()}
+    return [_copy_tree(inner) for inner in value] if isinstance(value, tuple | list) else value

@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step: nothing to keep, nothing to restore."""
+"""The learning rate as a function of the step, so that there is no state to save."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 
 
 def learning_rate(step: int, *, base: float, steps: int, warmup_steps: int, decay: str) -> float:
-    """Of the step with this number, counted from 0.
+    """Return the learning rate of a step, counted from 0.
 
-    In a line from 0 to `base` over the warm-up, then down to 0 at `steps`. The first step of a warm-up has
-    1/warmup_steps of the base, so that no step is without effect; the last step of all is the last above 0.
+    It grows linearly from 0 to `base` during the warm-up, then decays to 0 at `steps`. The first warm-up step has
+    base / warmup_steps, so that every step has an effect; the last step is the last one above 0.
     """
     if step < warmup_steps:
         return base * (step + 1) / warmup_steps

@@ -1,4 +1,4 @@
-"""Choosing a learning rate as the paper does: one run for each, and the best on a held-out part is taken."""
+"""Choose a learning rate as the paper does: train once with each, and take the best on a held-out part."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from vitrail.training.run_training import run_training
 
 @dataclass(frozen=True)
 class Trial:
-    """A run with one learning rate, and what the held-out part says about it."""
+    """A run with one learning rate, and its accuracy and loss on the held-out part."""
 
     rate: float
     folder: Path
     accuracy: float = math.nan
     loss: float = math.nan
     failure: str = ""
-    """Why it led nowhere, where it did."""
+    """Why the run has no usable result; empty if it has one."""
 
     def __str__(self) -> str:
-        told = self.failure or f"accuracy {self.accuracy:.1%}, loss {self.loss:.4f}"
-        return f"learning rate {self.rate:.3g}: {told}"
+        outcome = self.failure or f"accuracy {self.accuracy:.1%}, loss {self.loss:.4f}"
+        return f"learning rate {self.rate:.3g}: {outcome}"
 
 
 def run_trials(config: RunConfig, rates: Sequence[float]) -> Iterator[Trial]:
-    """Each learning rate, as soon as it was tried, in `sweep-RATE` inside the run's folder.
+    """Train with each learning rate, in `sweep-RATE` inside the run's folder, and yield each trial when it is done.
 
-    A rate that diverges does not end the others; a full disk, which says nothing about a rate, does. What was finished
-    before is not trained again. The configuration must have a part to validate on.
+    A rate that diverges does not end the sweep; an error that says nothing about the rate, such as a full disk, does.
+    Finished trials are not trained again. The configuration must have a part to validate on.
     """
     for rate in rates:
         trial = change_config(config, {"optimizer": {"learning_rate": rate}}, f"{TRIAL_PREFIX}{rate:.3g}")
@@ -50,19 +50,23 @@ def run_trials(config: RunConfig, rates: Sequence[float]) -> Iterator[Trial]:
 
 
 def choose_best(tried: Sequence[Trial]) -> Trial:
-    """By accuracy; of equal accuracies the lower loss: with few images to choose on, many are equal."""
-    led = [trial for trial in tried if not trial.failure]
-    if not led:
+    """Return the trial with the highest accuracy, and among equals the lowest loss: with few images, ties are common.
+
+    Raises:
+        TrainingError: All trials failed.
+    """
+    usable = [trial for trial in tried if not trial.failure]
+    if not usable:
         rates = ", ".join(f"{trial.rate:.3g}" for trial in tried)
         raise TrainingError(
             f"no learning rate led anywhere ({rates}): give a lower one as optimizer.learning_rate, which is then not "
             "chosen"
         )
-    return max(led, key=lambda trial: (trial.accuracy, -trial.loss))
+    return max(usable, key=lambda trial: (trial.accuracy, -trial.loss))
 
 
 def change_config(config: RunConfig, update: dict[str, dict[str, Any]], name: str = "") -> RunConfig:
-    """The configuration with some values changed; with a name, in a folder of its own inside the run's."""
+    """Return the configuration with some values changed and, if `name` is given, a folder inside the run's folder."""
     tree = config.model_dump()
     update = {**update, "run": {**update.get("run", {}), "folder": config.run.folder / name}}
     return RunConfig(**{section: {**values, **update.get(section, {})} for section, values in tree.items()})

@@ -1,7 +1,7 @@
 """Where metrics go besides metrics.jsonl: TensorBoard's event files, Weights & Biases, MLflow.
 
-A tracker is a convenience. Whatever goes wrong with one in the middle of a run, a full disk or a network that is away,
-is told once, and the run goes on without it. What can be known before the run starts is an error there.
+A tracker is a convenience. If one fails in the middle of a run, because a disk is full or the network is down, there is
+one warning, and the run goes on without it. What is wrong before the run starts is an error.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ log = logging.getLogger("vitrail")
 Values = Mapping[str, float]
 
 IDENTITIES = "tracking.json"
-"""In the run folder: which run of W&B and of MLflow this is, so that a resumed run goes on there as well."""
+"""A file in the run folder with the run's identities in W&B and MLflow, so that it is resumed there as well."""
 EVENTS = "events.out.tfevents."
-"""TensorBoard reads files whose names begin like this."""
+"""Prefix of the files that TensorBoard reads."""
 PROJECT = "vitrail"
-"""Of W&B and MLflow, where the environment (WANDB_PROJECT, MLFLOW_EXPERIMENT_NAME) names no other."""
+"""Project of W&B and experiment of MLflow, unless WANDB_PROJECT or MLFLOW_EXPERIMENT_NAME is set."""
 WAITING = 10_000
-"""Values of so many records may wait for a slow network."""
+"""Number of records that may wait for a slow network."""
 PATIENCE = 60.0
-"""Seconds that the end of a run waits for what is still on its way."""
+"""Seconds that the end of a run waits for records that are not sent yet."""
 FLUSH_EVERY = 10.0
-"""Seconds from one time that events are brought to the disk to the next."""
+"""Seconds between two flushes of events to the disk."""
 MLFLOW_PARAMETERS, MLFLOW_LETTERS = 100, 500
-"""MLflow takes so many parameters at a time, and so much of each."""
+"""The most parameters that MLflow takes at a time, and the most letters of each."""
 
 
 class Tracker(ABC):
-    """What every tracker is to the training loop."""
+    """Receives the values of each record."""
 
     @abstractmethod
     def log(self, step: int, values: Values) -> None:
-        """The values of a record, by names such as "train/loss" and "val/accuracy"."""
+        """Log the values of a record, with names such as "train/loss" and "val/accuracy"."""
 
     @abstractmethod
     def close(self) -> None:
@@ -56,7 +56,7 @@ class Tracker(ABC):
 
 
 def name_values(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a record with names for trackers: "train/loss", "val/accuracy", "train/images_per_second"."""
+    """Return the numbers of a record by names such as "train/loss", "val/accuracy", "train/images_per_second"."""
     group = record["kind"] if record["kind"] == "train" else record["part"]
     numbers = {**record, **record.get("clock", {})}
     return {
@@ -67,12 +67,18 @@ def name_values(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def open_trackers(names: Sequence[str], folder: Path, config: dict[str, Any], step: int) -> list[Tracker]:
-    """The trackers of a run, ready; only the first rank has any.
+    """Open the trackers of a run. Only the first rank has any.
 
     Args:
-        folder: The run's.
-        config: What the run is, as nested dictionaries of plain values.
-        step: The one that the run goes on from; 0 for a new one.
+        names: Keys of OPENERS.
+        folder: The run folder.
+        config: The configuration, as nested dictionaries of plain values.
+        step: The step that the run starts from; 0 for a new run.
+
+    Raises:
+        ConfigError: There is no tracker of that name.
+        MissingExtraError: A tracker's package is not installed.
+        TrainingError: A tracker of a new run cannot be started.
     """
     trackers: list[Tracker] = []
     try:
@@ -80,7 +86,7 @@ def open_trackers(names: Sequence[str], folder: Path, config: dict[str, Any], st
             if name not in OPENERS:
                 near = did_you_mean(name, OPENERS)
                 raise ConfigError(f"run.trackers has {name!r}{near or ', known are ' + ', '.join(OPENERS)}")
-            if (tracker := _opened(name, folder, config, step)) is not None:
+            if (tracker := _open_tracker(name, folder, config, step)) is not None:
                 trackers.append(tracker)
     except BaseException:
         for tracker in trackers:
@@ -89,26 +95,24 @@ def open_trackers(names: Sequence[str], folder: Path, config: dict[str, Any], st
     return trackers
 
 
-def _opened(name: str, folder: Path, config: dict[str, Any], step: int) -> Tracker | None:
-    """A new run does not start without a tracker that was asked for. One that goes on, perhaps at night and by itself,
-    is in its middle: it does."""
+def _open_tracker(name: str, folder: Path, config: dict[str, Any], step: int) -> Tracker | None:
+    """Open a tracker. If that fails, a new run is an error; a resumed one, perhaps unattended, goes on without it."""
     try:
         return OPENERS[name](folder, config, step)
     except MissingExtraError:
         raise
     except Exception as error:
-        told = f"the tracker {name} cannot be started: {_reason(error)}"
+        message = f"the tracker {name} cannot be started: {_describe_error(error)}"
         if not step:
-            raise TrainingError(f'{told}; mend that, or leave "{name}" out of run.trackers') from error
-        log.warning("%s; the run goes on without it", told)
+            raise TrainingError(f'{message}; mend that, or leave "{name}" out of run.trackers') from error
+        log.warning("%s; the run goes on without it", message)
         return None
 
 
 class TensorBoard(Tracker):
-    """Event files in a folder.
+    """Event files in a folder, written directly by tensorboardX's record writer.
 
-    Written here and now by tensorboardX's record writer. Its SummaryWriter hands events to a thread, and once the disk
-    is full and that thread is dead, waits for it for ever.
+    Its SummaryWriter hands events to a thread, and once that thread has died of a full disk, waits for it forever.
     """
 
     def __init__(self, folder: Path, purge_step: int) -> None:
@@ -117,19 +121,19 @@ class TensorBoard(Tracker):
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         folder.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads files in the order of their names. By number, because clocks of machines differ.
+        # TensorBoard reads files in the order of their names. They are numbered, because clocks of machines differ.
         numbers = (path.name.removeprefix(EVENTS) for path in folder.glob(f"{EVENTS}*"))
         number = 1 + max((int(number) for number in numbers if number.isdecimal()), default=0)
         self._file = RecordWriter(str(folder / f"{EVENTS}{number:010d}"))
         self._flushed = time.monotonic()
-        # The session's start makes TensorBoard forget events of earlier files from its step on.
+        # A session's start makes TensorBoard ignore events of earlier files from that step on.
         session = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._write(step=0, file_version="brain.Event:2")
         self._write(step=purge_step, session_log=session)
         self._file.flush()
 
     def log(self, step: int, values: Values) -> None:
-        """One event with all of them."""
+        """Write one event with all values."""
         value = self._summary.Value
         scalars = [value(tag=name, simple_value=number) for name, number in values.items()]
         self._write(step=step, summary=self._summary(value=scalars))
@@ -138,7 +142,7 @@ class TensorBoard(Tracker):
             self._flushed = time.monotonic()
 
     def close(self) -> None:
-        """What is left, to the disk."""
+        """Flush what is left to the disk."""
         try:
             self._file.flush()
         finally:
@@ -149,62 +153,61 @@ class TensorBoard(Tracker):
 
 
 class Wandb(Tracker):
-    """A run of Weights & Biases; wandb's own environment variables say to whom and where."""
+    """A run of Weights & Biases; wandb's own environment variables set the account and the server."""
 
     def __init__(self, project: str, name: str, folder: Path, config: dict[str, Any], identity: str) -> None:
-        self._run = _imported("wandb").init(
+        self._run = _import_extra("wandb").init(
             project=project, name=name, dir=str(folder), config=config, id=identity, resume="allow"
         )
-        # W&B's own steps only go up, and would refuse what a resumed run does again. As a value, a step may come twice.
+        # W&B's own steps only increase: it would refuse those that a resumed run repeats. Values may repeat.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, values: Values) -> None:
-        """With the step as one more value."""
+        """Log the values, with the step as one more value."""
         self._run.log({"step": step, **values})
 
     def close(self) -> None:
-        """Waits for what is on its way."""
+        """Wait until everything is sent."""
         self._run.finish()
 
 
 class Mlflow(Tracker):
-    """A run of MLflow; MLFLOW_TRACKING_URI says where."""
+    """A run of MLflow; MLFLOW_TRACKING_URI sets the server."""
 
     def __init__(self, experiment: str, name: str, config: dict[str, Any], identity: str | None) -> None:
-        mlflow = _imported("mlflow")
+        mlflow = _import_extra("mlflow")
         self._client, self._metric, parameter = mlflow.MlflowClient(), mlflow.entities.Metric, mlflow.entities.Param
         if identity is not None:
             self.identity = identity
             self._client.update_run(identity, status="RUNNING")
             return
-        found = self._client.get_experiment_by_name(experiment)
-        place = found.experiment_id if found is not None else self._client.create_experiment(experiment)
+        known = self._client.get_experiment_by_name(experiment)
+        place = known.experiment_id if known is not None else self._client.create_experiment(experiment)
         self.identity = str(self._client.create_run(place, run_name=name).info.run_id)
-        parameters = [parameter(key, str(value)[:MLFLOW_LETTERS]) for key, value in _flat(config).items()]
+        parameters = [parameter(key, str(value)[:MLFLOW_LETTERS]) for key, value in _flatten(config).items()]
         for start in range(0, len(parameters), MLFLOW_PARAMETERS):
             self._client.log_batch(self.identity, params=parameters[start : start + MLFLOW_PARAMETERS])
 
     def log(self, step: int, values: Values) -> None:
-        """All in one request."""
+        """Send all values in one request."""
         now = int(time.time() * 1000)
         metrics = [self._metric(name, value, now, step) for name, value in values.items()]
         self._client.log_batch(self.identity, metrics=metrics)
 
     def close(self) -> None:
-        """Mark it as ended; going on with it marks it as running again."""
+        """Mark the run as ended; resuming marks it as running again."""
         self._client.set_terminated(self.identity)
 
 
 class GuardedTracker(Tracker):
-    """Another tracker, whose first failure is told, and is the last that is heard of it."""
+    """Wraps another tracker: its first failure is a warning, and it is not used again."""
 
     def __init__(self, name: str, tracker: Tracker) -> None:
         self._name = name
         self._tracker: Tracker | None = tracker
 
     def log(self, step: int, values: Values) -> None:
-        """If it still works."""
         tracker = self._tracker
         if tracker is None:
             return
@@ -212,24 +215,25 @@ class GuardedTracker(Tracker):
             tracker.log(step, values)
         except Exception as error:
             self._tracker = None
-            log.warning("the tracker %s fails: %s; the run goes on without it", self._name, _reason(error))
+            log.warning("the tracker %s fails: %s; the run goes on without it", self._name, _describe_error(error))
             with suppress(Exception):
-                tracker.close()  # what it holds open
+                tracker.close()  # it may hold files or connections open
 
     def close(self) -> None:
-        """If it still works."""
         tracker, self._tracker = self._tracker, None
         if tracker is None:
             return
         try:
             tracker.close()
         except Exception as error:
-            log.warning("the tracker %s does not close: %s", self._name, _reason(error))
+            log.warning("the tracker %s does not close: %s", self._name, _describe_error(error))
 
 
 class BackgroundTracker(Tracker):
-    """Another tracker on a thread of its own: a network that keeps trying for minutes must not hold up a step, or
-    other ranks give up waiting for this one."""
+    """Runs another tracker in a thread of its own.
+
+    A network request that is retried for minutes must not delay a step: other ranks would give up waiting for it.
+    """
 
     def __init__(self, name: str, tracker: Tracker) -> None:
         self._name, self._tracker = name, tracker
@@ -239,7 +243,7 @@ class BackgroundTracker(Tracker):
         self._thread.start()
 
     def log(self, step: int, values: Values) -> None:
-        """At once; what there is no room for is dropped."""
+        """Queue the values and return at once. They are dropped if the queue is full."""
         try:
             self._waiting.put_nowait((step, dict(values)))
         except queue.Full:
@@ -248,7 +252,7 @@ class BackgroundTracker(Tracker):
             self._full = True
 
     def close(self) -> None:
-        """Waits for what is on its way, but not for ever."""
+        """Wait until the queue is empty, but not longer than PATIENCE."""
         deadline = time.monotonic() + PATIENCE
         with suppress(queue.Full):
             self._waiting.put(None, timeout=PATIENCE)
@@ -267,11 +271,13 @@ def _open_tensorboard(folder: Path, config: dict[str, Any], step: int) -> Tracke
 
 
 def _open_wandb(folder: Path, config: dict[str, Any], step: int) -> Tracker:
-    _imported("wandb")  # before anything is written
+    _import_extra("wandb")  # before anything is written
     identity = _identity(folder, "wandb")
     if identity is None:
         identity = uuid.uuid4().hex[:16]
-        _remember(folder, "wandb", identity)  # before W&B knows it: a run that dies in between is found again
+        _remember(
+            folder, "wandb", identity
+        )  # saved before W&B knows it, so that a run that dies in between is found again
     project = os.environ.get("WANDB_PROJECT", PROJECT)
     return BackgroundTracker(
         "wandb", GuardedTracker("wandb", Wandb(project, folder.resolve().name, folder, config, identity))
@@ -294,7 +300,7 @@ OPENERS: dict[str, Callable[[Path, dict[str, Any], int], Tracker]] = {
 }
 
 
-def _imported(name: str) -> Any:
+def _import_extra(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -313,14 +319,14 @@ def _remember(folder: Path, name: str, identity: str) -> None:
     write_whole(path, json.dumps({**known, name: identity}, indent=2).encode() + b"\n")
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one, with names such as "optimizer.learning_rate"."""
+def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested dictionaries as one, with names such as "optimizer.learning_rate"."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
 
 
-def _reason(error: Exception) -> str:
-    """On one line."""
+def _describe_error(error: Exception) -> str:
+    """Return the type and the message of an error on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())
