@@ -1,4 +1,4 @@
-"""Typed configuration: the strict base class, and what travels with a model's weights."""
+"""Typed configuration: the strict base class, and the records that are stored with a model's weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Config(BaseModel):
 
 
 def explain(error: ValidationError, config: type[BaseModel]) -> str:
-    """Pydantic's findings as a sentence a person can act on, the nearest key named for an unknown one."""
+    """Return Pydantic's findings as one sentence; for an unknown key it names the nearest valid one."""
     sentences = []
     for finding in error.errors(include_url=False):
         where = ".".join(str(part) for part in finding["loc"])
@@ -33,7 +33,7 @@ def explain(error: ValidationError, config: type[BaseModel]) -> str:
         elif finding["type"] == "missing":
             sentences.append(f"{where} is required")
         elif finding["type"] == "value_error":
-            # Our own validators write whole sentences; those of a part do not know what they are part of.
+            # Our own validators write whole sentences, but do not know the name of the section they are in.
             nested = f"{where}: " if len(finding["loc"]) > 1 else ""
             sentences.append(f"{nested}{finding['ctx']['error']}")
         else:
@@ -53,30 +53,30 @@ ImageSize = Annotated[tuple[int, int], BeforeValidator(_pair)]
 
 
 def show_size(size: tuple[int, int]) -> str:
-    """224 for a square, 96×160 (height × width) otherwise."""
+    """Return "224" for a square, else "96×160" (height × width)."""
     return str(size[0]) if size[0] == size[1] else f"{size[0]}×{size[1]}"
 
 
 class Preprocessing(Config):
-    """How an image file becomes a model's input. It travels with the weights: a wrong mean costs points in silence."""
+    """How an image becomes a model's input. It is stored with the weights: a wrong mean silently costs accuracy."""
 
     image_size: ImageSize
-    """Height and width the model sees, in pixels."""
+    """Height and width of the model's input, in pixels."""
     mean: tuple[Annotated[float, Field(allow_inf_nan=False)], ...] = (0.5, 0.5, 0.5)
     """Subtracted from pixels in [0, 1], one value for each channel."""
     std: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = (0.5, 0.5, 0.5)
-    """Divided by after that. The defaults map pixels to [−1, 1], as in the paper."""
+    """Divides the result, one value for each channel. The defaults map pixels to [−1, 1], as in the paper."""
     resize: Literal["squash", "cover"] = "squash"
-    """`squash`: to the exact size whatever the shape, as the released code does. `cover`: keep the shape, so that the
-    size is just covered (the shorter side fits)."""
+    """`squash`: resize to the exact size and ignore the shape, as the released code does. `cover`: keep the shape and
+    fit the shorter side."""
     crop_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Resize to `image_size` / this, then crop the centre."""
+    """Resize to `image_size` / `crop_fraction`, then crop the centre to `image_size`."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     """Filter of the resize, always with antialias."""
 
     @property
     def resized(self) -> tuple[int, int]:
-        """Height and width before the crop: rounded down, as everyone does."""
+        """Height and width before the crop, rounded down as in other libraries."""
         height, width = (int(side / self.crop_fraction + 1e-6) for side in self.image_size)
         return height, width
 
@@ -88,29 +88,27 @@ class Preprocessing(Config):
 
 
 class TrainingCost(Config):
-    """What it took to train weights, from fresh ones on, as far as is known. It travels with them."""
+    """What the training of a model cost, as far as known. It is stored with the weights."""
 
     flops: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    """Multiplications and additions of forward and backward passes."""
+    """Number of multiplications and additions in forward and backward passes."""
     device_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    """Seconds times devices."""
+    """Training time in seconds, multiplied by the number of devices."""
     devices: tuple[str, ...]
-    """What they were."""
+    """Names of the devices."""
     complete: bool = True
-    """Whether it counts from fresh weights on; those of another origin do not tell what they cost."""
+    """Whether everything is counted; False if training began with weights of unknown cost."""
 
     @property
     def exaflops(self) -> float:
-        """10¹⁸ operations."""
         return self.flops / 1e18
 
     @property
     def device_hours(self) -> float:
-        """The unit that people pay for."""
         return self.device_seconds / 3600
 
     def after(self, earlier: TrainingCost | None) -> TrainingCost:
-        """With what came before; where that is unknown, this is not all."""
+        """Return the sum with an earlier cost; it is marked incomplete if the earlier cost is None."""
         if earlier is None:
             return self.model_copy(update={"complete": False})
         return TrainingCost(
@@ -122,14 +120,14 @@ class TrainingCost(Config):
 
 
 class Origin(Config):
-    """Where weights came from. It travels with them."""
+    """Where weights came from. It is stored with them."""
 
     source: str
-    """As it was given to `load`."""
+    """The source that `load` was called with, without paths of this machine."""
     format: str
-    """The naming they were in: native, timm, torchvision, huggingface, google."""
+    """The format of the source: native, timm, torchvision, huggingface or google."""
     dialect: str = ""
-    """Which form of that naming, so that a way back gives the same keys."""
+    """The variant of the format's names, so that a conversion back gives the same names."""
     licence: str | None = None
     notes: tuple[str, ...] = ()
-    """What could not be read from the file and was concluded."""
+    """Facts that were concluded, because the files do not say them."""

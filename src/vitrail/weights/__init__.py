@@ -1,6 +1,5 @@
-"""Checkpoints of every format, in and out, without running strangers' code.
+"""Read and write checkpoints of every format, without running code from a file.
 
-files opens a file of tensors, whatever wrote it · pairs says how tensors correspond · one module for each naming
-(native, timm, torchvision, huggingface, google) recognises it and knows its pairs · source finds what a person named ·
-load and convert are the two doors.
+`load`, `save` and `convert` are for users. `source` finds the files, `files` opens them, and each module of `formats/`
+recognises one library's format and lists its tensor rules.
 """

@@ -1,4 +1,4 @@
-"""The model card: what a person reads first, and the certificate of a conversion."""
+"""Write the model card (README.md), with the certificate of a conversion."""
 
 from __future__ import annotations
 
@@ -28,33 +28,32 @@ LOADING = {
 
 @dataclass(frozen=True)
 class Certificate:
-    """What a conversion measured: the target was loaded back and run beside the source."""
+    """The result of a conversion's check: both models were run on the same inputs."""
 
     source: str
     source_sha256: dict[str, str]
     target_sha256: dict[str, str]
     inputs: str
     max_difference: float
-    """Largest absolute difference of representation and logits."""
+    """Largest absolute difference between the outputs (representation and logits)."""
     relative_difference: float
-    """The same in units of each output's deviation."""
+    """Largest difference divided by the standard deviation of that output."""
     preprocessing_note: str
-    """What differs in how images are prepared; empty where nothing does."""
+    """Differences between the two preprocessings; empty if there are none."""
     notes: tuple[str, ...]
-    """What was concluded about the source rather than read."""
+    """Facts about the source that were concluded, because its files do not say them."""
 
     @property
     def preprocessing_matches(self) -> bool:
-        """Whether images are prepared in the same way."""
         return not self.preprocessing_note
 
 
 def format_model_card(
-    model: ImageModel, name: str, naming: str, certificate: Certificate | None = None, notes: str = ""
+    model: ImageModel, name: str, format_name: str, certificate: Certificate | None = None, notes: str = ""
 ) -> str:
-    """A README.md with the heading that the hub reads."""
+    """Return the text of README.md, with the YAML heading that the Hugging Face hub reads."""
     origin = model.origin
-    heading = ["---", f"library_name: {LIBRARIES.get(naming, 'vitrail')}"]
+    heading = ["---", f"library_name: {LIBRARIES.get(format_name, 'vitrail')}"]
     if model.num_classes:
         heading.append("pipeline_tag: image-classification")
     if origin is not None and origin.licence:
@@ -62,11 +61,11 @@ def format_model_card(
     family = "timm" if isinstance(model.architecture, TimmArchitecture) else "vision-transformer"
     heading += ["tags:", f"- {family}", "- vitrail", "---"]
     cls = "AutoModelForImageClassification" if model.num_classes else "AutoModel"
-    loading = LOADING[naming].format(name=name, cls=cls, options=_options(model, naming))
-    parts = ["\n".join(heading), f"# {name}", f"```python\n{loading}\n```", "## Model", _facts(model)]
+    loading = LOADING[format_name].format(name=name, cls=cls, options=_options(model, format_name))
+    parts = ["\n".join(heading), f"# {name}", f"```python\n{loading}\n```", "## Model", _table(list_facts(model))]
     if origin is not None:
         concluded = "".join(f"\n- {note}" for note in origin.notes)
-        parts += ["## Origin", f"Weights from `{origin.source}`, in the naming of {origin.format}.{concluded}"]
+        parts += ["## Origin", f"Weights from `{origin.source}`, in the format of {origin.format}.{concluded}"]
     if notes:
         parts += ["## Training", notes]
     if certificate is not None:
@@ -74,12 +73,12 @@ def format_model_card(
     return "\n\n".join(parts) + "\n"
 
 
-def _options(model: ImageModel, naming: str) -> str:
-    """What the other library must be told to build the model."""
+def _options(model: ImageModel, format_name: str) -> str:
+    """Return the options with which the other library builds this model, as Python text."""
     a = model.architecture
     if not isinstance(a, VitArchitecture):
         return ""
-    if naming == "huggingface":
+    if format_name == "huggingface":
         bare = not a.num_classes and a.representation_size is None and a.layer_scale is None
         return ", add_pooling_layer=False" if bare else ""
     options = {
@@ -100,22 +99,13 @@ def _options(model: ImageModel, naming: str) -> str:
     return ", ".join(words)
 
 
-def _facts(model: ImageModel) -> str:
-    return _table(list_facts(model))
-
-
 def list_facts(model: ImageModel) -> list[tuple[str, str]]:
-    """The rows of a model's card: size, classes, how images are prepared, what its training cost."""
+    """Return the rows (name, value) of a model card: size, classes, preprocessing, training cost."""
     a, p = model.architecture, model.preprocessing
     rows = [("parameters", f"{sum(parameter.numel() for parameter in model.parameters()):,}")]
     if isinstance(a, VitArchitecture):
-        rows += [
-            (
-                "size",
-                f"{a.depth} layers, width {a.width}, MLP {a.mlp_dim}, {a.num_heads} heads, {a.stride}-pixel patches",
-            )
-        ]
-        rows += [("pooling", a.pool), ("position embedding", a.position), ("GELU", a.gelu)]
+        size = f"{a.depth} layers, width {a.width}, MLP {a.mlp_dim}, {a.num_heads} heads, {a.stride}-pixel patches"
+        rows += [("size", size), ("pooling", a.pool), ("position embedding", a.position), ("GELU", a.gelu)]
     elif isinstance(a, TimmArchitecture):
         rows += [("network of timm", a.name)]
     else:
@@ -128,37 +118,32 @@ def list_facts(model: ImageModel) -> list[tuple[str, str]]:
         ("resize", f"to {show_size(p.image_size)}, {shape}{crop}, {p.interpolation}"),
         ("mean, deviation", f"{p.mean}, {p.std}"),
     ]
-    if (spent := model.training_cost) is not None:
-        since = "" if spent.complete else ", after weights of unknown cost"
-        told = f"{spent.exaflops:.3g} exaFLOPs, {spent.device_hours:.3g} hours on {', '.join(spent.devices)}{since}"
-        rows.append(("training cost", told))
+    if (cost := model.training_cost) is not None:
+        since = "" if cost.complete else ", after weights of unknown cost"
+        text = f"{cost.exaflops:.3g} exaFLOPs, {cost.device_hours:.3g} hours on {', '.join(cost.devices)}{since}"
+        rows.append(("training cost", text))
     return rows
 
 
 def shorten_labels(labels: Sequence[str], most: int = 10) -> str:
-    """The first of them, for a line of text or a cell of a table."""
+    """Return the first `most` labels as one line of text."""
     return ", ".join(labels[:most]) + (" …" if len(labels) > most else "")
 
 
 def _certificate(certificate: Certificate) -> str:
+    difference = f"{certificate.max_difference:.3g} ({certificate.relative_difference:.3g} of an output's deviation)"
     rows = [
         ("source", f"`{certificate.source}`"),
         *((f"SHA-256 of the source's {name}", f"`{digest}`") for name, digest in certificate.source_sha256.items()),
         *((f"SHA-256 of {name}", f"`{digest}`") for name, digest in certificate.target_sha256.items()),
         ("inputs", certificate.inputs),
-        (
-            "largest difference",
-            f"{certificate.max_difference:.3g} ({certificate.relative_difference:.3g} of an output's deviation)",
-        ),
-        (
-            "preprocessing",
-            "matches" if certificate.preprocessing_matches else certificate.preprocessing_note,
-        ),
+        ("largest difference", difference),
+        ("preprocessing", certificate.preprocessing_note or "matches"),
         ("written by", f"vitrail {vitrail.__version__}"),
     ]
     return "The target was loaded back and run beside the source.\n\n" + _table(rows)
 
 
 def _table(rows: list[tuple[str, str]]) -> str:
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]  # else it would end the cell
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]  # a bare | would end the cell
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in cells)])

@@ -1,7 +1,7 @@
-"""Files of tensors: safetensors, PyTorch's pickles and NumPy's npz, told apart by their first bytes.
+"""Open files of tensors: safetensors, PyTorch's pickles and NumPy's npz, recognised by their first bytes.
 
-Nothing here runs code from a file, and whatever is wrong with one ends in a WeightsError. No file stays mapped, so one
-that is overwritten or cut short later cannot hurt a running program.
+Nothing here runs code from a file, and every damaged file ends in a WeightsError. No file stays mapped, so a file that
+is overwritten or cut short later cannot crash a running program.
 """
 
 from __future__ import annotations
@@ -35,45 +35,45 @@ DAMAGE = (
     *(OSError, EOFError, MemoryError, RuntimeError, ValueError, TypeError, KeyError, OverflowError),
     *(zipfile.BadZipFile, zlib.error, struct.error),
 )
-"""What the libraries that read files raise when a file is not what it says."""
+"""Exceptions that the reading libraries raise for a damaged file."""
 MEANINGLESS_RATIO = 100
-"""A compressed array this many times larger than the file that holds it is a trap, not weights."""
+"""A compressed array so many times larger than its file is an attack, not weights."""
 LARGE, CHUNK = 1 << 20, 1 << 24
-"""Bytes: from where on a tensor gets memory of its own from the system, and how much is unpacked at a time."""
+"""Bytes: tensors from LARGE on get memory of their own from the system; CHUNK bytes are unpacked at a time."""
 
 
 class TensorInfo(NamedTuple):
-    """What is known of a tensor before it is read."""
+    """Shape and type of a tensor, known before it is read."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 class TensorFile(ABC):
-    """Named tensors in a file."""
+    """Named tensors in a file; subclasses read one kind of file each."""
 
     path: Path
     tensors: Mapping[str, TensorInfo]
     wrapper_key: str | None = None
-    """The key under which a training program had put them, where it did."""
+    """The key under which a training program saved the tensors, such as "model"; None if they are at the top level."""
 
     def read(self, name: str) -> Tensor:
-        """One tensor, in memory that nothing else uses. Ask for each name once; may be called from several threads."""
+        """Return one tensor in memory of its own. Read each name once; several threads may read at the same time."""
         with convert_read_errors(self.path):
             return self._read(name)
 
     @abstractmethod
     def _read(self, name: str) -> Tensor:
-        """As `read`, and may raise what it likes."""
+        """Do the work of `read`; any exception of DAMAGE is allowed."""
 
 
 IMAGES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM")
-"""What the files of images begin with."""
+"""First bytes of image files."""
 
 
 @contextlib.contextmanager
 def convert_read_errors(path: Path) -> Iterator[None]:
-    """What the libraries inside raise about a file becomes a WeightsError."""
+    """Turn exceptions of the reading libraries into a WeightsError that names the file."""
     try:
         yield
     except WeightsError:
@@ -86,7 +86,7 @@ def convert_read_errors(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_tensors(path: Path) -> Iterator[TensorFile]:
-    """Open a file of tensors whatever its name says."""
+    """Open a file of tensors; its first bytes decide the kind, not its name."""
     with contextlib.ExitStack() as stack:
         with convert_read_errors(path):
             opened = _open_by_first_bytes(path, stack.enter_context(path.open("rb")))
@@ -104,14 +104,12 @@ def _open_by_first_bytes(path: Path, file: BinaryIO) -> TensorFile:
     if start[8:9] == b"{":
         return SafetensorsFile(path, file)
     if start.startswith(IMAGES):
-        raise WeightsError(
-            f"{path} is an image and not a model: vitrail predict {path}, or vitrail inspect --images {path}"
-        )
+        raise WeightsError(f"{path} is an image, not a model: try vitrail predict {path}, or inspect --images {path}")
     raise WeightsError(f"{path} is not a file of weights: expected safetensors, a PyTorch .pth or a NumPy .npz")
 
 
 class SafetensorsFile(TensorFile):
-    """The library checks the header; the bytes are read by offset."""
+    """A safetensors file. The library checks the header; the bytes are read by offset."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self.path, self.file = path, file
@@ -136,7 +134,6 @@ class SafetensorsFile(TensorFile):
             offset += _count_bytes(self.tensors[name])
 
     def _read(self, name: str) -> Tensor:
-        """By position, so that threads do not disturb each other."""
         info, offset = self.tensors[name], self.offsets[name]
         buffer = _allocate(_count_bytes(info))
         _fill_buffer(buffer, lambda view, done: _read_at(self.file, view, offset + done), self.path)
@@ -156,7 +153,7 @@ _SAFETENSORS_DTYPES = {
 
 
 def _open_zip(path: Path, file: BinaryIO) -> TensorFile:
-    """An npz if it holds arrays, a PyTorch file if it holds a pickle and storages."""
+    """Open a zip: an npz if it holds arrays, a PyTorch file if it holds a pickle."""
     try:
         archive = zipfile.ZipFile(file)
     except (zipfile.BadZipFile, NotImplementedError) as error:
@@ -172,7 +169,7 @@ def _open_zip(path: Path, file: BinaryIO) -> TensorFile:
 
 
 class NpzFile(TensorFile):
-    """NumPy arrays in a zip, without pickle. Google's checkpoints."""
+    """A zip of NumPy arrays without pickles, as Google's checkpoints are."""
 
     def __init__(self, path: Path, file: BinaryIO, archive: zipfile.ZipFile) -> None:
         self.path, self.file = path, file
@@ -192,7 +189,6 @@ class NpzFile(TensorFile):
             self.members[name] = _Member(zipped, header, fortran, dtype.isnative)
 
     def _read(self, name: str) -> Tensor:
-        """One array; its checksum is verified on the way."""
         member, (shape, dtype) = self.members[name], self.tensors[name]
         buffer = _allocate(_count_bytes(self.tensors[name]))
         if member.zipped.compress_type == zipfile.ZIP_STORED:
@@ -207,7 +203,7 @@ class NpzFile(TensorFile):
         return tensor.reshape(shape)
 
     def _copy(self, member: _Member, buffer: Tensor) -> None:
-        """Straight from where it lies, behind a header that ends in the lengths of a name and of extras."""
+        """Read an uncompressed array; the zip header before it ends in the lengths of a name and of extra fields."""
         local = bytearray(30)
         _read_at(self.file, memoryview(local), member.zipped.header_offset)
         start = member.zipped.header_offset + 30 + sum(struct.unpack("<HH", local[26:]))
@@ -218,21 +214,21 @@ class NpzFile(TensorFile):
             raise WeightsError(f"{self.path} is damaged: the checksum of {member.zipped.filename} is wrong")
 
     def _unpack(self, member: _Member, buffer: Tensor) -> None:
-        """Through a handle of its own: one archive's cannot be used by two threads."""
+        """Read a compressed array through a handle of its own, because two threads cannot share one."""
         with zipfile.ZipFile(self.path) as archive, archive.open(member.zipped) as stream:
             stream.read(member.header)
             into: Any = stream
             _fill_buffer(buffer, lambda view, _: into.readinto(view[:CHUNK]), self.path)
-            if stream.read(1):  # also what makes the archive compare its checksum
+            if stream.read(1):  # at the end of the data the archive also compares its checksum
                 raise WeightsError(f"{self.path}: {member.zipped.filename} is longer than it says")
 
 
 class _Member(NamedTuple):
-    """An array in a zip."""
+    """Where an array lies in a zip, and how its values are stored."""
 
     zipped: zipfile.ZipInfo
     header: int
-    """Bytes before its values."""
+    """Number of bytes before the values."""
     fortran: bool
     native_order: bool
 
@@ -255,14 +251,14 @@ def _find_torch_dtype(path: Path, name: str, dtype: np.dtype[Any]) -> torch.dtyp
     if dtype.kind == "V" and dtype.itemsize == 2 and dtype.names is None:
         return torch.bfloat16
     known = {"f8": torch.float64, "f4": torch.float32, "f2": torch.float16, "i8": torch.int64, "i4": torch.int32}
-    found = known.get(f"{dtype.kind}{dtype.itemsize}")
-    if found is None:
+    torch_dtype = known.get(f"{dtype.kind}{dtype.itemsize}")
+    if torch_dtype is None:
         raise WeightsError(f"{path}: {name} is of type {dtype}, which is not weights")
-    return found
+    return torch_dtype
 
 
 class TorchFile(TensorFile):
-    """A pickle and storages, read whole by PyTorch's own reader that builds tensors and runs nothing else."""
+    """A PyTorch file, read whole by PyTorch's safe reader, which builds tensors and runs no other code."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -285,13 +281,13 @@ class TorchFile(TensorFile):
         nested = [str(key) for key, value in content.items() if isinstance(value, Mapping)]
         if not self.contents and nested:
             raise WeightsError(
-                f"{path}: its tensors lie under {', '.join(nested)}; save one of these alone, and load that"
+                f"{path}: its tensors are under {', '.join(nested)}: save one of these alone, and load it"
             )
         uses = Counter(tensor.untyped_storage().data_ptr() for tensor in self.contents.values())
         self.shared = {address for address, count in uses.items() if count > 1}
 
     def _read(self, name: str) -> Tensor:
-        """Handed over, so that what is converted is freed on the way; copied where another name shares its memory."""
+        """Remove the tensor from this file, so that its memory is freed early; copy it if its memory is shared."""
         tensor = self.contents.pop(name)
         storage = tensor.untyped_storage()
         alone = storage.data_ptr() not in self.shared and storage.nbytes() == tensor.numel() * tensor.element_size()
@@ -314,8 +310,10 @@ def _select_tensors(path: Path, content: Mapping[Any, Any]) -> Iterator[tuple[st
 
 
 def _allocate(length: int) -> Tensor:
-    """Bytes that go back to the system when they are freed. From the allocator, the parts of tensors that are joined
-    would leave holes, and a large model would need a quarter more memory than it has weights."""
+    """Return empty bytes that go back to the system as soon as they are freed.
+
+    With the usual allocator, freed parts of joined tensors leave holes, and a large model needs a quarter more memory.
+    """
     if length < LARGE:
         return torch.empty(length, dtype=torch.uint8, device="cpu")
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
@@ -323,7 +321,7 @@ def _allocate(length: int) -> Tensor:
 
 
 def _read_at(file: BinaryIO, view: memoryview, offset: int) -> int:
-    """Into memory from a place in the file; from several threads at once."""
+    """Read from `offset` into memory and return the number of bytes; threads do not disturb each other."""
     if hasattr(os, "preadv"):
         return os.preadv(file.fileno(), [view], offset)
     with _ONE_AT_A_TIME:  # Windows
@@ -336,7 +334,7 @@ _ONE_AT_A_TIME = threading.Lock()
 
 
 def _fill_buffer(buffer: Tensor, read: Callable[[memoryview, int], int], path: object) -> None:
-    """Call `read` with what is left of the buffer, and how much is there, until it is full."""
+    """Call `read(rest of the buffer, bytes already read)` until the buffer is full."""
     view = memoryview(buffer.numpy().data)
     done = 0
     while done < len(view):
@@ -355,6 +353,6 @@ def _first_line(error: BaseException) -> str:
 
 
 def _find_refused_name(error: BaseException) -> str:
-    """What the file wanted called, which PyTorch names in the middle of a long explanation."""
-    found = re.search(r"GLOBAL ([\w.]+)|(?:instruction|operand)[^\n]*", str(error))
-    return found.group(1) or f"an unknown {found.group()}" if found else "something other than tensors"
+    """Return the function that the file wanted to call; PyTorch names it inside a long message."""
+    match = re.search(r"GLOBAL ([\w.]+)|(?:instruction|operand)[^\n]*", str(error))
+    return match.group(1) or f"an unknown {match.group()}" if match else "something other than tensors"

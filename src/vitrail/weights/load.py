@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 from collections.abc import Mapping
@@ -111,9 +112,7 @@ def load_with_files(source: str | Path, known: Mapping[str, Any] | None = None) 
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(open_tensors(path)) for path in located.files]
         together = files[0] if len(files) == 1 else _SplitCheckpoint(files)
-        folder_files = FolderFiles(
-            located.folder_files.folder, together.wrapper_key, ignored=located.folder_files.ignored
-        )
+        folder_files = dataclasses.replace(located.folder_files, wrapper_key=together.wrapper_key)
         return _build_model(str(source), located.name, together, folder_files, known), located.files
 
 
@@ -132,9 +131,7 @@ def recognise_format(
     if folder_files is not None and (kind := folder_files.json("config.json").get("model_type")):
         raise WeightsError(f"{where} is a {kind!r} of transformers; vitrail reads its vit, deit, dinov2 and vit_mae")
     if folder_files is not None and (kind := folder_files.json("config.json").get("architecture")):
-        raise WeightsError(
-            f"{where} is a {kind!r} of timm's, for which vitrail has no layers: timm:NAME runs timm's own"
-        )
+        raise WeightsError(f"{where} is timm's {kind!r}, whose layers vitrail does not have: load timm:NAME instead")
     raise WeightsError(
         f"{where} is no Vision Transformer, hybrid or BiT ResNet in any format vitrail knows ({', '.join(FORMATS)}): "
         f"it holds {shorten_list(list(tensors)) or 'no tensors'}"
@@ -147,18 +144,15 @@ def _build_model(
     weight_format = recognise_format(where, tensors.tensors, folder_files)
     try:
         with ThreadPoolExecutor(1) as aside:
-            checked = aside.submit(
-                weight_format.check_integrity, folder_files
-            )  # hashing takes as long as checkpoint, so they go side by side
+            # Hashing the file takes as long as loading it, so both go on at the same time.
+            checked = aside.submit(weight_format.check_integrity, folder_files)
             checkpoint = weight_format.describe_checkpoint(tensors.tensors, folder_files)
-            _apply_known_options(
-                checkpoint, known, sure=weight_format.name in ("native", "huggingface") and folder_files.has_config
-            )
+            has_full_config = weight_format.name in ("native", "huggingface") and folder_files.has_config
+            _apply_known_options(checkpoint, known, sure=has_full_config)
             _check_layer_count(checkpoint.architecture, len(tensors.tensors))
             model: Model = build_empty_model(checkpoint.architecture)
-            matches = match_tensors(
-                model.state_dict(), weight_format.list_tensor_rules(checkpoint.architecture, checkpoint.dialect)
-            )
+            rules = weight_format.list_tensor_rules(checkpoint.architecture, checkpoint.dialect)
+            matches = match_tensors(model.state_dict(), rules)
             _fill_model(where, model, tensors, checkpoint, matches)
             model.preprocessing = checkpoint.preprocessing
             model.labels = checkpoint.labels
@@ -182,12 +176,9 @@ def _apply_known_options(checkpoint: CheckpointInfo, known: Mapping[str, Any], s
             raise WeightsError(f"its config says {name} = {fields[name]}, so it cannot be {value}")
     if known:
         checkpoint.architecture = type(checkpoint.architecture)(**{**fields, **known})
-        checkpoint.notes = [
-            note for note in checkpoint.notes if "num_heads" not in known or "attention heads" not in note
-        ]
-        checkpoint.notes += [
-            f"{n} = {v}, as the caller said" for n, v in known.items() if n not in TRAINING_ONLY and not sure
-        ]
+        notes = [note for note in checkpoint.notes if "num_heads" not in known or "attention heads" not in note]
+        shown = {name: value for name, value in known.items() if name not in TRAINING_ONLY and not sure}
+        checkpoint.notes = notes + [f"{name} = {value}, as the caller said" for name, value in shown.items()]
 
 
 def _check_layer_count(architecture: Architecture, tensors: int) -> None:
@@ -208,20 +199,16 @@ def _fill_model(
     # Index tables of timm's networks are computed when the network is built: those of a file could point anywhere.
     tables = {p for p in matches if not empty[p.ours].is_floating_point() and not p.ours.endswith(COUNTER)}
     matches = [match for match in matches if match not in tables]
-    others = [
-        *checkpoint.unused_tensors,
-        *checkpoint.ignored_tensors,
-        *(name for match in tables for name in match.theirs),
-    ]
+    table_names = [name for match in tables for name in match.theirs]
+    others = [*checkpoint.unused_tensors, *checkpoint.ignored_tensors, *table_names]
     check_complete(where, file.tensors, compute_file_shapes(matches, empty), others)
     floats = {i.dtype for p in matches for n in p.theirs if (i := file.tensors[n]).dtype.is_floating_point}
     dtype = functools.reduce(torch.promote_types, floats)
     if len(floats) > 1:
         checkpoint.notes.append(f"tensors of several types were converted to {dtype}")
     if checkpoint.ignored_tensors:
-        checkpoint.notes.append(
-            f"left out, because the model does not need it: {shorten_list(checkpoint.ignored_tensors, most=3)}"
-        )
+        ignored = shorten_list(checkpoint.ignored_tensors, most=3)
+        checkpoint.notes.append(f"left out, because the model does not need it: {ignored}")
 
     def read(match: TensorMatch) -> tuple[str, Tensor]:
         ours = match.transform.to_ours([file.read(name) for name in match.theirs]).contiguous()
@@ -241,9 +228,7 @@ def _describe_origin(
     if earlier is not None:
         return earlier
     if folder_files.ignored:
-        checkpoint.notes.append(
-            "the config.json in its folder was not used, because the folder holds other weights too"
-        )
+        checkpoint.notes.append("the config.json in its folder was not used: the folder holds other weights too")
     return Origin(
         source=name,
         format=weight_format.name,
@@ -262,7 +247,6 @@ class _SplitCheckpoint(TensorFile):
         self.tensors = {name: file.tensors[name] for name, file in self.owners.items()}
 
     def _read(self, name: str) -> Tensor:
-        """From the file that holds it."""
         return self.owners[name].read(name)
 
 
@@ -274,7 +258,6 @@ class _LoadedTensors(TensorFile):
         self.tensors = {name: TensorInfo(tuple(t.shape), t.dtype) for name, t in self.contents.items()}
 
     def _read(self, name: str) -> Tensor:
-        """Handed over."""
         return self.contents.pop(name)
 
 
@@ -297,15 +280,12 @@ def _load_from_timm(source: str) -> tuple[TensorFile, FolderFiles]:
     pretrained = dict(model.pretrained_cfg)
     config = {"architecture": pretrained.get("architecture", ""), "pretrained_cfg": pretrained, "model_args": arguments}
     config["global_pool"] = getattr(model, "global_pool", None)
-    tensors, folder_files = (
-        _LoadedTensors(Path(source), model.state_dict()),
-        FolderFiles(contents={"config.json": config}),
-    )
-    if not _fits_own_model(source, tensors, folder_files):
-        folder_files = FolderFiles(
-            contents={"config.json": describe_timm_network(source, pretrained, getattr(model, "num_classes", 0))}
-        )
-    return tensors, folder_files
+    tensors = _LoadedTensors(Path(source), model.state_dict())
+    folder_files = FolderFiles(contents={"config.json": config})
+    if _fits_own_model(source, tensors, folder_files):
+        return tensors, folder_files
+    config = describe_timm_network(source, pretrained, getattr(model, "num_classes", 0))
+    return tensors, FolderFiles(contents={"config.json": config})
 
 
 def _fits_own_model(source: str, file: TensorFile, folder_files: FolderFiles) -> bool:

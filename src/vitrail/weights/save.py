@@ -1,4 +1,4 @@
-"""Writing a model in any naming: a folder that is whole or absent."""
+"""Write a model in any format. A folder is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -29,9 +29,12 @@ MODEL_CARD = "README.md"
 
 
 def save(model: ImageModel, folder: str | Path, notes: str = "") -> Path:
-    """Write a model as a native folder, which `load` reads. A native folder that is there already is replaced.
+    """Write a model as a native folder, which `load` reads, and return the folder.
 
-    `notes`: on its training, for the model card.
+    Args:
+        model: the model to write.
+        folder: a new or empty folder, or a native folder, which is replaced.
+        notes: text about the training, for the model card.
     """
     folder = Path(folder).expanduser()
     with draft_folder(folder, replace=_is_native(folder)) as draft:
@@ -41,12 +44,9 @@ def save(model: ImageModel, folder: str | Path, notes: str = "") -> Path:
 
 
 def _is_native(folder: Path) -> bool:
-    """A folder that `save` has written, and that holds nothing else."""
-    if not folder.is_dir() or {path.name for path in folder.iterdir()} - {
-        *CHECKSUMMED_FILES,
-        CHECKSUM_FILE,
-        MODEL_CARD,
-    }:
+    """Return whether `save` has written a folder, and nothing else lies in it."""
+    expected = {*CHECKSUMMED_FILES, CHECKSUM_FILE, MODEL_CARD}
+    if not folder.is_dir() or {path.name for path in folder.iterdir()} - expected:
         return False
     try:
         return FolderFiles(folder).json("config.json").get("format") == FORMAT
@@ -55,7 +55,7 @@ def _is_native(folder: Path) -> bool:
 
 
 def write_model(model: ImageModel, weight_format: WeightFormat, folder: Path) -> None:
-    """Weights and configs in a naming, without a model card."""
+    """Write weights and config files in a format, without a model card."""
     if isinstance(model, TimmModel) and weight_format.name != "native":
         raise WeightsError(
             f"this model cannot be written as {weight_format.name}: it is timm's own network "
@@ -66,44 +66,39 @@ def write_model(model: ImageModel, weight_format: WeightFormat, folder: Path) ->
         raise WeightsError(f"this model cannot be written as {weight_format.name}: {reason}")
     config_files = weight_format.make_config_files(model)
     folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(
-        convert_tensors(model, weight_format, weight_format.choose_dialect(model)), folder / weight_format.weights_file
-    )
+    tensors = convert_tensors(model, weight_format, weight_format.choose_dialect(model))
+    write_tensors(tensors, folder / weight_format.weights_file)
     for name, content in config_files.items():
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     weight_format.finish_folder(folder)
 
 
 def convert_tensors(model: ImageModel, weight_format: WeightFormat, dialect: str) -> dict[str, Tensor]:
-    """The model's tensors under the names and in the shapes of a naming."""
+    """Return the model's tensors under the names and in the shapes of a format."""
     ours = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     tensors: dict[str, Tensor] = {}
-    for pair in match_tensors(ours, weight_format.list_tensor_rules(model.architecture, dialect)):
-        parts = pair.transform.to_theirs(ours[pair.ours])
-        tensors.update((name, part.contiguous()) for name, part in zip(pair.theirs, parts, strict=True))
-    came_from_here = model.origin is not None and (model.origin.format, model.origin.dialect) == (
-        weight_format.name,
-        dialect,
-    )
-    if came_from_here or weight_format.name == "native":
-        tensors.update(
-            (weight_format.name_unused_tensor(name), tensor) for name, tensor in model.unused_tensors.items()
-        )
+    for match in match_tensors(ours, weight_format.list_tensor_rules(model.architecture, dialect)):
+        parts = match.transform.to_theirs(ours[match.ours])
+        tensors.update((name, part.contiguous()) for name, part in zip(match.theirs, parts, strict=True))
+    origin = model.origin
+    has_same_format = origin is not None and (origin.format, origin.dialect) == (weight_format.name, dialect)
+    if has_same_format or weight_format.name == "native":
+        tensors |= {weight_format.name_unused_tensor(name): tensor for name, tensor in model.unused_tensors.items()}
     return tensors
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """By the suffix: safetensors, PyTorch's zip, or npz."""
+    """Write a file of tensors; the suffix decides the kind: safetensors, npz, or PyTorch's zip."""
     if path.suffix == ".npz":
         arrays: dict[str, Any] = {name: _to_numpy(tensor) for name, tensor in tensors.items()}
         np.savez(path, **arrays)
         return
-    # Parts of one tensor share its memory, which safetensors does not allow and PyTorch would write whole.
-    alone = {name: tensor.clone() if _shares_memory(tensor) else tensor for name, tensor in tensors.items()}
+    # Parts of one tensor share its memory: safetensors refuses that, and PyTorch would write all of it each time.
+    separate = {name: tensor.clone() if _shares_memory(tensor) else tensor for name, tensor in tensors.items()}
     if path.suffix == ".safetensors":
-        save_file(alone, path)
+        save_file(separate, path)
     else:
-        torch.save(alone, path)
+        torch.save(separate, path)
 
 
 def _shares_memory(tensor: Tensor) -> bool:
@@ -111,14 +106,14 @@ def _shares_memory(tensor: Tensor) -> bool:
 
 
 def _to_numpy(tensor: Tensor) -> Any:
-    """NumPy has no bfloat16: Google's files hold it as two bytes without a name."""
+    # NumPy has no bfloat16: Google's files store it as two bytes without a type.
     return tensor.view(torch.int16).numpy().view("V2") if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 @contextlib.contextmanager
 def draft_folder(folder: Path, replace: bool = False) -> Iterator[Path]:
-    """A draft beside `folder` that takes its place when the block ends well, and vanishes when it does not."""
-    folder = folder.resolve()  # through a link, so that the link stays
+    """Yield an empty folder that becomes `folder` when the block succeeds, and is deleted when it fails."""
+    folder = folder.resolve()  # follow a link, so that the link itself stays
     if folder.exists() and not replace and not (folder.is_dir() and not any(folder.iterdir())):
         raise WeightsError(f"{folder} is there already: name a new folder, or remove it first")
     draft = None
@@ -136,7 +131,7 @@ def draft_folder(folder: Path, replace: bool = False) -> Iterator[Path]:
 
 
 def _move_into_place(draft: Path, folder: Path) -> None:
-    """An earlier folder steps aside first, and comes back if the new one cannot take its place."""
+    """Rename the draft; an earlier folder is moved away first, and moved back if that fails."""
     if not folder.exists():
         draft.rename(folder)
     else:
@@ -153,8 +148,7 @@ def _move_into_place(draft: Path, folder: Path) -> None:
 
 
 def _publish(folder: Path) -> None:
-    """With the permissions that new files get here (safetensors and temporary folders have the owner's only), and on
-    the disk, before it gets its name."""
+    """Give files the usual permissions (safetensors lets only the owner read) and flush them to the disk."""
     mask = os.umask(0)
     os.umask(mask)
     for path in folder.iterdir():

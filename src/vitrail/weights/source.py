@@ -1,4 +1,4 @@
-"""From what a person names to files: a folder or file, a run, `hf:owner/name@revision`, `pane`."""
+"""Find the files of a source: a folder, a file, a run, `hf:owner/name@revision` or `pane`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vitrail.weights.formats.base import FolderFiles
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")
 INDEX = ".index.json"
-"""The end of the name of a list of files that a checkpoint is split into."""
+"""The end of the name of the file that lists the parts of a split checkpoint."""
 PREFERRED = (
     *("model.safetensors", f"model.safetensors{INDEX}"),
     *("pytorch_model.bin", f"pytorch_model.bin{INDEX}", "model.pth", "model.npz"),
@@ -26,23 +26,21 @@ _LIKE_HUB = re.compile(r"(?:HF:|https://huggingface\.co/)?([A-Za-z][\w.-]*/[A-Za
 _LIKE_NAME = re.compile(r"(?:\w+\+)?\w+/\d+|BiT-\w+")
 DESCRIPTIONS = ("*.json", "README.md", "SHA256SUMS")
 PANE = "pane"
-"""The small model inside the package. The word alone always means this one; a folder of that name is `./pane`."""
+"""The name of the small model inside the package; a folder of that name is `./pane`."""
 PANE_FOLDER = Path(__file__).parent.parent / PANE
 
 
 @dataclass(frozen=True)
 class WeightsLocation:
-    """Weights on this machine."""
-
     name: str
-    """What to call them where strangers may read it: no path of this machine."""
+    """A name that may be published: it contains no path of this machine."""
     files: tuple[Path, ...]
-    """More than one where a checkpoint is split."""
+    """The weights; several files if the checkpoint is split."""
     folder_files: FolderFiles
 
 
 def locate_weights(source: str | Path) -> WeightsLocation:
-    """Find the files of a source; from the hub they are downloaded once, with progress, and kept."""
+    """Find the files of a source. Files of the hub are downloaded once, with progress, and cached."""
     text = str(source)
     if source == PANE:
         if not PANE_FOLDER.is_dir():
@@ -50,11 +48,11 @@ def locate_weights(source: str | Path) -> WeightsLocation:
         return _locate_in_folder(PANE, PANE_FOLDER)
     if text.startswith("hf:"):
         folder = download_snapshot(text)
-        # A snapshot lies in a folder named after its commit, which says more than a branch does.
+        # The folder of a snapshot is named after its commit, which is more exact than a branch.
         return _locate_in_folder(f"{text.partition('@')[0]}@{folder.name}", folder)
     path = Path(source).expanduser()
     if text and path.is_dir():
-        # A run keeps its model in a folder of its own.
+        # A run has its model in an inner folder.
         inner = path / "model"
         if (path / "checkpoints").is_dir() and not inner.is_dir():
             raise WeightsError(f"{path} is a run that is not finished: give its command again to go on with it")
@@ -66,38 +64,37 @@ def locate_weights(source: str | Path) -> WeightsLocation:
 
 
 def _suggest_source(text: str, path: Path) -> str:
-    """What may be meant by a name that is none: a neighbour, `pane`, a model of the hub, an architecture."""
-    folder_files: list[str] = []
+    """Return what a wrong name may mean: a similar file, `pane`, a model of the hub, or an architecture."""
+    neighbours: list[str] = []
     if path.parent != Path():
         with contextlib.suppress(OSError):
-            folder_files = os.listdir(path.parent)  # noqa: PTH208 (names are wanted)
-    if near := difflib.get_close_matches(path.name, folder_files, n=1):
+            neighbours = os.listdir(path.parent)  # noqa: PTH208 (names are wanted)
+    if near := difflib.get_close_matches(path.name, neighbours, n=1):
         return f", did you mean {str(path.parent / near[0])!r}?"
     if near_pane := did_you_mean(text, [PANE]):
         return near_pane
-    if found := _LIKE_HUB.fullmatch(text):
-        return f", did you mean hf:{found.group(1)}?"
+    if match := _LIKE_HUB.fullmatch(text):
+        return f", did you mean hf:{match.group(1)}?"
     return f", did you mean vitrail.create_model({text!r})?" if _LIKE_NAME.fullmatch(text) else ""
 
 
 def _locate_file(path: Path) -> WeightsLocation:
-    """A file that was named. A config.json in its folder speaks of it unless other weights lie there too."""
-    alone = path.name in PREFERRED or len(_list_weight_files(path.parent)) <= 1
-    folder = path.parent if alone else None
-    return WeightsLocation(
-        path.name, _list_parts(path), FolderFiles(folder, ignored=not alone and (path.parent / "config.json").is_file())
-    )
+    """Locate a single file. The config.json of its folder is used unless other weights lie there too."""
+    if path.name in PREFERRED or len(_list_weight_files(path.parent)) <= 1:
+        return WeightsLocation(path.name, _list_parts(path), FolderFiles(path.parent))
+    folder_files = FolderFiles(None, ignored=(path.parent / "config.json").is_file())
+    return WeightsLocation(path.name, _list_parts(path), folder_files)
 
 
 def _locate_in_folder(name: str, folder: Path) -> WeightsLocation:
     for preferred in PREFERRED:
         if (folder / preferred).is_file():
             return WeightsLocation(name, _list_parts(folder / preferred), FolderFiles(folder))
-    found = _list_weight_files(folder)
-    if len(found) == 1:
-        return WeightsLocation(name, (found[0],), FolderFiles(folder))
-    if found:
-        raise WeightsError(f"{folder} holds several files of weights: name one, e.g. {found[0]}")
+    paths = _list_weight_files(folder)
+    if len(paths) == 1:
+        return WeightsLocation(name, (paths[0],), FolderFiles(folder))
+    if paths:
+        raise WeightsError(f"{folder} holds several files of weights: name one, e.g. {paths[0]}")
     raise WeightsError(f"{folder} holds no weights: expected one of {', '.join(PREFERRED)}")
 
 
@@ -107,7 +104,7 @@ def _list_weight_files(folder: Path) -> list[Path]:
 
 
 def _list_parts(path: Path) -> tuple[Path, ...]:
-    """The file itself, or the files that it lists, which must lie beside it."""
+    """Return the file itself, or the files that an index lists; they must lie in the same folder."""
     if not path.name.endswith(INDEX):
         return (path,)
     weight_map = FolderFiles(path.parent).json(path.name).get("weight_map")
@@ -121,7 +118,7 @@ def _list_parts(path: Path) -> tuple[Path, ...]:
 
 
 def download_snapshot(source: str) -> Path:
-    """The snapshot of `hf:owner/name[@revision]`: safetensors where there are any, never a file that runs code."""
+    """Download `hf:owner/name[@revision]` and return its folder: safetensors if it has any, never code."""
     from huggingface_hub import is_offline_mode, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

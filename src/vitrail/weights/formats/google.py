@@ -1,7 +1,7 @@
-"""The authors' own naming, in .npz files: original ViT and AugReg, hybrids, "big_vision", and BiT ResNets.
+"""Google's .npz files: the original ViT and AugReg, hybrids, "big_vision", and BiT ResNets.
 
-Kernels are stored (height, width, in, out) and (in, out), attention with its heads apart; GELU is the tanh form; pixels
-are mapped to [−1, 1] and images resized straight to their size.
+Kernels have the shape (height, width, in, out) or (in, out), and attention has an axis for its heads. GELU is the tanh
+form, pixels are mapped to [−1, 1], and images are resized without keeping their shape.
 """
 
 from __future__ import annotations
@@ -42,21 +42,19 @@ DENSE = Transform(lambda parts: parts[0].T, lambda ours: [ours.T])
 CONVOLUTION = Transform(lambda parts: parts[0].permute(3, 2, 0, 1), lambda ours: [ours.permute(2, 3, 1, 0)])
 HEAD_OF_BIT = Transform(lambda parts: parts[0].flatten(0, 2).T, lambda ours: [ours.T[None, None]])
 NORM_4D = Transform(lambda parts: parts[0].flatten(), lambda ours: [ours[None, None, None]])
-"""Group norms were stored (1, 1, 1, C) by earlier flax."""
+"""Earlier versions of flax store group norms as (1, 1, 1, C)."""
 
 
 class GoogleFormat(WeightFormat):
-    """`Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel`."""
+    """Google's format, with names such as `Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel`."""
 
     name = "google"
     weights_file = "model.npz"
 
     def recognises(self, tensors: Tensors) -> bool:
-        """A ViT by its patch embedding, BiT by its root."""
         return _prefix_of(tensors) is not None or f"{BIT_PREFIX}root_block/standardized_conv2d/kernel" in tensors
 
     def describe_checkpoint(self, tensors: Tensors, folder_files: FolderFiles) -> CheckpointInfo:
-        """All of it is in the shapes, the heads too."""
         prefix = _prefix_of(tensors)
         companion = CompanionFile.read(folder_files)
         checkpoint = _bit(tensors, companion) if prefix is None else _vit(tensors, prefix, companion)
@@ -64,7 +62,7 @@ class GoogleFormat(WeightFormat):
         return companion.complete(checkpoint)
 
     def list_tensor_rules(self, architecture: Architecture, dialect: str) -> list[TensorRule]:
-        """`dialect`: a prefix, a bar, then "big_vision" and "4d" where they apply."""
+        """`dialect` is `prefix|flavour`; the flavour may contain "big_vision" and "4d"."""
         if isinstance(architecture, ResNetArchitecture):
             return _bit_lines(architecture)
         prefix, _, flavour = dialect.partition("|")
@@ -72,7 +70,6 @@ class GoogleFormat(WeightFormat):
         return add_prefix(_vit_lines(architecture, "big_vision" in flavour, norm), prefix)
 
     def explain_refusal(self, architecture: Architecture) -> str | None:
-        """The released code's options, no more."""
         if isinstance(architecture, ResNetArchitecture):
             return None
         if architecture.gelu != "tanh":
@@ -82,27 +79,25 @@ class GoogleFormat(WeightFormat):
         if architecture.pool not in ("class", "average", "attention"):
             return f'Google\'s code has no pooling "{architecture.pool}"'
         if architecture.class_token and architecture.pool != "class":
-            return "Google's code has a class token only where it is what is read"
+            return "Google's code has a class token only if the head reads it"
         return None
 
     def choose_dialect(self, model: ImageModel) -> str:
-        """Its own where it came from here; big_vision's where only that has the pooling or the positions."""
+        """Return the model's earlier dialect, else big_vision if only that has its pooling or positions."""
         if model.origin is not None and model.origin.format == self.name:
             return model.origin.dialect
         a = model.architecture
-        if isinstance(a, VitArchitecture) and (
-            a.pool == "attention" or (a.class_token and a.position_prefix == "none")
-        ):
-            return "|big_vision"
-        return "|"
+        if not isinstance(a, VitArchitecture):
+            return "|"
+        needs_big_vision = a.pool == "attention" or (a.class_token and a.position_prefix == "none")
+        return "|big_vision" if needs_big_vision else "|"
 
     def make_config_files(self, model: ImageModel) -> dict[str, Any]:
-        """What its files do not say."""
         return CompanionFile.describe_model(model)
 
 
 def _prefix_of(tensors: Tensors) -> str | None:
-    """The prefix of a ViT, which has a patch embedding and blocks; None for anything else."""
+    """Return the prefix of a ViT's names, or None if the file holds no ViT."""
     for prefix in PREFIXES:
         if f"{prefix}embedding/kernel" in tensors and f"{prefix}Transformer/encoder_norm/scale" in tensors:
             return prefix
@@ -175,12 +170,12 @@ def _preprocessing(architecture: Architecture) -> Preprocessing:
 
 
 def _numbers(big_vision: bool) -> tuple[int, int, int]:
-    """The numbers that flax gave to a block's attention, MLP and second norm."""
+    """Return the numbers that flax gives to a block's attention, MLP and second norm."""
     return (0, 0, 1) if big_vision else (1, 3, 2)
 
 
 def _heads_apart(ours: str, theirs: str, parts: Sequence[str], heads: int) -> list[TensorRule]:
-    """A projection to heads. Ours may hold several of theirs, joined: qkv."""
+    """Return the rules of a projection to heads; ours may join several of theirs, as qkv does."""
     kernel = Transform(
         lambda tensors: torch.cat([part.flatten(1).T for part in tensors]),
         lambda tensor: [part.T.unflatten(1, (heads, -1)) for part in tensor.chunk(len(parts))],
@@ -196,7 +191,7 @@ def _heads_apart(ours: str, theirs: str, parts: Sequence[str], heads: int) -> li
 
 
 def _heads_together(ours: str, theirs: str, heads: int) -> list[TensorRule]:
-    """The projection back from the heads."""
+    """Return the rules of the projection that joins the heads."""
     kernel = Transform(lambda parts: parts[0].flatten(0, 1).T, lambda tensor: [tensor.T.unflatten(0, (heads, -1))])
     return [TensorRule(f"{ours}.weight", f"{theirs}/kernel", kernel), TensorRule(f"{ours}.bias", f"{theirs}/bias")]
 
@@ -221,10 +216,8 @@ def _vit_lines(a: VitArchitecture, big_vision: bool, norm: Transform) -> list[Te
         lambda ours: [ours.unflatten(1, (channels, side, side)).permute(2, 3, 1, 0)],
     )
     ours, pool, heads = "encoder.blocks.{i}", "MAPHead_0", a.num_heads
-    attention, pool_attention = (
-        f"{BLOCK}MultiHeadDotProductAttention_{number}",
-        f"{pool}/MultiHeadDotProductAttention_0",
-    )
+    attention = f"{BLOCK}MultiHeadDotProductAttention_{number}"
+    pool_attention = f"{pool}/MultiHeadDotProductAttention_0"
     table = "pos_embedding" if big_vision else "Transformer/posembed_input/pos_embedding"
     return [
         TensorRule("patch_embed.projection.weight", "embedding/kernel", patch),

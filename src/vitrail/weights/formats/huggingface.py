@@ -1,7 +1,4 @@
-"""Hugging Face's naming: folders of ViT, DeiT, DINOv2 (with and without registers) and the encoders of ViTMAE.
-
-A folder as transformers writes it: weights, config.json, preprocessor_config.json.
-"""
+"""Folders of Hugging Face's transformers: ViT, DeiT, DINOv2 (with and without registers) and the encoder of ViTMAE."""
 
 from __future__ import annotations
 
@@ -83,16 +80,14 @@ class _ModelConfig(ForeignConfig):
 
 
 class HuggingFaceFormat(WeightFormat):
-    """`vit.encoder.layer.0.attention.attention.query.weight`."""
+    """transformers' format, with names such as `vit.encoder.layer.0.attention.attention.query.weight`."""
 
     name = "huggingface"
 
     def recognises(self, tensors: Tensors) -> bool:
-        """By the patch embedding and the first layer's query."""
         return _prefix_of(tensors) is not None
 
     def describe_checkpoint(self, tensors: Tensors, folder_files: FolderFiles) -> CheckpointInfo:
-        """Sizes from shapes; heads, GELU and eps from config.json."""
         prefix = _prefix_of(tensors) or ""
         own = {name.removeprefix(prefix): info for name, info in tensors.items()}
         config: _ModelConfig = _ModelConfig.parse(folder_files.json("config.json"), "config.json")
@@ -100,7 +95,7 @@ class HuggingFaceFormat(WeightFormat):
         architecture = _architecture(own, config, notes)
         classifies = bool(architecture.num_classes)
         if not classifies and any("ForImageClassification" in name for name in config.architectures):
-            raise WeightsError(f"config.json tells of {config.architectures[0]}, and the weights have no classifier")
+            raise WeightsError(f"config.json says {config.architectures[0]}, but the weights have no classifier")
         unused = [f"{prefix}embeddings.mask_token"]
         unused += [name for name in tensors if "pooler." in name] if classifies else []
         return CheckpointInfo(
@@ -115,23 +110,20 @@ class HuggingFaceFormat(WeightFormat):
         )
 
     def list_tensor_rules(self, architecture: Architecture, dialect: str) -> list[TensorRule]:
-        """`dialect` is the prefix."""
         assert isinstance(architecture, VitArchitecture)
         a, kind = architecture, _kind_to_write(architecture)
         before, after, fc1, fc2 = _layer_names(kind)
         projection = "embeddings.patch_embeddings.projection."
+        kernel = to_patch_kernel(a.in_channels, a.patch_size)
+        qkv = [f"{LAYER}attention.attention.{part}.*" for part in QKV]
         inner = [
-            TensorRule(
-                "patch_embed.projection.weight", f"{projection}weight", to_patch_kernel(a.in_channels, a.patch_size)
-            ),
+            TensorRule("patch_embed.projection.weight", f"{projection}weight", kernel),
             TensorRule("patch_embed.projection.bias", f"{projection}bias"),
             TensorRule("class_token", "embeddings.cls_token", ADD_BATCH_AXIS),
             TensorRule("registers", f"embeddings.{REGISTERS.get(kind, '')}", ADD_BATCH_AXIS),
             TensorRule("position_embedding.0.table", "embeddings.position_embeddings", ADD_BATCH_AXIS),
             TensorRule("encoder.blocks.{i}.norm1.*", f"{LAYER}{before}.*"),
-            TensorRule(
-                "encoder.blocks.{i}.attention.qkv.*", [f"{LAYER}attention.attention.{p}.*" for p in QKV], split_into(3)
-            ),
+            TensorRule("encoder.blocks.{i}.attention.qkv.*", qkv, split_into(3)),
             TensorRule("encoder.blocks.{i}.attention.out.*", f"{LAYER}attention.output.dense.*"),
             TensorRule("encoder.blocks.{i}.scale1.factor", f"{LAYER}layer_scale1.lambda1"),
             TensorRule("encoder.blocks.{i}.norm2.*", f"{LAYER}{after}.*"),
@@ -149,13 +141,11 @@ class HuggingFaceFormat(WeightFormat):
         return add_prefix(inner, dialect) + outer
 
     def explain_refusal(self, architecture: Architecture) -> str | None:
-        """What none of transformers' classes for these models can be."""
         if isinstance(architecture, ResNetArchitecture) or architecture.backbone is not None:
             return "vitrail writes plain Vision Transformers for transformers, no ResNets and no hybrids"
         kind = _kind_to_write(architecture)
-        if beyond := find_unsupported_options(
-            architecture, "pool", "registers", "position_prefix", "layer_scale", "qkv_bias"
-        ):
+        allowed = ("pool", "registers", "position_prefix", "layer_scale", "qkv_bias")
+        if beyond := find_unsupported_options(architecture, *allowed):
             return f"transformers' {CLASSES[kind]} has no option for this model's {beyond}"
         if architecture.representation_size is not None and architecture.num_classes:
             return "transformers has no classifier with a tanh layer before it"
@@ -165,21 +155,17 @@ class HuggingFaceFormat(WeightFormat):
             return "transformers has registers only in DINOv2, which has layer scale, and one in DeiT"
         if kind.startswith("dinov2") and architecture.mlp_dim % architecture.width:
             return "transformers' DINOv2 has an MLP that is a whole multiple of its width"
-        wanted = {"class+average"} if kind.startswith("dinov2") else {"class", "distilled"}
-        if architecture.num_classes and architecture.pool not in wanted:
-            return (
-                f"transformers' {CLASSES[kind]} classifies from {' or '.join(sorted(wanted))}, not {architecture.pool}"
-            )
+        pools = ["class+average"] if kind.startswith("dinov2") else ["class", "distilled"]
+        if architecture.num_classes and architecture.pool not in pools:
+            return f"transformers' {CLASSES[kind]} classifies from {' or '.join(pools)}, not {architecture.pool}"
         return None
 
     def choose_dialect(self, model: ImageModel) -> str:
-        """The prefix of a classifier; none for a bare model."""
         if isinstance(model.architecture, ResNetArchitecture) or not model.num_classes:
             return ""
         return PREFIXES[_kind_to_write(model.architecture)]
 
     def make_config_files(self, model: ImageModel) -> dict[str, Any]:
-        """config.json and preprocessor_config.json."""
         assert isinstance(model.architecture, VitArchitecture)
         return {"config.json": _config(model, model.architecture), "preprocessor_config.json": _preprocessor(model)}
 
@@ -193,7 +179,7 @@ def _prefix_of(tensors: Tensors) -> str | None:
 
 
 def _kind(own: Tensors) -> str:
-    """Which of transformers' models, from names alone."""
+    """Return transformers' model type, judged by the names of the tensors."""
     if "embeddings.distillation_token" in own:
         return "deit"
     if "encoder.layer.0.layer_scale1.lambda1" in own:
@@ -214,19 +200,17 @@ def _layer_names(kind: str) -> tuple[str, str, str, str]:
 
 
 def _architecture(own: Tensors, config: _ModelConfig, notes: list[str]) -> VitArchitecture:
-    """Sizes from shapes, which must be the config's where it tells them."""
+    """Read the sizes from the shapes; those that the config names must agree."""
     kind = _kind(own)
     dinov2 = kind.startswith("dinov2")
     kernel = read_shape(own, "embeddings.patch_embeddings.projection.weight", 4)
     width, channels, side = kernel[0], kernel[1], read_patch_size(kernel, (2, 3))
     if "encoder.layer.0.mlp.weights_in.weight" in own:
         raise WeightsError("its MLP is a SwiGLU, which vitrail does not have")
-    depth, mlp_dim = (
-        count_blocks(own, "encoder.layer."),
-        read_shape(own, f"encoder.layer.0.{_layer_names(kind)[2]}.weight", 2)[0],
-    )
-    found = {"hidden_size": width, "num_hidden_layers": depth}
-    check_agreement("config.json", config.model_dump(), found if dinov2 else {**found, "intermediate_size": mlp_dim})
+    depth = count_blocks(own, "encoder.layer.")
+    mlp_dim = read_shape(own, f"encoder.layer.0.{_layer_names(kind)[2]}.weight", 2)[0]
+    sizes = {"hidden_size": width, "num_hidden_layers": depth}
+    check_agreement("config.json", config.model_dump(), sizes if dinov2 else {**sizes, "intermediate_size": mlp_dim})
     registers = read_size(own, f"embeddings.{REGISTERS[kind]}", 3, axis=1) or 0 if kind in REGISTERS else 0
     owner = "all" if kind == "deit" else "class"
     size = (config.image_size, config.image_size) if isinstance(config.image_size, int) else config.image_size
@@ -270,11 +254,11 @@ def _labels(config: _ModelConfig, classes: int) -> tuple[str, ...] | None:
 
 
 def _preprocessing(folder_files: FolderFiles, a: VitArchitecture, model_type: str, notes: list[str]) -> Preprocessing:
-    found, default = folder_files.json("preprocessor_config.json"), HALF if model_type == "vit" else IMAGENET
-    if not found:
+    values, default = folder_files.json("preprocessor_config.json"), HALF if model_type == "vit" else IMAGENET
+    if not values:
         notes.append(f"pixels are scaled as {default['origin']}'s are: there is no preprocessor_config.json")
         return build_preprocessing(a.image_size, a.in_channels, default)
-    processor: _Preprocessor = _Preprocessor.parse(found, "preprocessor_config.json")
+    processor: _Preprocessor = _Preprocessor.parse(values, "preprocessor_config.json")
     if not processor.do_resize or not processor.do_rescale:
         notes.append("preprocessor_config.json leaves images unscaled or at their own size, which vitrail does not")
     if processor.resample not in RESAMPLE:
@@ -309,11 +293,8 @@ def _statistic(value: float | tuple[float, ...] | None, channels: int) -> tuple[
 
 def _config(model: ImageModel, a: VitArchitecture) -> dict[str, Any]:
     kind = _kind_to_write(a)
-    suffix = (
-        ("ForImageClassificationWithTeacher" if a.pool == "distilled" else "ForImageClassification")
-        if a.num_classes
-        else "Model"
-    )
+    classifier = "ForImageClassificationWithTeacher" if a.pool == "distilled" else "ForImageClassification"
+    suffix = classifier if a.num_classes else "Model"
     height, width = a.image_size
     config: dict[str, Any] = {
         "architectures": [CLASSES[kind] + suffix],
@@ -332,11 +313,8 @@ def _config(model: ImageModel, a: VitArchitecture) -> dict[str, Any]:
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
     }
     if kind.startswith("dinov2"):
-        config |= {
-            "mlp_ratio": compute_mlp_ratio(a.mlp_dim, a.width),
-            "layerscale_value": a.layer_scale,
-            "use_swiglu_ffn": False,
-        }
+        config |= {"mlp_ratio": compute_mlp_ratio(a.mlp_dim, a.width), "layerscale_value": a.layer_scale}
+        config["use_swiglu_ffn"] = False
         config |= {"num_register_tokens": a.registers} if a.registers else {}
     else:
         config["intermediate_size"] = a.mlp_dim
@@ -353,12 +331,11 @@ def _preprocessor(model: ImageModel) -> dict[str, Any]:
     p = model.preprocessing
     height, width = p.image_size
     cropped = p.crop_fraction < 1 or p.resize == "cover"
+    exact_size = {"height": p.resized[0], "width": p.resized[1]}
     config: dict[str, Any] = {
         "image_processor_type": "BitImageProcessor" if cropped else "ViTImageProcessor",
         "do_resize": True,
-        "size": {"shortest_edge": min(p.resized)}
-        if p.resize == "cover"
-        else {"height": p.resized[0], "width": p.resized[1]},
+        "size": {"shortest_edge": min(p.resized)} if p.resize == "cover" else exact_size,
         "resample": next(number for number, name in RESAMPLE.items() if name == p.interpolation),
         "do_rescale": True,
         "rescale_factor": 1 / 255,

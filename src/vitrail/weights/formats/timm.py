@@ -1,6 +1,6 @@
-"""timm's naming, and that of its relatives: DeiT, DeiT III, DINO, DINOv2 and MAE as their authors released them.
+"""timm's format, and the releases with similar names: DeiT, DeiT III, DINO, DINOv2 and MAE.
 
-Vision Transformers, hybrids and BiT ResNets. What is written is always timm's own.
+It holds Vision Transformers, hybrids and BiT ResNets. Models are always written with timm's own names.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from vitrail.weights.formats.timm_config import (
 from vitrail.weights.tensor_rules import ADD_BATCH_AXIS, TensorRule, Transform, add_prefix, to_patch_kernel
 
 PREFIXES = ("", "module.", "backbone.", "module.backbone.", "model.", "encoder.", "visual.trunk.", "timm_model.")
-"""What training programs put before the names."""
+"""Prefixes that training programs put before the names."""
 
 BLOCK = [
     TensorRule("encoder.blocks.{i}.norm1.*", "blocks.{i}.norm1.*"),
@@ -73,20 +73,19 @@ AROUND = [
 ]
 HEAD_OF_RESNET = Transform(lambda parts: parts[0].flatten(1), lambda ours: [ours[:, :, None, None]])
 REGISTERS = {"": "reg_token", "deit3": "reg_token", "dinov2": "register_tokens", "distilled": "dist_token"}
-"""How whose release calls the tokens after the class token."""
+"""The name of the tokens after the class token, by release."""
 
 
 class TimmFormat(WeightFormat):
-    """`blocks.0.attn.qkv.weight`, `stages.0.blocks.0.conv1.weight`."""
+    """Names such as `blocks.0.attn.qkv.weight` and `stages.0.blocks.0.conv1.weight`."""
 
     name = "timm"
 
     def recognises(self, tensors: Tensors) -> bool:
-        """A ViT by its first block, a ResNet by its first stage."""
         return _prefix_of(tensors) is not None
 
     def describe_checkpoint(self, tensors: Tensors, folder_files: FolderFiles) -> CheckpointInfo:
-        """Sizes from shapes; heads, pooling and GELU from the config, else from what such checkpoints have."""
+        """Read sizes from the shapes; take heads, pooling and GELU from the config, else guess them."""
         prefix = _prefix_of(tensors) or ""
         own = {name.removeprefix(prefix): info for name, info in tensors.items() if name.startswith(prefix)}
         config = read_config(folder_files)
@@ -100,20 +99,18 @@ class TimmFormat(WeightFormat):
         checkpoint.unused_tensors = [prefix + name for name in checkpoint.unused_tensors]
         checkpoint.ignored_tensors = [prefix + name for name in checkpoint.ignored_tensors]
         checkpoint.ignored_tensors += [name for name in tensors if not name.startswith(prefix)]
-        check_agreement(
-            "config.json", {"num_classes": config.num_classes}, {"num_classes": checkpoint.architecture.num_classes}
-        )
+        actual = {"num_classes": checkpoint.architecture.num_classes}
+        check_agreement("config.json", {"num_classes": config.num_classes}, actual)
         return checkpoint
 
     def list_tensor_rules(self, architecture: Architecture, dialect: str) -> list[TensorRule]:
-        """`dialect` is a prefix, a bar, and whose release it is."""
+        """Return the rules; `dialect` is `prefix|release`."""
         prefix, _, release = dialect.partition("|")
         if isinstance(architecture, ResNetArchitecture):
             return add_prefix(_resnet_lines(architecture), prefix)
         return add_prefix(_vit_lines(architecture, release), prefix)
 
     def explain_refusal(self, architecture: Architecture) -> str | None:
-        """What timm's classes cannot be told to do."""
         if isinstance(architecture, ResNetArchitecture):
             return None
         if architecture.block != "plain" or architecture.conv_stem is not None:
@@ -133,18 +130,16 @@ class TimmFormat(WeightFormat):
         return None
 
     def adapt_model(self, model: ImageModel) -> ImageModel:
-        """In timm all tokens before the patches own a position, or none does. A class token's can be added to it."""
+        # In timm all tokens before the patches have a position, or none has.
         a = model.architecture
         if isinstance(a, VitArchitecture) and a.registers and a.class_token and a.position_rows == 1:
-            return _with_class_position_added(model, a)
+            return _add_class_position(model, a)
         return model
 
     def choose_dialect(self, model: ImageModel) -> str:
-        """Its own, whatever it came from: timm must be able to read it."""
-        return "|"
+        return "|"  # timm must be able to read it
 
     def make_config_files(self, model: ImageModel) -> dict[str, Any]:
-        """config.json."""
         return {"config.json": write_config(model)}
 
 
@@ -209,9 +204,9 @@ def _vit(own: Tensors, config: TimmConfig, facebook: bool) -> CheckpointInfo:
 def _positions(
     own: Tensors, config: TimmConfig, stride: int, class_token: bool, registers: int, notes: list[str]
 ) -> tuple[tuple[int, int], dict[str, Any]]:
-    """The image size, and the options of the position embedding."""
-    told = config.arguments.img_size or (config.pretrained.input_size or (0, 0, 0))[1:]
-    size = (told, told) if isinstance(told, int) else (told[0], told[1])
+    """Return the image size and the options of the position embedding."""
+    sides = config.arguments.img_size or (config.pretrained.input_size or (0, 0, 0))[1:]
+    size = (sides, sides) if isinstance(sides, int) else (sides[0], sides[1])
     if "pos_embed" not in own:
         if config.arguments.pos_embed != "none" or not all(size):
             raise WeightsError(
@@ -222,7 +217,7 @@ def _positions(
     hint = (size[0] // stride, size[1] // stride) if all(size) else None
     owners = {"all": class_token + registers, "class": int(class_token), "none": 0}
     grid, owner = infer_grid(read_shape(own, "pos_embed", 3)[1], owners, hint)
-    # With nothing but a class token "all" and "class" are the same, and the paper's word is "class".
+    # With only a class token "all" and "class" mean the same; the paper's word is "class".
     position_prefix = "class" if owner == "all" and not registers else owner
     image_size = (grid[0] * stride, grid[1] * stride)
     if all(size) and size != image_size:
@@ -260,7 +255,7 @@ def _backbone(own: Tensors, prefix: str, form: str) -> Backbone:
 
 
 def _release(own: Tensors) -> str:
-    """Whose names they are, where they differ from timm's."""
+    """Return the release whose names differ from timm's, or an empty string."""
     if "dist_token" in own:
         return "distilled"
     if "blocks.0.gamma_1" in own:
@@ -274,17 +269,20 @@ def _layer_scale(release: str, which: int) -> str:
     return f"blocks.{{i}}.gamma_{which}" if release == "deit3" else f"blocks.{{i}}.ls{which}.gamma"
 
 
-def _pool(own: Tensors, told: str | None) -> str:
+def _pool(own: Tensors, config_pool: str | None) -> str:
     if "head_dist.weight" in own:
         return "distilled"
     if "attn_pool.latent" in own:
         return "attention"
-    return told or ("average" if "fc_norm.weight" in own or "cls_token" not in own else "class")
+    return config_pool or ("average" if "fc_norm.weight" in own or "cls_token" not in own else "class")
 
 
 def _statistics(own: Tensors, facebook: bool) -> Mapping[str, Any]:
-    """Without a config. CLIP's have a norm before the first block. Facebook's releases (DeiT, DINO, MAE) keep their
-    weights under "model", or have layer scale, or no head; Google's, as timm converted them, have only a head."""
+    """Guess the mean and std of a checkpoint without a config.
+
+    CLIP has a norm before the first block. Facebook's releases (DeiT, DINO, MAE) have the key "model", layer scale or
+    no head; Google's models, as converted by timm, have a head and none of these.
+    """
     if "norm_pre.weight" in own:
         return CLIP
     facebook = facebook or "blocks.0.ls1.gamma" in own or "head.weight" not in own
@@ -331,8 +329,8 @@ def _backbone_lines(backbone: Backbone, prefix: str) -> list[TensorRule]:
     return lines
 
 
-def _with_class_position_added(model: ImageModel, a: VitArchitecture) -> ImageModel:
-    """The same function: the class token's position is added to it once and for all."""
+def _add_class_position(model: ImageModel, a: VitArchitecture) -> ImageModel:
+    """Return a model that computes the same, with the class token's position added to the token itself."""
     fields = {name: getattr(a, name) for name in VitArchitecture.model_fields}
     added = build_empty_model(VitArchitecture(**{**fields, "position_prefix": "none"}))
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}

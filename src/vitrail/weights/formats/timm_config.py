@@ -1,7 +1,6 @@
-"""timm's config.json: what it tells, and how to write one that timm understands.
+"""Read and write timm's config.json.
 
-timm calls a model by a name and arguments. The name often says what the arguments do not, so some facts of timm's
-registry stand here as tables.
+timm builds a model from a name and arguments. Some options follow from the name alone; tables here list those names.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ from vitrail.weights.formats.base import (
 POOLS = {"token": "class", "avg": "average", "map": "attention"}
 GELUS = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 HEADS = {"vit_base_patch16_gap_224": 16, "so400m": 16, "giantopt": 16, "test_vit3": 3, "test_vit4": 3, "test_vit": 2}
-"""Parts of names of models whose heads are not those of every other model of their width."""
+"""Number of heads by part of a model's name, for models that differ from others of their width."""
 TANH = (
     *("base_patch32_siglip", "so400m_patch16_siglip", "giantopt_patch16_siglip"),
     *("large_patch16_siglip_512", "large_patch16_siglip_gap_512"),
 )
-"""Parts of names of models with the tanh form of GELU, which their config does not mention."""
+"""Parts of the names of models whose GELU is the tanh form although their config does not say so."""
 ROTARY = dict.fromkeys(("_rope", "dinov3", "vit_pe_", "eva02", "vitamin"), "rotary positions")
 UNSEEN = {**ROTARY, "_rpn_": "norms behind its layers"}
-"""Parts of names of models that have what vitrail does not, and what leaves no trace in their weights."""
+"""Layers that vitrail does not have and the tensors do not show, by part of a model's name."""
 
 
 class PretrainedConfig(ForeignConfig):
-    """How pixels are prepared, and by whom the weights are."""
+    """The preprocessing, licence and labels in timm's config."""
 
     input_size: tuple[int, int, int] | None = None
     mean: tuple[float, ...] | None = None
@@ -52,7 +51,7 @@ class PretrainedConfig(ForeignConfig):
 
 
 class ModelArguments(ForeignConfig):
-    """What timm tells its constructor."""
+    """Arguments of timm's model constructor."""
 
     num_heads: int | None = None
     depth: int | None = None
@@ -78,26 +77,26 @@ class TimmConfig(ForeignConfig):
 
 def read_config(folder_files: FolderFiles) -> TimmConfig:
     """From what lies beside the weights; empty where nothing does."""
-    found = folder_files.json("config.json")
-    inner = {"pretrained": found.get("pretrained_cfg") or found, "arguments": found.get("model_args") or {}}
-    config: TimmConfig = TimmConfig.parse({**found, **inner}, "config.json")
+    values = folder_files.json("config.json")
+    inner = {"pretrained": values.get("pretrained_cfg") or values, "arguments": values.get("model_args") or {}}
+    config: TimmConfig = TimmConfig.parse({**values, **inner}, "config.json")
     if unseen := next((what for part, what in UNSEEN.items() if part in config.architecture), None):
         raise WeightsError(f"{config.architecture} has {unseen}, which vitrail does not have")
     return config
 
 
 def read_pool(config: TimmConfig) -> str | None:
-    """The pooling that a config tells of, or None."""
-    told = config.arguments.global_pool or config.global_pool
-    if told and told not in POOLS:
-        raise WeightsError(f"timm's pooling {told!r} is none of {', '.join(POOLS)}, which vitrail has")
+    """Return the pooling that a config names, or None."""
+    pool = config.arguments.global_pool or config.global_pool
+    if pool and pool not in POOLS:
+        raise WeightsError(f"timm's pooling {pool!r} is none of {', '.join(POOLS)}, which vitrail has")
     if config.arguments.pool_include_prefix:
         raise WeightsError("its pooling includes the class token or registers, which vitrail's does not")
-    return POOLS[told] if told else None
+    return POOLS[pool] if pool else None
 
 
 def read_gelu(config: TimmConfig, notes: list[str]) -> str:
-    """From the arguments, else from the name, else timm's usual one."""
+    """Return the form of GELU: from the arguments, else from the name, else the exact form."""
     if not config.architecture:
         notes.append("the exact form of GELU, as almost always in timm: no config beside the weights says which")
     if config.arguments.act_layer in GELUS:
@@ -108,13 +107,13 @@ def read_gelu(config: TimmConfig, notes: list[str]) -> str:
 
 
 def read_num_heads(config: TimmConfig, width: int, notes: list[str]) -> int:
-    """From the arguments, else from the name, else from the width."""
-    by_name = next((heads for part, heads in HEADS.items() if part in config.architecture), None)
-    return config.arguments.num_heads or by_name or guess_num_heads(width, notes)
+    """Return the number of heads: from the arguments, else from the name, else guessed from the width."""
+    special = next((heads for part, heads in HEADS.items() if part in config.architecture), None)
+    return config.arguments.num_heads or special or guess_num_heads(width, notes)
 
 
 def read_labels(config: TimmConfig, classes: int) -> tuple[str, ...] | None:
-    """The names of the classes, where there are as many as classes."""
+    """Return the labels, or None if there are not as many as classes."""
     names = config.label_names or config.pretrained.label_names or ()
     return tuple(str(name) for name in names) if len(names) == classes and classes else None
 
@@ -122,30 +121,30 @@ def read_labels(config: TimmConfig, classes: int) -> tuple[str, ...] | None:
 def read_preprocessing(
     config: TimmConfig, architecture: Architecture, default: Mapping[str, Any], notes: list[str]
 ) -> Preprocessing:
-    """From the config, else by the origin; what has no counterpart here is said in the notes."""
-    told = config.pretrained
-    if told.mean is None:
+    """Read the preprocessing, else use `default`; add a note for every option that vitrail does not have."""
+    pretrained = config.pretrained
+    if pretrained.mean is None:
         notes.append(f"pixels are scaled as {default['origin']}'s are: no config beside the weights says how")
-    if told.crop_mode not in ("center", "squash"):
-        notes.append(f"the crop {told.crop_mode!r} is replaced by the centre")
-    if told.interpolation not in ("bilinear", "bicubic"):
-        notes.append(f"the filter {told.interpolation!r} of the resize is replaced by bicubic")
-    if not 0 < told.crop_pct <= 1:
-        notes.append(f"the crop fraction {told.crop_pct} is replaced by 1")
+    if pretrained.crop_mode not in ("center", "squash"):
+        notes.append(f"the crop {pretrained.crop_mode!r} is replaced by the centre")
+    if pretrained.interpolation not in ("bilinear", "bicubic"):
+        notes.append(f"the filter {pretrained.interpolation!r} of the resize is replaced by bicubic")
+    if not 0 < pretrained.crop_pct <= 1:
+        notes.append(f"the crop fraction {pretrained.crop_pct} is replaced by 1")
     return build_preprocessing(
         architecture.image_size,
         architecture.in_channels,
         default,
-        told.mean,
-        told.std,
-        resize="squash" if told.crop_mode == "squash" else "cover",
-        crop_fraction=told.crop_pct if 0 < told.crop_pct <= 1 else 1.0,
-        interpolation="bilinear" if told.interpolation == "bilinear" else "bicubic",
+        pretrained.mean,
+        pretrained.std,
+        resize="squash" if pretrained.crop_mode == "squash" else "cover",
+        crop_fraction=pretrained.crop_pct if 0 < pretrained.crop_pct <= 1 else 1.0,
+        interpolation="bilinear" if pretrained.interpolation == "bilinear" else "bicubic",
     )
 
 
 def write_config(model: ImageModel) -> dict[str, Any]:
-    """A config.json that `timm.create_model("local-dir:…")` understands."""
+    """Return a config.json that `timm.create_model("local-dir:…")` understands."""
     name, arguments = choose_name_and_arguments(model.architecture)
     resnet, preprocessing = isinstance(model.architecture, ResNetArchitecture), model.preprocessing
     pretrained: dict[str, Any] = {
@@ -174,7 +173,7 @@ def write_config(model: ImageModel) -> dict[str, Any]:
 
 
 def choose_name_and_arguments(a: Architecture) -> tuple[str, dict[str, Any]]:
-    """A name that timm knows, and what to tell its constructor to get this architecture."""
+    """Return the name of a timm model, and the arguments that turn it into this architecture."""
     if isinstance(a, ResNetArchitecture):
         return _bit(a.backbone), {"in_chans": a.in_channels}
     arguments: dict[str, Any] = {
@@ -205,7 +204,7 @@ def choose_name_and_arguments(a: Architecture) -> tuple[str, dict[str, Any]]:
 
 def _plain(a: VitArchitecture) -> str:
     if a.input_norm:
-        return "vit_base_patch16_clip_224"  # whose norms have an eps of 1e-5, which no argument can say
+        return "vit_base_patch16_clip_224"  # its norms have an eps of 1e-5, which no argument can set
     words = {"Ti": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge", "g": "giant", "G": "gigantic"}
     letter = next((name for name, size in SIZES.items() if size.width == a.width and size.depth == a.depth), "B")
     return f"vit_{words[letter]}_patch{14 if letter in 'HgG' else 16}_224"
@@ -226,7 +225,5 @@ def _hybrid(backbone: Backbone) -> str:
         (2, 2, 2, 2): "vit_small_r26_s32_224",
     }
     if backbone.blocks not in names or backbone.width_factor != 1:
-        raise WeightsError(
-            f"this model cannot be written as timm: it has no hybrid with ResNet blocks {backbone.blocks}"
-        )
+        raise WeightsError(f"this model cannot be written as timm: no hybrid has ResNet blocks {backbone.blocks}")
     return names[backbone.blocks]

@@ -1,4 +1,4 @@
-"""torchvision's naming: Vision Transformers, also with a convolutional stem."""
+"""torchvision's Vision Transformers, also those with a convolutional stem."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from vitrail.weights.formats.base import (
     read_shape,
     read_size,
 )
-from vitrail.weights.tensor_rules import ADD_BATCH_AXIS, TensorRule, to_patch_kernel
+from vitrail.weights.tensor_rules import ADD_BATCH_AXIS, UNCHANGED, TensorRule, to_patch_kernel
 
-EARLIER = "linear"
+OLD_DIALECT = "linear"
+"""The dialect of files from before 2022, which name the layers of the MLP linear_1 and linear_2."""
 LAYER = "encoder.layers.encoder_layer_{i}."
 STEM = "conv_proj.conv_bn_relu_{i}."
 
 
 class TorchvisionFormat(WeightFormat):
-    """`encoder.layers.encoder_layer_0.self_attention.in_proj_weight`."""
+    """torchvision's format, with names such as `encoder.layers.encoder_layer_0.self_attention.in_proj_weight`."""
 
     name = "torchvision"
     weights_file = "model.pth"
 
     def recognises(self, tensors: Tensors) -> bool:
-        """By its first layer."""
         return "encoder.layers.encoder_layer_0.self_attention.in_proj_weight" in tensors and "class_token" in tensors
 
     def describe_checkpoint(self, tensors: Tensors, folder_files: FolderFiles) -> CheckpointInfo:
-        """Everything but the heads is in the shapes; GELU is exact, statistics are ImageNet's."""
+        """Read the sizes from the shapes; GELU is the exact form, and mean and std are ImageNet's."""
         notes: list[str] = []
         companion = CompanionFile.read(folder_files)
         width = read_shape(tensors, "class_token", 3)[2]
@@ -52,7 +52,7 @@ class TorchvisionFormat(WeightFormat):
             channels, side, stem = _stem(tensors, notes)
         rows = read_shape(tensors, "encoder.pos_embedding", 3)[1]
         grid, _ = infer_grid(rows, {"class": 1}, None)
-        dialect = "" if "encoder.layers.encoder_layer_0.mlp.0.weight" in tensors else EARLIER
+        dialect = "" if "encoder.layers.encoder_layer_0.mlp.0.weight" in tensors else OLD_DIALECT
         architecture = VitArchitecture(
             image_size=(grid[0] * side, grid[1] * side),
             in_channels=channels,
@@ -70,22 +70,20 @@ class TorchvisionFormat(WeightFormat):
         preprocessing = build_preprocessing(
             architecture.image_size, channels, IMAGENET, resize="cover", crop_fraction=0.875, interpolation="bilinear"
         )
-        checkpoint = CheckpointInfo(
-            architecture, preprocessing, dialect=dialect, licence=folder_files.read_licence(), notes=notes
-        )
+        licence = folder_files.read_licence()
+        checkpoint = CheckpointInfo(architecture, preprocessing, dialect=dialect, licence=licence, notes=notes)
         return companion.complete(checkpoint)
 
     def list_tensor_rules(self, architecture: Architecture, dialect: str) -> list[TensorRule]:
-        """`dialect`: how the MLP was named before 2022, or as since then."""
         assert isinstance(architecture, VitArchitecture)
         first, second = _mlp(dialect)
-        kernel = to_patch_kernel(architecture.in_channels, architecture.patch_size)
+        last = "conv_proj.conv_last" if architecture.conv_stem else "conv_proj"
+        kernel = UNCHANGED
+        if not architecture.conv_stem:
+            kernel = to_patch_kernel(architecture.in_channels, architecture.patch_size)
         return [
-            TensorRule("patch_embed.projection.weight", *_projection(architecture, kernel)),
-            TensorRule(
-                "patch_embed.projection.bias",
-                "conv_proj.conv_last.bias" if architecture.conv_stem else "conv_proj.bias",
-            ),
+            TensorRule("patch_embed.projection.weight", f"{last}.weight", kernel),
+            TensorRule("patch_embed.projection.bias", f"{last}.bias"),
             TensorRule("patch_embed.layers.{i}.0.*", STEM + "0.*"),
             TensorRule("patch_embed.layers.{i}.1.*", STEM + "1.*"),
             *(
@@ -107,7 +105,6 @@ class TorchvisionFormat(WeightFormat):
         ]
 
     def explain_refusal(self, architecture: Architecture) -> str | None:
-        """Its one class has few options."""
         if isinstance(architecture, ResNetArchitecture) or architecture.backbone is not None:
             return "torchvision has neither BiT ResNets nor hybrids"
         if architecture.gelu != "exact":
@@ -122,20 +119,14 @@ class TorchvisionFormat(WeightFormat):
         return None
 
     def choose_dialect(self, model: ImageModel) -> str:
-        """Its own where it came from here."""
         return model.origin.dialect if model.origin is not None and model.origin.format == self.name else ""
 
     def make_config_files(self, model: ImageModel) -> dict[str, Any]:
-        """What its files do not say."""
         return CompanionFile.describe_model(model)
 
 
 def _mlp(dialect: str) -> tuple[str, str]:
-    return ("linear_1", "linear_2") if dialect == EARLIER else ("0", "3")
-
-
-def _projection(a: VitArchitecture, kernel: Any) -> tuple[Any, ...]:
-    return ("conv_proj.conv_last.weight",) if a.conv_stem else ("conv_proj.weight", kernel)
+    return ("linear_1", "linear_2") if dialect == OLD_DIALECT else ("0", "3")
 
 
 def _layers(tensors: Tensors) -> int:
@@ -144,7 +135,7 @@ def _layers(tensors: Tensors) -> int:
 
 
 def _stem(tensors: Tensors, notes: list[str]) -> tuple[int, int, tuple[ConvLayer, ...]]:
-    """Kernels and channels are in the shapes; strides are not, and every published stem halves the image each time."""
+    """Return the channels, the total stride and the layers of the stem; every published stem has stride 2."""
     layers = []
     count = len({name.split(".")[1] for name in tensors if name.startswith("conv_proj.conv_bn_relu_")})
     channels = read_shape(tensors, "conv_proj.conv_bn_relu_0.0.weight", 4)[1]
