@@ -15,23 +15,14 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from vitrail.benchmark.case import OURS, PRECISIONS, CandidateKey, Case, NotMeasured, count_parameters
-from vitrail.benchmark.measure import (
-    PRODUCT,
-    TURN_SECONDS,
-    CandidateFacts,
-    MeasureOptions,
-    check_memory,
-    explain_failure,
-    make_row,
-    release_memory,
-)
-from vitrail.benchmark.report import FED, RESIDENT, Measurements, summarize_product
+from vitrail.benchmark.case import OURS, Case, count_parameters
+from vitrail.benchmark.measure import CandidateFacts, CaseTimer, MeasureOptions, check_memory, release_memory
+from vitrail.benchmark.report import FED, RESIDENT, Measurements
 from vitrail.data.loader import Batch, TrainingLoader
 from vitrail.data.parallel import resolve_worker_count
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError, VitrailError
-from vitrail.fast.timing import PeakMemory, ReferenceProduct, Stopwatch, take_turns
+from vitrail.fast.timing import PeakMemory, Stopwatch
 from vitrail.model.cost import FORWARD_AND_BACKWARD, compute_cost
 from vitrail.system.ranks import Ranks
 from vitrail.training.build import build_run, build_training_loader, open_training_data, prepare_run
@@ -48,8 +39,6 @@ STEPS = 1_000_000
 WARM_UPS = 3
 SIZED_IMAGES = 64
 """Images whose mean size is reported."""
-
-OnFailure = Callable[[CandidateKey, Exception], None]
 
 
 @dataclass(frozen=True)
@@ -100,88 +89,66 @@ def measure_data_path(
 
     `compiles`: whether the trained model is compiled; None: as `vitrail train` decides.
     """
-    options.on_message(f"{case}: building")
-    results, watch = Measurements(), Stopwatch(case.device, options.clock)
-
-    def record_failure(key: CandidateKey, error: Exception) -> None:
-        reason = explain_failure(error).replace(supply.data, "DATA")  # reports must not reveal where the images are
-        results.missing.append(NotMeasured(str(case), *key, reason))
-        options.on_message(str(results.missing[-1]))
-
+    timer = CaseTimer(case, options, supply.data)
     try:
         if case.what == "loader":
-            _measure_loader(case, supply, results, watch, options.rounds, record_failure)
+            _measure_loader(timer, supply)
         else:
-            _measure_end_to_end(case, supply, results, watch, options.rounds, record_failure, compiles)
+            _measure_end_to_end(timer, supply, compiles)
     except (VitrailError, RuntimeError) as error:  # RuntimeError: out of memory
-        record_failure((OURS, ""), error)
+        timer.record_failure((OURS, ""), error)
     if compiles is not False:
         torch.compiler.reset()
     release_memory(case.device)
-    return results
+    return timer.results
 
 
-def _measure_loader(
-    case: Case, supply: DataSupply, results: Measurements, watch: Stopwatch, rounds: int, on_failure: OnFailure
-) -> None:
-    position = 0
+def _measure_loader(timer: CaseTimer, supply: DataSupply) -> None:
+    case, position = timer.case, 0
 
     def turn() -> list[float]:
         nonlocal position
         loader = supply.start_loader(case, position)
-        seconds = time_from_loader(watch, lambda: next(loader).to(case.device), supply.workers)
+        seconds = time_from_loader(timer.watch, lambda: next(loader).to(case.device), supply.workers)
         position = loader.position
         return seconds
 
-    key, facts = (OURS, _name_workers(supply.workers)), CandidateFacts(0, "uint8", None, None)
-    for seconds in take_turns({key: turn}, rounds, on_failure).values():
-        results.rows.append(make_row(case, key, facts, seconds, 0, None))
+    key = (OURS, _name_workers(supply.workers))
+    timer.time_turns({key: turn}, lambda key: CandidateFacts(0, "uint8", None, None), 0)
 
 
-def _measure_end_to_end(
-    case: Case,
-    supply: DataSupply,
-    results: Measurements,
-    watch: Stopwatch,
-    rounds: int,
-    on_failure: OnFailure,
-    compiles: bool | None,
-) -> None:
+def _measure_end_to_end(timer: CaseTimer, supply: DataSupply, compiles: bool | None) -> None:
+    case, position = timer.case, 0
     check_memory(case)
-    product = ReferenceProduct(case.device, PRECISIONS[case.precision])
     memory = PeakMemory(case.device)
     setup, state = prepare_run(make_run_config(case, supply, compiles), Ranks(0, 1, case.device)), RunState()
     run = build_run(setup, state.progress)
     same_batch = cast(TrainingLoader, RepeatedBatch(next(run.training_loader).to(case.device)))
     run = replace(run, training_loader=same_batch)
-    position = 0
 
     def run_with_loader() -> list[float]:
         nonlocal position
         fed_run = replace(run, training_loader=build_training_loader(setup, position))
-        seconds = time_from_loader(watch, lambda: train_step(fed_run, state), supply.workers)
+        seconds = time_from_loader(timer.watch, lambda: train_step(fed_run, state), supply.workers)
         position = fed_run.training_loader.position
         return seconds  # the workers end with their loader
 
     def run_without_loader() -> list[float]:
         train_step(run, state)
-        return [time_bursts(watch, lambda: train_step(run, state), 1)]
+        return [time_bursts(timer.watch, lambda: train_step(run, state), 1)]
 
     for _ in range(WARM_UPS):  # the first compiles
         train_step(run, state)
     memory.restart()
-    calls = watch.count_calls(product, TURN_SECONDS)
     turns = {
-        PRODUCT: lambda: [watch.time_calls(product, calls)],
         (OURS, f"{FED}, {_name_workers(supply.workers)}"): run_with_loader,
         (OURS, RESIDENT): run_without_loader,
     }
-    seconds = take_turns(turns, rounds, on_failure)
-    results.products.append(summarize_product(case, product.flops, seconds.pop(PRODUCT)))
-    best, model = results.products[-1]["flops_per_second"], run.learner.objective.model
+    model = run.learner.objective.model
     flops = compute_cost(model.architecture).flops * case.batch * FORWARD_AND_BACKWARD
-    facts = CandidateFacts(count_parameters(model), case.precision, memory.peak(), None)
-    results.rows.extend(make_row(case, key, facts, times, flops, best) for key, times in seconds.items())
+    timer.time_turns(
+        turns, lambda key: CandidateFacts(count_parameters(model), case.precision, memory.peak(), None), flops
+    )
 
 
 def make_run_config(case: Case, supply: DataSupply, compiles: bool | None) -> RunConfig:

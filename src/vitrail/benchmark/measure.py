@@ -11,7 +11,7 @@ import gc
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,7 @@ from vitrail.benchmark.case import (
     make_batch,
     make_model,
 )
-from vitrail.benchmark.report import Measurements, SpeedRow, summarize_product
+from vitrail.benchmark.report import Measurements, SpeedRow
 from vitrail.errors import NotApplicableError, VitrailError
 from vitrail.fast.timing import PeakMemory, ReferenceProduct, Stopwatch, percentile, relative_distance, take_turns
 from vitrail.model.architecture import VitArchitecture
@@ -50,6 +50,8 @@ PRODUCT = ("", "product")
 MEMORY_INFO = Path("/proc/meminfo")
 
 OnMessage = Callable[[str], None]
+Turn = Callable[[], list[float]]
+"""Returns the seconds of its calls."""
 ExtraCandidates = Callable[[Case, RandomBatch, ImageModel], Iterator[Candidate | NotMeasured]]
 """Yields further candidates for a case, given its batch and our model: those of other libraries."""
 
@@ -87,30 +89,53 @@ class MeasureOptions:
     clock: Callable[[], float] = time.perf_counter
 
 
-def measure_case(
-    case: Case,
-    options: MeasureOptions,
-    extra: ExtraCandidates | None = None,
-    skip: frozenset[CandidateKey] | set[CandidateKey] = frozenset(),
-) -> Measurements:
-    """Measure all candidates of a case, in turns.
+class CaseTimer:
+    """Times the candidates of one case; collects their rows, and the reasons for those that fail.
 
     Args:
         case: What is computed.
         options: How it is measured.
-        extra: Yields further candidates, after ours.
-        skip: Candidates that are left out.
+        data: Where images come from. The reasons say DATA instead, because reports must not reveal it.
     """
-    options.on_message(f"{case}: building")
-    watch, results = Stopwatch(case.device, options.clock), Measurements()
-    product = ReferenceProduct(case.device, PRECISIONS[case.precision])
+
+    def __init__(self, case: Case, options: MeasureOptions, data: str | None = None) -> None:
+        self.case, self.options, self._data = case, options, data
+        self.results, self.watch = Measurements(), Stopwatch(case.device, options.clock)
+        options.on_message(f"{case}: building")
+        self._product = ReferenceProduct(case.device, PRECISIONS[case.precision]) if case.what != "loader" else None
+
+    def record_failure(self, key: CandidateKey, error: Exception) -> None:
+        reason = explain_failure(error)
+        if self._data:
+            reason = reason.replace(self._data, "DATA")
+        self.results.missing.append(NotMeasured(str(self.case), *key, reason))
+        self.options.on_message(str(self.results.missing[-1]))
+
+    def time_turns(
+        self, turns: Mapping[CandidateKey, Turn], get_facts: Callable[[CandidateKey], CandidateFacts], flops: int
+    ) -> None:
+        """Let the candidates and the large product take turns, and add their rows; `flops`: operations of a step."""
+        product, best = self._product, None
+        if product is not None:
+            calls = self.watch.count_calls(product, TURN_SECONDS)
+            turns = {PRODUCT: lambda: [self.watch.time_calls(product, calls)], **turns}
+        seconds = take_turns(turns, self.options.rounds, self.record_failure)
+        if product is not None:
+            times = seconds.pop(PRODUCT)
+            best = product.flops / statistics.median(second for turn in times for second in turn)
+            self.results.products.append(
+                {"case": str(self.case), "flops": product.flops, "seconds": times, "flops_per_second": best}
+            )
+        rows = (make_row(self.case, key, get_facts(key), times, flops, best) for key, times in seconds.items())
+        self.results.rows.extend(rows)
+
+
+def measure_case(
+    case: Case, options: MeasureOptions, extra: ExtraCandidates | None = None, skip: Set[CandidateKey] = frozenset()
+) -> Measurements:
+    """Measure all candidates of a case, in turns: ours and then those of `extra`, without those of `skip`."""
+    timer = CaseTimer(case, options)
     prepared: dict[CandidateKey, PreparedCandidate] = {}
-
-    def record_failure(key: CandidateKey, error: Exception) -> None:
-        results.missing.append(NotMeasured(str(case), *key, explain_failure(error)))
-        prepared.pop(key, None)
-        options.on_message(str(results.missing[-1]))
-
     try:
         check_memory(case)
         batch, ours = make_batch(case), make_model(case.architecture)
@@ -119,46 +144,29 @@ def measure_case(
         # A generator, so that another library's model is built only when its turn comes.
         for candidate in chain(our_candidates(case, batch, ours, options.modes, options.plain), others):
             if isinstance(candidate, NotMeasured):
-                results.missing.append(candidate)
+                timer.results.missing.append(candidate)
             elif (key := (candidate.library, candidate.name)) not in skip:
                 try:
-                    prepared[key] = prepare_candidate(candidate, case, reference, watch)
+                    prepared[key] = prepare_candidate(candidate, case, reference, timer.watch)
                     options.on_message(f"{case}: {candidate.library} {candidate.name} is ready")
                 except Exception as error:  # another library may raise anything, and the others are to be measured
-                    record_failure(key, error)
+                    timer.record_failure(key, error)
                     release_memory(case.device)
     except (VitrailError, RuntimeError) as error:  # RuntimeError: out of memory
-        record_failure(("every library", ""), error)
+        timer.record_failure(("every library", ""), error)
         release_memory(case.device)
-        return results
+        return timer.results
     options.on_message(f"{case}: {options.rounds} rounds of {len(prepared)}")
-    _time_candidates(case, options.rounds, prepared, product, watch, results, record_failure)
+    timer.time_turns(
+        {key: partial(time_turn, timer.watch, each, case.what == "latency") for key, each in prepared.items()},
+        lambda key: prepared[key].facts,
+        case.flops,
+    )
     prepared.clear()
     if set(options.modes) != {EAGER}:
         torch.compiler.reset()
     release_memory(case.device)
-    return results
-
-
-def _time_candidates(
-    case: Case,
-    rounds: int,
-    prepared: dict[CandidateKey, PreparedCandidate],
-    product: ReferenceProduct,
-    watch: Stopwatch,
-    results: Measurements,
-    on_failure: Callable[[CandidateKey, Exception], None],
-) -> None:
-    """Let the candidates and the large product take turns, and add their rows to `results`."""
-    turns: dict[CandidateKey, Callable[[], list[float]]] = {
-        key: partial(time_turn, watch, each.step, each.calls, case.what == "latency") for key, each in prepared.items()
-    }
-    calls = watch.count_calls(product, TURN_SECONDS)
-    seconds = take_turns({PRODUCT: lambda: [watch.time_calls(product, calls)], **turns}, rounds, on_failure)
-    results.products.append(summarize_product(case, product.flops, seconds.pop(PRODUCT)))
-    best = results.products[-1]["flops_per_second"]
-    for key, times in seconds.items():
-        results.rows.append(make_row(case, key, prepared[key].facts, times, case.flops, best))
+    return timer.results
 
 
 def prepare_candidate(candidate: Candidate, case: Case, reference: Tensor, watch: Stopwatch) -> PreparedCandidate:
@@ -185,8 +193,9 @@ def prepare_candidate(candidate: Candidate, case: Case, reference: Tensor, watch
     return PreparedCandidate(step, calls, CandidateFacts(parameters, precision, used, distance))
 
 
-def time_turn(watch: Stopwatch, step: Callable[[], object], calls: int, one_by_one: bool) -> list[float]:
+def time_turn(watch: Stopwatch, candidate: PreparedCandidate, one_by_one: bool) -> list[float]:
     """Return the seconds of a turn: of each call, or their mean. Before several calls, one more fills the caches."""
+    step, calls = candidate.step, candidate.calls
     if calls > 1:
         step()
     return watch.time_each_call(step, calls) if one_by_one else [watch.time_calls(step, calls)]
@@ -195,16 +204,7 @@ def time_turn(watch: Stopwatch, step: Callable[[], object], calls: int, one_by_o
 def make_row(
     case: Case, key: CandidateKey, facts: CandidateFacts, seconds: list[list[float]], flops: int, best: float | None
 ) -> SpeedRow:
-    """Summarise the times of a candidate.
-
-    Args:
-        case: What was computed.
-        key: Library and name of the candidate.
-        facts: What is known besides.
-        seconds: Of every round.
-        flops: Operations of a step.
-        best: Operations per second of the large product; None where no model is computed.
-    """
+    """Summarise the times of a candidate; `best`: operations per second of the large product, if it took part."""
     every = [second for turn in seconds for second in turn]
     median = statistics.median(every)
     speed = None if best is None else flops / median

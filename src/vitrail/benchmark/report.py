@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vitrail.benchmark.case import Case, NotMeasured
+from vitrail.benchmark.case import NotMeasured
 from vitrail.errors import ConfigError
 from vitrail.system.files import write_whole
 
@@ -133,12 +132,6 @@ def group_by_case(rows: Iterable[SpeedRow]) -> list[list[SpeedRow]]:
     for row in rows:
         cases.setdefault(row.case, []).append(row)
     return list(cases.values())
-
-
-def summarize_product(case: Case, flops: int, seconds: Sequence[list[float]]) -> dict[str, Any]:
-    """Return the record of the large matrix product that was measured with a case."""
-    speed = flops / statistics.median(second for turn in seconds for second in turn)
-    return {"case": str(case), "flops": flops, "seconds": list(seconds), "flops_per_second": speed}
 
 
 def describe_case(row: SpeedRow) -> str:
