@@ -27,12 +27,21 @@ from peer_libraries.figures import draw_report
 from peer_libraries.growth import measure_growth, plan_growth
 from peer_libraries.models import PEERS, build_peer, import_peer, parse_peers
 from peer_libraries.runtimes import list_runtime_candidates
-from vitrail.benchmark.benchmark import GPU_ONLY_MEMORY, SpeedOptions, use_device
+from vitrail.benchmark.benchmark import (
+    GPU_ONLY_MEMORY,
+    WITHOUT_DATA,
+    SpeedOptions,
+    check_output,
+    choose_precisions,
+    describe_request,
+    make_cases,
+    parse_what,
+    use_device,
+)
 from vitrail.benchmark.candidates import plain_candidates
 from vitrail.benchmark.case import Candidate, CandidateKey, Case, NotMeasured, RandomBatch
-from vitrail.benchmark.machine import describe_machine
+from vitrail.benchmark.machine import describe_machine, read_versions
 from vitrail.benchmark.measure import MeasureOptions, measure_case
-from vitrail.benchmark.plan import DEFAULT_MODEL, WITHOUT_DATA, check_output, choose_precisions, make_case, parse_what
 from vitrail.benchmark.report import BenchmarkReport, Measurements
 from vitrail.errors import ConfigError, NotApplicableError, VitrailError
 from vitrail.model.base import ImageModel
@@ -96,40 +105,28 @@ def compare_with_peers(
     """
     options = options or SpeedOptions()
     device = choose_device(options.device)
-    precisions = choose_precisions(options.precision, device)
     whats = parse_what(options.what, None, ["inference"] if grow else WITHOUT_DATA)
     if grow is not None:
+        precisions = choose_precisions(options.precision, device)
         cases = plan_growth(grow, names, whats, options.batch, precisions, options.size, device)
     else:
-        cases = [
-            make_case(what, name, options.batch, precisions, options.size, device)
-            for name in names or [DEFAULT_MODEL]
-            for what in whats
-        ]
+        cases = make_cases(names, whats, options, device)
     libraries, modes = parse_peers(peers, device), options.modes(device)
     results = Measurements(missing=options.explain_modes(modes))
     measure = partial(measure_with_peers, options=MeasureOptions(modes, options.rounds, options.plain, on_message))
     notes = []
     with use_device(device, options.threads):
-        machine = describe_machine(device, libraries)
+        machine = describe_machine(device)
+        machine["versions"] |= read_versions(libraries)
         present = find_importable(libraries, device, results)
         if grow:
             notes += measure_growth(cases, present, measure, seconds, results)
         else:
             for case in cases:
                 results.add(measure(case, present, set()))
-    request = {
-        "cases": [str(case) for case in cases],
-        "precision": precisions[0],
-        "beyond": precisions[1],
-        "peers": libraries,
-        "workers": None,
-        "rounds": options.rounds,
-        "modes": list(modes),
-        "seconds": seconds if grow else None,
-    }
+    request = describe_request(cases, options, modes, peers=libraries, seconds=seconds if grow else None)
     notes += [*([GPU_ONLY_MEMORY] if device.type == "cpu" else ()), *note_parameters(results.rows)]
-    comparisons = compare_libraries(results.rows, precisions[0])
+    comparisons = compare_libraries(results.rows, cases[0].precision)
     return BenchmarkReport(machine, request, results.rows, results.missing, results.products, notes, grow, comparisons)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from vitrail.benchmark.benchmark import DEFAULT_MODEL, make_case
 from vitrail.benchmark.case import CandidateKey, Case
-from vitrail.benchmark.plan import DEFAULT_MODEL, make_case
 from vitrail.benchmark.report import Measurements
 from vitrail.errors import ConfigError, did_you_mean
 from vitrail.model.architecture import VitArchitecture

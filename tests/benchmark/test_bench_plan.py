@@ -10,9 +10,9 @@ from benched import CPU, CUDA, Clock, tiny
 from against_peers import check_plot
 from peer_libraries.growth import measure_growth, plan_growth
 from vitrail.benchmark import measure as measuring
+from vitrail.benchmark.benchmark import WITHOUT_DATA, choose_precisions, make_case, parse_what
 from vitrail.benchmark.case import NotMeasured
 from vitrail.benchmark.measure import CandidateFacts, MeasureOptions, measure_case
-from vitrail.benchmark.plan import WITHOUT_DATA, choose_precisions, make_case, parse_what
 from vitrail.benchmark.report import Measurements
 from vitrail.errors import ConfigError
 from vitrail.system import processor

@@ -18,7 +18,7 @@ from peer_libraries.figures import MOST_LINES, draw_report, select_lines
 from peers import timm  # noqa: F401  so that torchvision imports beside any torch
 from vitrail.benchmark import BenchmarkReport, SpeedOptions, benchmark, machine, measure_speed
 from vitrail.benchmark import measure as measuring
-from vitrail.benchmark.plan import WITHOUT_DATA
+from vitrail.benchmark.benchmark import WITHOUT_DATA
 from vitrail.benchmark.report import FED, RESIDENT, Measurements, compare_rows
 from vitrail.errors import ConfigError
 from vitrail.fast import timing

@@ -1,23 +1,34 @@
-"""`measure_speed`: a whole benchmark, from its options to the report."""
+"""`measure_speed`: a whole benchmark, from its options to the cases and the report."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from vitrail.benchmark.candidates import AUTOTUNED, COMPILED, EAGER
-from vitrail.benchmark.case import NotMeasured
+from vitrail.benchmark.case import PRECISIONS, Case, NotMeasured
 from vitrail.benchmark.data_path import DataSupply, measure_data_path
 from vitrail.benchmark.machine import describe_machine
 from vitrail.benchmark.measure import MeasureOptions, OnMessage, measure_case
-from vitrail.benchmark.plan import DEFAULT_MODEL, WITH_DATA, check_output, choose_precisions, make_case, parse_what
 from vitrail.benchmark.report import BenchmarkReport, Measurements, compare_rows
+from vitrail.errors import ConfigError, did_you_mean
+from vitrail.model.variants import make_architecture
+from vitrail.system import processor
 from vitrail.system.device import choose_device
 
+WITHOUT_DATA = ("inference", "training", "latency")
+WITH_DATA = ("loader", "end-to-end")
+"""What can be measured if there is data."""
+EXTRA_PRECISIONS = {"fp8": "cuda", "int8": "cpu", "auto": "cpu"}
+"""Precisions that only some candidates support, and the device they are for."""
+DEFAULT_BATCH = {"cuda": 256, "cpu": 8}
+DEFAULT_MODEL = "B/16"
 GPU_ONLY_MEMORY = "memory is measured on a GPU alone"
 
 
@@ -90,13 +101,8 @@ def measure_speed(
     """
     options = options or SpeedOptions()
     device = choose_device(options.device)
-    precisions = choose_precisions(options.precision, device)
     whats = parse_what(options.what, options.data)
-    cases = [
-        make_case(what, name, options.batch, precisions, options.size, device)
-        for name in names or [DEFAULT_MODEL]
-        for what in whats
-    ]
+    cases = make_cases(names, whats, options, device)
     check_output("--out", out)
     supply = None if options.data is None else DataSupply.open(options.data, options.workers, cases)
     modes = options.modes(device)
@@ -110,24 +116,106 @@ def measure_speed(
                 results.add(measure_data_path(case, supply, measuring, compiles=options.compiles))
             else:
                 results.add(measure_case(case, measuring))
-    request = {
-        "cases": [str(case) for case in cases],
-        "precision": precisions[0],
-        "beyond": precisions[1],
-        "peers": [],
-        "workers": None if supply is None else supply.workers,
-        "rounds": options.rounds,
-        "modes": list(modes),
-        "seconds": None,
-    }
+    request = describe_request(cases, options, modes, workers=None if supply is None else supply.workers)
     notes = [*([GPU_ONLY_MEMORY] if device.type == "cpu" else ()), *([supply.describe()] if supply else ())]
-    comparisons = compare_rows(results.rows, precisions[0])
+    comparisons = compare_rows(results.rows, cases[0].precision)
     report = BenchmarkReport(
         machine, request, results.rows, results.missing, results.products, notes, comparisons=comparisons
     )
     if out is not None:
         report.write(out)
     return report
+
+
+def describe_request(
+    cases: Sequence[Case], options: SpeedOptions, modes: Sequence[str], **others: object
+) -> dict[str, Any]:
+    """Return `BenchmarkReport.asked`; `others`: the values of peers, workers and seconds, if there are any."""
+    return {
+        "cases": [str(case) for case in cases],
+        "precision": cases[0].precision,
+        "beyond": cases[0].extra_precision,
+        "peers": [],
+        "workers": None,
+        "rounds": options.rounds,
+        "modes": list(modes),
+        "seconds": None,
+        **others,
+    }
+
+
+def make_cases(names: Sequence[str], whats: Sequence[str], options: SpeedOptions, device: torch.device) -> list[Case]:
+    """Return a case for each model and each of `whats`."""
+    precisions = choose_precisions(options.precision, device)
+    return [
+        make_case(what, name, options.batch, precisions, options.size, device)
+        for name in names or [DEFAULT_MODEL]
+        for what in whats
+    ]
+
+
+def make_case(
+    what: str,
+    name: str,
+    batch: int | None,
+    precisions: tuple[str, str | None],
+    size: int | None,
+    device: torch.device,
+) -> Case:
+    """Return a case; `precisions`: that of the plain candidates, and an extra one or None.
+
+    Without a batch or size, the device's or the model's own. Latency is always of one image.
+    """
+    shape = make_architecture(name) if size is None else make_architecture(name, image_size=size)
+    images = 1 if what == "latency" else batch or DEFAULT_BATCH.get(device.type, DEFAULT_BATCH["cpu"])
+    return Case(what, name, shape, images, precisions[0], device, precisions[1])
+
+
+def parse_what(text: str | None, data: str | None, default: Sequence[str] = WITHOUT_DATA) -> list[str]:
+    """Split the comma-separated value of --what and check it; without one, everything that is possible."""
+    if text is None:
+        return [*default, *(WITH_DATA if data is not None else ())]
+    words = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    known = (*WITHOUT_DATA, *WITH_DATA)
+    for word in words:
+        if word not in known:
+            raise ConfigError(f"--what {word}{did_you_mean(word, known) or ':'} give some of {', '.join(known)}")
+    if not words:
+        raise ConfigError(f"--what is empty: give some of {', '.join(known)}")
+    needs_data = [word for word in words if word in WITH_DATA]
+    if needs_data and data is None:
+        raise ConfigError(f"--what {needs_data[0]} needs images: name them by --data DATA, as for `vitrail train`")
+    if data is not None and not needs_data:
+        raise ConfigError(f"--data is for --what {' and '.join(WITH_DATA)}: leave it out, or name one of these")
+    return words
+
+
+def choose_precisions(precision: str | None, device: torch.device) -> tuple[str, str | None]:
+    """Return the precision of the plain candidates, and an extra one (fp8, int8, auto) if it was requested.
+
+    Raises:
+        ConfigError: The device does not support the precision; also for bf16 on a processor that it crashes.
+    """
+    plain = "bf16" if device.type == "cuda" else "fp32"
+    if precision is None:
+        return plain, None
+    if EXTRA_PRECISIONS.get(precision) == device.type:
+        return plain, precision
+    if precision not in PRECISIONS:
+        allowed = [*PRECISIONS, *(name for name, kind in EXTRA_PRECISIONS.items() if kind == device.type)]
+        raise ConfigError(f"--precision {precision}: give {', '.join(allowed[:-1])} or {allowed[-1]} on {device.type}")
+    if precision == "bf16" and device.type == "cpu":
+        probe = processor.probe_bf16(cap=os.environ.get(processor.ISA_VARIABLE))
+        if not probe.works:
+            raise ConfigError(f"--precision bf16: products do not work on this processor ({probe.detail}): use fp32")
+    return precision, None
+
+
+def check_output(option: str, path: Path | None) -> None:
+    """Refuse, before minutes of measuring, a file that could not be written."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        problem = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        raise ConfigError(f"{option} {path}: {problem}; give a file in a folder that is there")
 
 
 @contextmanager

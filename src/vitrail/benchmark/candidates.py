@@ -43,14 +43,9 @@ kernels; and every graph holds the memory of all its activations while the other
 def our_candidates(
     case: Case, batch: RandomBatch, model: ImageModel, modes: Sequence[str], plain: bool = True
 ) -> Iterator[Candidate | NotMeasured]:
-    """Yield the candidates of our model, and what is left out.
+    """Yield the candidates of our model (float32 on the CPU; each copies it), and what is left out.
 
-    Args:
-        case: What is computed.
-        batch: Its images and labels.
-        model: Our model, float32 on the CPU. Every candidate copies it.
-        modes: Some of eager, compiled and autotuned.
-        plain: False for only those of `vitrail.fast`.
+    `modes`: some of eager, compiled and autotuned. `plain`: False for only those of `vitrail.fast`.
     """
     if plain:
         yield from plain_candidates(OURS, model, case, batch, modes)

@@ -6,6 +6,7 @@ import importlib.metadata
 import platform
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,8 @@ import vitrail
 from vitrail.system import processor
 
 
-def describe_machine(device: torch.device, packages: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the device, versions and commit of a measurement, with no names of hosts or people and no paths.
-
-    `packages`: further packages whose versions are included.
-    """
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    """Return the device, versions and commit of a measurement, with no names of hosts or people and no paths."""
     machine: dict[str, Any] = {"device": read_processor_name(), "kind": device.type, "threads": torch.get_num_threads()}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -31,7 +29,7 @@ def describe_machine(device: torch.device, packages: Sequence[str] = ()) -> dict
             "vitrail": vitrail.__version__,
             "python": platform.python_version(),
             "torch": torch.__version__,
-            **read_versions(["triton", *packages]),
+            **read_versions(["triton"]),
         },
         "commit": read_commit(),
     }
@@ -41,10 +39,8 @@ def read_versions(packages: Sequence[str]) -> dict[str, str]:
     """Return the versions of those packages that are installed."""
     versions = {}
     for package in packages:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return versions
 
 
