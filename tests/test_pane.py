@@ -119,13 +119,13 @@ def test_the_word_alone_means_it_and_a_folder_of_that_name_is_a_path(here, pane,
 
 def test_where_it_is_missing_or_taken_for_an_architecture(monkeypatch, tmp_path):
     monkeypatch.setattr(source, "PANE_FOLDER", tmp_path / "pane")
-    with pytest.raises(WeightsError, match="this vitrail has no pane inside: install it again, or name another model"):
+    with pytest.raises(WeightsError, match="no pane"):
         vitrail.load("pane")
     with pytest.raises(vitrail.ConfigError, match=r"give it to vitrail\.load"):
         vitrail.create_model("pane")
     with pytest.raises(WeightsError, match="timm:name or pane"):
         vitrail.load("nowhere")
-    with pytest.raises(WeightsError, match="no model 'pnae', did you mean 'pane'"):
+    with pytest.raises(WeightsError, match="did you mean 'pane'"):
         vitrail.load("pnae")
     (tmp_path / "finetune-photos-from-pane").mkdir()
     with pytest.raises(WeightsError, match=r"did you mean '.*/finetune-photos-from-pane'"):
@@ -144,7 +144,7 @@ def test_predict(run, pane):
     named = vitrail.Predictor(pane, device="cpu")("china.jpg", top=3)
     assert [label["label"] for label in rows[0]["labels"]] == [label for label, _ in named]
     assert run("predict", "china.jpg", "--model", "pane")[2].startswith("1 image, ")
-    assert run("predict")[2] == "error: no images were given: vitrail predict photo.jpg\n"
+    assert "no images" in run("predict")[2]
 
 
 def test_inspect(run, here, monkeypatch):
@@ -163,7 +163,7 @@ def test_a_finished_run_comes_first(run, here, monkeypatch, capsys):
     monkeypatch.setattr(inspect, "inspect_models", lambda models, *given, **options: pytest.fail(str(models)))
     with pytest.raises(pytest.fail.Exception, match=r"\['runs/mine'\]"):
         run("inspect")
-    assert capsys.readouterr().err.startswith("no model named: using runs/mine, the newest run; ")
+    assert capsys.readouterr().err.startswith("no model named: using runs/mine,")
 
 
 def test_serve(run, monkeypatch):

@@ -51,7 +51,10 @@ def counted(model: torch.nn.Module) -> int:
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("name", LISTED_NAMES)
+QUICK = ("S/16", "B/16", "L/16", "R50+B/16", "R26+S/32", "BiT-R50x1")
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in LISTED_NAMES])
 def test_cost_of_every_listed_model(name):
     arch = make_architecture(name)
     model = build_empty_model(arch)

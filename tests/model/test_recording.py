@@ -88,7 +88,7 @@ def test_shapes_and_choice_of_layers():
     with vitrail.record_attention(model, layers=[1, -1]) as maps:
         model(images(batch=3))
     assert {index: tuple(m.shape) for index, m in maps.items()} == {1: (3, 4, 7, 7), 3: (3, 4, 7, 7)}
-    with pytest.raises(vitrail.ConfigError, match="layer 4 of a model with 4"), vitrail.record_attention(model, [4]):
+    with pytest.raises(vitrail.ConfigError, match="layer 4"), vitrail.record_attention(model, [4]):
         pass
 
 
@@ -260,6 +260,7 @@ def test_timms_maps_come_before_dropout_and_in_float32():
     assert maps[0].dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_a_compiled_network_of_timms_is_recorded_too():
     model = network_of_timm()
     compiled = torch.compile(model, backend="eager")
@@ -274,7 +275,7 @@ def test_a_compiled_network_of_timms_is_recorded_too():
 def test_timms_networks_without_attention_say_so(name):
     own = timm.models.get_pretrained_cfg(name)
     model = build_empty_model(TimmArchitecture(name=name, image_size=own.input_size[1:], num_classes=3))
-    with pytest.raises(NotApplicableError, match=f"timm's {name} has no attention"), vitrail.record_attention(model):
+    with pytest.raises(NotApplicableError, match=name), vitrail.record_attention(model):
         pass
 
 

@@ -106,7 +106,7 @@ def test_names_that_timm_cannot_build(name, sentence):
 
 
 def test_options_that_a_network_does_not_have():
-    with pytest.raises(ConfigError, match=r"cannot build vgg11 .*drop_path_rate 0.1"):
+    with pytest.raises(ConfigError, match=r"vgg11 .*drop_path_rate"):
         build_empty_network(TimmArchitecture(name="vgg11", image_size=224, num_classes=2, stochastic_depth=0.1))
 
 
@@ -143,7 +143,7 @@ def test_rates_for_training():
 def test_other_channels():
     model = filled(CONVOLUTIONAL, in_channels=1)
     assert model(pictures(model)).shape == (2, 1000)
-    with pytest.raises(InputError, match=r"images must have shape \(batch, 1, height, width\)"):
+    with pytest.raises(InputError, match=r"\(batch, 1, height, width\)"):
         model(torch.zeros(2, 3, 160, 160))
 
 
@@ -200,9 +200,7 @@ def test_a_change_that_leads_to_another_network_than_timm_builds_is_refused():
     """timm's new head leaves the second one out, which timm builds with a thousand classes."""
     model = build_empty_model(described("iformer_m_distilled")).replace_head(3)
     before = model.architecture
-    with pytest.raises(
-        ConfigError, match=r"timm does not change iformer_m_distilled into .*1000 classes.*load it anew"
-    ):
+    with pytest.raises(ConfigError, match=r"iformer_m_distilled .*1000 classes"):
         model.replace_head(1000)
     assert model.architecture == before
 
@@ -210,7 +208,7 @@ def test_a_change_that_leads_to_another_network_than_timm_builds_is_refused():
 def test_labels_of_another_number_change_nothing():
     model = filled(CONVOLUTIONAL)
     before = model.architecture
-    with pytest.raises(ConfigError, match="2 labels were given to a model of 3 classes"):
+    with pytest.raises(ConfigError, match="2 labels.* 3 classes"):
         model.replace_head(3, ["a", "b"])
     assert model.architecture == before
     assert model(pictures(model)).shape == (2, 1000)
@@ -288,7 +286,7 @@ def test_gradient_checkpointing_changes_no_gradient():
         model.load_state_dict(state)
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
     assert model.peer.grad_checkpointing
-    with pytest.raises(ConfigError, match="timm has no gradient checkpointing for vgg11: leave it off"):
+    with pytest.raises(ConfigError, match="checkpointing for vgg11"):
         build_empty_model(described("vgg11")).set_gradient_checkpointing()
 
 
@@ -358,7 +356,7 @@ def test_batch_norm_over_ranks_keeps_its_activations():
     model = filled(CONVOLUTIONAL)
     names, activations = list(model.state_dict()), acts(model)
     assert any(activations)
-    with pytest.raises(ConfigError, match=f"the batch norm of {CONVOLUTIONAL} needs GPUs"):
+    with pytest.raises(ConfigError, match=f"{CONVOLUTIONAL}.* GPUs"):
         model.share_batch_statistics(torch.device("cpu"))
     model.share_batch_statistics(torch.device("cuda"))
     assert list(model.state_dict()) == names

@@ -49,7 +49,7 @@ def test_encode_at_another_grid_needs_to_be_told_the_grid():
     larger = images(size=(32, 24))
     tokens = model.tokens(larger)
     assert torch.equal(model.encode(tokens, grid=(4, 3)), model.forward_features(larger))
-    with pytest.raises(vitrail.InputError, match=r"grid of 2×3 .* not \(2, 12, 32\)"):
+    with pytest.raises(vitrail.InputError, match="2×3"):
         model.encode(tokens)
 
 
@@ -198,7 +198,7 @@ def test_heads():
     model.replace_head(3, labels=("x", "y", "z"))
     assert (model(images()) == 0).all()
     assert (model.num_classes, model.labels, model.architecture.representation_size) == (3, ("x", "y", "z"), None)
-    with pytest.raises(vitrail.ConfigError, match="2 labels were given to a model of 3 classes"):
+    with pytest.raises(vitrail.ConfigError, match="2 labels.* 3 classes"):
         model.labels = ["a", "b"]
 
 
@@ -254,7 +254,7 @@ def test_trains_in_fp32_and_in_bf16_autocast():
         assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["S/8", "R26+S/32", "BiT-R50x1"])
+@pytest.mark.parametrize("name", ["S/8", "R26+S/32", pytest.param("BiT-R50x1", marks=pytest.mark.slow)])
 def test_gradient_checkpointing_gives_the_same_gradients(name):
     size = (16, 24) if name == "S/8" else (64, 64)
     options = {} if name == "BiT-R50x1" else {"width": 32, "num_heads": 4, "mlp_dim": 48, "depth": 6}
@@ -310,13 +310,14 @@ def test_compiles_without_a_graph_break(options):
     with torch.autocast("cpu", torch.bfloat16):
         compiled(images())
     if options.get("position") != "relative":
-        for size in [(32, 24)] if options else [(32, 24), (24, 40), (40, 16)]:
+        for size in [(32, 24)] if options else [(32, 24), (24, 40)]:
             torch.testing.assert_close(compiled(images(size=size)), model(images(size=size)))
             compiled(images(size=size)).sum().backward()
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("name", [pytest.param("R26+S/32", marks=pytest.mark.slow), "BiT-R50x1"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["R26+S/32", "BiT-R50x1"])
 def test_convolutional_models_compile_without_a_graph_break(name):
     model = vitrail.create_model(name, image_size=64).eval()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
@@ -363,7 +364,7 @@ def test_bad_images_get_one_clear_sentence(batch, sentence):
 
 
 def test_what_is_no_tensor_is_named():
-    with pytest.raises(vitrail.InputError, match=r"must be a torch tensor, not a numpy\.ndarray"):
+    with pytest.raises(vitrail.InputError, match=r"tensor.*numpy\.ndarray"):
         small_vit()(images().numpy())
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -52,6 +54,11 @@ TIMM = {
     "R26+S/32": ("vit_small_r26_s32_224", {}),
     "BiT-R50x1": ("resnetv2_50x1_bit", {"num_classes": 10}),
 }
+
+
+def mark_slow(cases: Iterable[str], slow: Collection[str]) -> list[Any]:
+    """Return the cases for `parametrize`; those in `slow` run only with `-m slow`."""
+    return [pytest.param(case, marks=pytest.mark.slow) if case in slow else case for case in cases]
 
 
 def timm_model(case: str) -> Any:

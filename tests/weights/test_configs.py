@@ -81,7 +81,7 @@ def test_what_is_replaced_is_said(timm_case, caplog):
     changed = {"pretrained_cfg__crop_mode": "border", "pretrained_cfg__interpolation": "lanczos"}
     loaded = vitrail.load(edited(timm_case, **changed, pretrained_cfg__crop_pct=1.15))
     assert (loaded.preprocessing.crop_fraction, loaded.preprocessing.interpolation) == (1.0, "bicubic")
-    for said in ("the crop 'border' is replaced", "the filter 'lanczos'", "the crop fraction 1.15 is replaced"):
+    for said in ("'border'", "'lanczos'", "1.15"):
         assert any(said in note for note in loaded.origin.notes)
         assert said in caplog.text
 
@@ -90,7 +90,7 @@ def test_a_model_without_positions_needs_a_config_that_says_so(tmp_path):
     """For rotary positions leave no trace in the weights."""
     model = scramble(timm.create_model("vit_tiny_patch16_224", depth=1, pos_embed="none", num_classes=5))
     path = save_tensors(model, tmp_path / "model.safetensors")
-    with pytest.raises(vitrail.WeightsError, match=r"no position table.*may be rotary"):
+    with pytest.raises(vitrail.WeightsError, match="rotary"):
         vitrail.load(path)
     config = {"model_args": {"pos_embed": "none", "img_size": 224}}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -104,7 +104,7 @@ def test_a_config_among_several_weights_is_not_used(tmp_path):
     (folder / "model.safetensors").rename(folder / "one.safetensors")
     save_tensors(timm_model("DeiT-Ti"), folder / "two.safetensors")
     loaded = vitrail.load(folder / "one.safetensors")
-    assert any("config.json in its folder was not used" in note for note in loaded.origin.notes)
+    assert any("config.json" in note for note in loaded.origin.notes)
 
 
 # Hugging Face's
@@ -143,7 +143,7 @@ def test_huggingface_configs_that_cannot_be(changes, sentence, huggingface):
 def test_a_transformers_model_of_another_kind_is_named(tmp_path):
     save_file({"swin.embeddings.norm.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
     edited(tmp_path, model_type="swin")
-    with pytest.raises(vitrail.WeightsError, match="is a 'swin' of transformers; vitrail reads its vit, deit, dinov2"):
+    with pytest.raises(vitrail.WeightsError, match="'swin'.*dinov2"):
         vitrail.load(tmp_path)
 
 

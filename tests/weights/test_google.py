@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import vitrail
-from peer_models import images_for, scramble
+from peer_models import images_for, mark_slow, scramble
 from peers import timm
 from vitrail.weights.load import FORMATS
 from vitrail.weights.save import write_model
@@ -37,8 +37,7 @@ def google_file(case: str, folder) -> tuple:
     return model, folder / "model.npz"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", mark_slow(CASES, [case for case in CASES if case != "Ti/16"]))
 @torch.no_grad()
 def test_timms_own_loader_and_ours_agree(case, tmp_path):
     model, path = google_file(case, tmp_path)
@@ -112,5 +111,5 @@ def test_big_vision_with_attention_pooling_and_bfloat16(tmp_path):
 
 def test_exact_gelu_has_no_place_there():
     model = vitrail.create_model("Ti/16", gelu="exact", device="meta")
-    with pytest.raises(vitrail.WeightsError, match="computes the tanh form of GELU, and this model has the exact one"):
+    with pytest.raises(vitrail.WeightsError, match="tanh.*exact"):
         write_model(model, FORMATS["google"], None)

@@ -82,8 +82,13 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("offline", [True, False])
-@pytest.mark.parametrize("name", EXPECTED)
+CACHED = [(name, offline) for name in EXPECTED for offline in (True, False)]
+DEFAULT = [("someone/timm", True), ("someone/transformers", False)]
+
+
+@pytest.mark.parametrize(
+    ("name", "offline"), [case if case in DEFAULT else pytest.param(*case, marks=pytest.mark.slow) for case in CACHED]
+)
 def test_from_the_cache_without_network(name, offline, repositories, tmp_path, load):
     """Switched off by HF_HUB_OFFLINE, or simply not there."""
     cache(tmp_path, name, repositories[name])
@@ -109,6 +114,7 @@ def test_from_the_network_then_from_the_cache(name, repositories, tmp_path, load
     assert again.stdout == EXPECTED[name], again.stderr
 
 
+@pytest.mark.slow
 def test_a_pinned_revision(repositories, tmp_path, load):
     with hub(repositories) as (endpoint, requests):
         assert load(f"hf:someone/transformers@{COMMIT}", tmp_path, endpoint).returncode == 0

@@ -10,6 +10,7 @@ from peer_models import (
     TIMM,
     huggingface_model,
     images_for,
+    mark_slow,
     save_tensors,
     timm_folder,
     timm_model,
@@ -25,7 +26,10 @@ def assert_same(theirs: torch.Tensor, ours: torch.Tensor, least: float = 0.1) ->
     assert (theirs - ours).abs().max() <= TOLERANCE * theirs.std()
 
 
-@pytest.mark.parametrize("case", TIMM)
+SLOW = ("S/16", "B/16", "S/32", "B/32", "R50+B/16", "R26+S/32", "DeiT III S", "CLIP", "no class token")
+
+
+@pytest.mark.parametrize("case", mark_slow(TIMM, SLOW))
 @torch.no_grad()
 def test_timm(case, tmp_path):
     model = timm_model(case)
@@ -58,7 +62,7 @@ def test_files_alone_and_their_names_do_not_matter(suffix, tmp_path):
     assert "3 attention heads, as in every Ti" in loaded.origin.notes[0]
 
 
-@pytest.mark.parametrize("stem", [False, True])
+@pytest.mark.parametrize("stem", [pytest.param(False, marks=pytest.mark.slow), True])
 @torch.no_grad()
 def test_torchvision(stem, tmp_path):
     model = torchvision_model(stem)

@@ -12,7 +12,16 @@ from test_google import CASES as GOOGLE
 from test_google import google_file, rewritten
 
 import vitrail
-from peer_models import TIMM, huggingface_model, save_tensors, scramble, timm_folder, timm_model, torchvision_model
+from peer_models import (
+    TIMM,
+    huggingface_model,
+    mark_slow,
+    save_tensors,
+    scramble,
+    timm_folder,
+    timm_model,
+    torchvision_model,
+)
 from samples import randomise
 from vitrail.weights.load import FORMATS
 from vitrail.weights.save import convert_tensors, save, write_model
@@ -40,13 +49,18 @@ def assert_equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]
         assert torch.equal(first[name], second[name]), name
 
 
-@pytest.mark.parametrize("case", [case for case in TIMM if case not in ("S/16", "B/16", "S/32", "B/32")])
+SLOW = ("R50+B/16", "R26+S/32", "DeiT III S", "no class token", "CLIP", "Ti/32", "DeiT-Ti")
+
+
+@pytest.mark.parametrize(
+    "case", mark_slow([case for case in TIMM if case not in ("S/16", "B/16", "S/32", "B/32")], SLOW)
+)
 def test_timm(case, tmp_path):
     folder = timm_folder(case, timm_model(case), tmp_path / "timm")
     assert_equal(tensors_of(folder / "model.safetensors"), there_and_back(folder, "timm", tmp_path))
 
 
-@pytest.mark.parametrize("stem", [False, True])
+@pytest.mark.parametrize("stem", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_torchvision(stem, tmp_path):
     path = save_tensors(torchvision_model(stem), tmp_path / "vit.pth")
     assert_equal(tensors_of(path), there_and_back(path, "torchvision", tmp_path))
@@ -79,12 +93,13 @@ def test_huggingface(kind, tmp_path):
         assert any(name.endswith("mask_token") for name in found)  # not needed to compute, and yet not lost
 
 
-@pytest.mark.parametrize("case", GOOGLE)
+@pytest.mark.parametrize("case", mark_slow(GOOGLE, ("B/32 at 64 pixels", "R26+S/32", "BiT-R50x1")))
 def test_google(case, tmp_path):
     _, path = google_file(case, tmp_path)
     assert_equal(tensors_of(path), there_and_back(path, "google", tmp_path))
 
 
+@pytest.mark.slow
 def test_google_of_earlier_flax_with_a_prefix(tmp_path):
     _, path = google_file("R26+S/32", tmp_path)
     rewritten(path, lambda name, a: ("opt/target/" + name, a[None, None, None] if "/gn" in f"/{name}" else a))

@@ -151,16 +151,16 @@ def test_a_torchscript_file_is_refused(tmp_path):
 
 def test_an_archive_that_unpacks_to_far_too_much_is_refused(tmp_path):
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (10**8,)})
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (10**7,)})
     with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("cls.npy", header.getvalue() + bytes(4 * 10**8))
-    with pytest.raises(vitrail.WeightsError, match="would unpack to 400,000,"):
+        archive.writestr("cls.npy", header.getvalue() + bytes(4 * 10**7))
+    with pytest.raises(vitrail.WeightsError, match="40,000,"):
         vitrail.load(tmp_path / "bomb.npz")
 
 
 def test_a_tensor_larger_than_its_storage_is_refused(tmp_path):
     torch.save({"blocks.0.attn.qkv.weight": torch.zeros(1).expand(10**12)}, tmp_path / "model.pth")
-    with pytest.raises(vitrail.WeightsError, match="claims more values than the file holds"):
+    with pytest.raises(vitrail.WeightsError, match="more values"):
         vitrail.load(tmp_path / "model.pth")
 
 
@@ -171,7 +171,7 @@ def test_no_path_is_followed_out_of_the_folder(name, tmp_path, originals):
         shutil.copy(originals["safetensors"] / "weights.safetensors", place)
     index = {"weight_map": {"cls_token": name}}
     (tmp_path / "folder" / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(vitrail.WeightsError, match="not a file of its own folder"):
+    with pytest.raises(vitrail.WeightsError, match="own folder"):
         vitrail.load(tmp_path / "folder")
 
 
@@ -233,7 +233,7 @@ def test_what_is_missing_left_over_and_misshapen_is_listed(copy):
     [
         (b"", "is empty"),
         (b"\x00" * 100, "not a file of weights"),
-        (b"\xff\xd8\xff\xe0" + b"\x00" * 100, "is an image and not a model: vitrail predict"),
+        (b"\xff\xd8\xff\xe0" + b"\x00" * 100, "image.*vitrail predict"),
         (b"<html>404 Not Found</html>", "not a file of weights"),
         (b"PK\x03\x04 nothing more", "damaged"),
         (b"\x80\x02 not a pickle", "refused|damaged"),
@@ -316,13 +316,13 @@ def rename_a_key(path: Path, rng: random.Random) -> str:
     return f"renamed {name}"
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("count", [15, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["safetensors", "pth", "old pth", "npz", "huggingface"])
-def test_a_thousand_damaged_files(kind, originals, tmp_path):
-    """200 of each kind: an error of ours, or a model whose tensors are the file's bytes. Never anything else."""
+def test_damaged_files(kind, count, originals, tmp_path):
+    """Loading raises an error of ours, or gives a model whose tensors are the file's bytes. Never anything else."""
     rng = random.Random(kind)
     loaded = 0
-    for number in range(200):
+    for number in range(count):
         folder = Path(shutil.copytree(originals[kind], tmp_path / str(number)))
         weights = next(p for p in folder.iterdir() if p.suffix in (".safetensors", ".pth", ".npz"))
         victim = rng.choice([weights] * 4 + sorted(folder.glob("*.json")))
@@ -337,12 +337,13 @@ def test_a_thousand_damaged_files(kind, originals, tmp_path):
         assert found.keys() == expected.keys(), what
         assert all(same_bytes(found[name], expected[name]) for name in found), what
         shutil.rmtree(folder)
-    assert 0 < loaded < 200
+    assert 0 < loaded < count
 
 
-def test_a_native_folder_notices_every_damaged_byte(originals, tmp_path):
+@pytest.mark.parametrize("count", [30, pytest.param(300, marks=pytest.mark.slow)])
+def test_a_native_folder_notices_every_damaged_byte(count, originals, tmp_path):
     rng = random.Random(0)
-    for number in range(300):
+    for number in range(count):
         folder = Path(shutil.copytree(originals["native"], tmp_path / str(number)))
         victim = folder / rng.choice(["model.safetensors", "model.safetensors", "config.json", "SHA256SUMS"])
         before = victim.read_bytes()

@@ -90,7 +90,7 @@ def rewritten(folder, **changed):
 # In and out
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES[:-1], pytest.param(FAMILIES[-1], marks=pytest.mark.slow)])
 def test_loaded_saved_and_loaded_again_it_computes_what_timm_computes(name, pretrained, tmp_path):
     theirs, model = pretrained(name, pretrained=True), vitrail.load(f"timm:{name}")
     assert isinstance(model, TimmModel)
@@ -124,14 +124,14 @@ def test_pixels_are_prepared_as_timm_prepares_them_for_tests(name):
     assert (found.crop_fraction, found.interpolation) == (told["crop_pct"], told["interpolation"])
     assert (found.resize, told["crop_mode"]) == ("cover", "center")
     assert described["origin"]["licence"] == theirs.pretrained_cfg["license"]
-    other_size = ("images are taken at 224 pixels, timm's size for tests; it was trained at 176",)
-    assert tuple(described["origin"]["notes"]) == (other_size if name == "resnet10t" else ())
+    notes = " ".join(described["origin"]["notes"])
+    assert ("224" in notes and "176" in notes) if name == "resnet10t" else not notes
 
 
 def test_what_our_own_models_hold_stays_theirs(pretrained):
     assert isinstance(vitrail.load("timm:test_vit"), vitrail.VisionTransformer)
     assert isinstance(vitrail.load("timm:test_vit", num_heads=1), vitrail.VisionTransformer)
-    with pytest.raises(vitrail.WeightsError, match="width 64 is not divisible by num_heads 7"):
+    with pytest.raises(vitrail.WeightsError, match="num_heads 7"):
         vitrail.load("timm:test_vit", num_heads=7)
 
 
@@ -180,16 +180,14 @@ def test_conversions(saved, tmp_path):
     assert certificate.max_difference == 0
     assert certificate.preprocessing_matches
     for weight_format in ("timm", "torchvision", "huggingface", "google"):
-        with pytest.raises(
-            vitrail.WeightsError, match=f"cannot be written as {weight_format}: it is timm's own network {SMALL}"
-        ):
+        with pytest.raises(vitrail.WeightsError, match=f"{weight_format}.*{SMALL}"):
             vitrail.convert(saved, tmp_path / weight_format, weight_format)
         assert not (tmp_path / weight_format).exists()
 
 
 def test_a_folder_of_timms_says_how_to_get_it(pretrained, tmp_path):
     timm.models.save_for_hf(pretrained(SMALL, pretrained=True), tmp_path, safe_serialization=True)
-    with pytest.raises(vitrail.WeightsError, match=rf"is a '{SMALL}' of timm's, .*timm:NAME"):
+    with pytest.raises(vitrail.WeightsError, match=f"'{SMALL}'.*timm:NAME"):
         vitrail.load(tmp_path)
 
 
@@ -270,7 +268,7 @@ def test_damage_is_noticed(saved):
     content = bytearray((saved / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (saved / "model.safetensors").write_bytes(content)
-    with pytest.raises(vitrail.WeightsError, match=r"model\.safetensors is not as it was written"):
+    with pytest.raises(vitrail.WeightsError, match=r"model\.safetensors"):
         vitrail.load(saved)
 
 
@@ -279,7 +277,7 @@ def test_only_plain_names_lead_to_timms_own_networks(name, pretrained, monkeypat
     """A config from elsewhere may tell timm's constructor anything, which a name cannot say again."""
     network = pretrained(SMALL, pretrained=True)
     monkeypatch.setattr(timm, "create_model", lambda *_, **__: network)
-    with pytest.raises(vitrail.ConfigError, match=f"found by a plain name, as in timm:{SMALL}"):
+    with pytest.raises(vitrail.ConfigError, match=f"timm:{SMALL}"):
         vitrail.load(f"timm:{name}")
 
 
@@ -339,10 +337,11 @@ def test_fine_tuned_from_a_native_folder(saved, tmp_path):
     assert vitrail.load(tmp_path / "run").num_classes == 10
 
 
+@pytest.mark.slow
 def test_what_cannot_be_trained_is_told_before(pretrained, tmp_path):
-    with pytest.raises(vitrail.ConfigError, match=r"efficientvit_m0.* does not run at image size 32"):
+    with pytest.raises(vitrail.ConfigError, match="efficientvit_m0.* 32"):
         run_training(fine_tuning(tmp_path / "size", "efficientvit_m0"))
-    with pytest.raises(vitrail.ConfigError, match="masked patches are predicted by a Vision Transformer"):
+    with pytest.raises(vitrail.ConfigError, match="masked patches"):
         run_training(fine_tuning(tmp_path / "masked", objective={"kind": "masked-patches"}))
     assert not (tmp_path / "size").exists()
 
