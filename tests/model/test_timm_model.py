@@ -208,7 +208,7 @@ def test_a_change_that_leads_to_another_network_than_timm_builds_is_refused():
 def test_labels_of_another_number_change_nothing():
     model = filled(CONVOLUTIONAL)
     before = model.architecture
-    with pytest.raises(ConfigError, match="2 labels.* 3 classes"):
+    with pytest.raises(ConfigError, match=r"2 labels.* 3 classes"):
         model.replace_head(3, ["a", "b"])
     assert model.architecture == before
     assert model(pictures(model)).shape == (2, 1000)

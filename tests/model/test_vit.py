@@ -198,7 +198,7 @@ def test_heads():
     model.replace_head(3, labels=("x", "y", "z"))
     assert (model(images()) == 0).all()
     assert (model.num_classes, model.labels, model.architecture.representation_size) == (3, ("x", "y", "z"), None)
-    with pytest.raises(vitrail.ConfigError, match="2 labels.* 3 classes"):
+    with pytest.raises(vitrail.ConfigError, match=r"2 labels.* 3 classes"):
         model.labels = ["a", "b"]
 
 

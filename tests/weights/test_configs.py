@@ -143,7 +143,7 @@ def test_huggingface_configs_that_cannot_be(changes, sentence, huggingface):
 def test_a_transformers_model_of_another_kind_is_named(tmp_path):
     save_file({"swin.embeddings.norm.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
     edited(tmp_path, model_type="swin")
-    with pytest.raises(vitrail.WeightsError, match="'swin'.*dinov2"):
+    with pytest.raises(vitrail.WeightsError, match=r"'swin'.*dinov2"):
         vitrail.load(tmp_path)
 
 

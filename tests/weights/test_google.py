@@ -111,5 +111,5 @@ def test_big_vision_with_attention_pooling_and_bfloat16(tmp_path):
 
 def test_exact_gelu_has_no_place_there():
     model = vitrail.create_model("Ti/16", gelu="exact", device="meta")
-    with pytest.raises(vitrail.WeightsError, match="tanh.*exact"):
+    with pytest.raises(vitrail.WeightsError, match=r"tanh.*exact"):
         write_model(model, FORMATS["google"], None)

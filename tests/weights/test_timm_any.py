@@ -339,7 +339,7 @@ def test_fine_tuned_from_a_native_folder(saved, tmp_path):
 
 @pytest.mark.slow
 def test_what_cannot_be_trained_is_told_before(pretrained, tmp_path):
-    with pytest.raises(vitrail.ConfigError, match="efficientvit_m0.* 32"):
+    with pytest.raises(vitrail.ConfigError, match=r"efficientvit_m0.* 32"):
         run_training(fine_tuning(tmp_path / "size", "efficientvit_m0"))
     with pytest.raises(vitrail.ConfigError, match="masked patches"):
         run_training(fine_tuning(tmp_path / "masked", objective={"kind": "masked-patches"}))
