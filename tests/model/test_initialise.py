@@ -111,7 +111,7 @@ def test_residual_units_of_a_hybrid_start_as_the_identity_and_bits_do_not():
         ("Ti/16", {"position": "relative", "norm": "rms", "input_norm": True, "norm_after_pool": True}),
         ("Ti/16", {"position": "sin-cos", "pool": "average", "block": "axial"}),
         ("Ti/16", {"conv_stem": [(32, 3, 4), (64, 3, 4, "group")]}),
-        ("R26+S/32", {}),
+        pytest.param("R26+S/32", {}, marks=pytest.mark.slow),
         pytest.param("BiT-R50x1", {}, marks=pytest.mark.slow),
     ],
 )

@@ -254,7 +254,9 @@ def test_trains_in_fp32_and_in_bf16_autocast():
         assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["S/8", "R26+S/32", pytest.param("BiT-R50x1", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["S/8", *(pytest.param(name, marks=pytest.mark.slow) for name in ("R26+S/32", "BiT-R50x1"))]
+)
 def test_gradient_checkpointing_gives_the_same_gradients(name):
     size = (16, 24) if name == "S/8" else (64, 64)
     options = {} if name == "BiT-R50x1" else {"width": 32, "num_heads": 4, "mlp_dim": 48, "depth": 6}
@@ -282,8 +284,10 @@ def test_gradient_checkpointing_gives_the_same_gradients(name):
     assert saved[1] < 0.5 * saved[0]
 
 
+AT_MANY_SIZES = {"pool": "class"}
 COMPILED = [
     {},
+    AT_MANY_SIZES,
     {"position": "relative"},
     {"position": "learned-2d", "position_at": "shared"},
     {"position": "sin-cos", "pool": "attention", "registers": 2},
@@ -310,7 +314,7 @@ def test_compiles_without_a_graph_break(options):
     with torch.autocast("cpu", torch.bfloat16):
         compiled(images())
     if options.get("position") != "relative":
-        for size in [(32, 24)] if options else [(32, 24), (24, 40)]:
+        for size in [(32, 24), (24, 40), (40, 16)] if options == AT_MANY_SIZES else [(32, 24)]:
             torch.testing.assert_close(compiled(images(size=size)), model(images(size=size)))
             compiled(images(size=size)).sum().backward()
 
@@ -345,15 +349,12 @@ def test_meta_device_costs_no_memory_and_dtype_is_kept():
 @pytest.mark.parametrize(
     ("batch", "sentence"),
     [
-        (
-            torch.zeros(2, 3, 17, 24),
-            "image size 17×24 does not divide into patches of 8: the nearest sizes that do are 16×24 and 24",
-        ),
-        (torch.zeros(2, 3, 5, 5), "the nearest size that does is 8"),
+        (torch.zeros(2, 3, 17, 24), "17×24 .*16×24 and 24"),
+        (torch.zeros(2, 3, 5, 5), "nearest size .*8"),
         (torch.zeros(2, 4, 16, 24), r"must have shape \(batch, 3, height, width\), not \(2, 4, 16, 24\)$"),
         (torch.zeros(2, 16, 24, 3), r"images.permute\(0, 3, 1, 2\) would fit"),
         (torch.zeros(3, 16, 24), r"must be a batch of shape \(batch, 3, height, width\), not \(3, 16, 24\)"),
-        (torch.zeros(2, 3, 16, 24, dtype=torch.uint8), "images are torch.uint8 but the model is torch.float32"),
+        (torch.zeros(2, 3, 16, 24, dtype=torch.uint8), "torch.uint8 .*torch.float32"),
         (torch.zeros(2, 3, 16, 24, dtype=torch.float64), r"give images.to\(torch.float32\)"),
     ],
 )

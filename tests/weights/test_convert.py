@@ -199,24 +199,20 @@ def test_torchvision_loads_what_we_write(stem, tmp_path):
 
 
 REFUSED = [
-    (
-        "torchvision",
-        {"gelu": "tanh"},
-        "torchvision computes the exact GELU, and this model was trained with the tanh form",
-    ),
-    ("torchvision", {"registers": 2}, "no option for this model's registers"),
-    ("torchvision", {"pool": "average"}, "no option for this model's pool, class_token"),
+    ("torchvision", {"gelu": "tanh"}, "exact GELU"),
+    ("torchvision", {"registers": 2}, "model's registers"),
+    ("torchvision", {"pool": "average"}, "model's pool, class_token"),
     ("torchvision", {"image_size": (64, 96)}, "square images only"),
     ("google", {}, "tanh form of GELU"),
-    ("google", {"gelu": "tanh", "layer_scale": 0.1}, "no option for this model's layer_scale"),
-    ("google", {"gelu": "tanh", "position": "sin-cos"}, "no option for this model's position"),
-    ("huggingface", {"pool": "average"}, "classifies from class or distilled, not average"),
-    ("huggingface", {"registers": 3}, "gives positions to other tokens"),
-    ("huggingface", {"position": "relative"}, "no option for this model's position"),
-    ("huggingface", {"representation_size": 32}, "no classifier with a tanh layer"),
-    ("huggingface", {"layer_scale": 0.1, "pool": "class+average"}, "whole multiple of its width"),
+    ("google", {"gelu": "tanh", "layer_scale": 0.1}, "model's layer_scale"),
+    ("google", {"gelu": "tanh", "position": "sin-cos"}, "model's position"),
+    ("huggingface", {"pool": "average"}, "not average"),
+    ("huggingface", {"registers": 3}, "positions"),
+    ("huggingface", {"position": "relative"}, "model's position"),
+    ("huggingface", {"representation_size": 32}, "tanh layer"),
+    ("huggingface", {"layer_scale": 0.1, "pool": "class+average"}, "multiple of its width"),
     ("timm", {"position": "learned-2d"}, 'no position embedding "learned-2d"'),
-    ("timm", {"pool": "class+average"}, "no pooling that puts the class token beside the average"),
+    ("timm", {"pool": "class+average"}, "no pooling"),
     ("timm", {"block": "axial", "pool": "average"}, "no axial blocks"),
     ("timm", {"representation_size": 32}, "dropped the tanh layer"),
 ]
@@ -286,7 +282,7 @@ def test_the_certificate_stands_in_the_model_card(tmp_path):
     assert compute_sha256(source / "model.safetensors") in card
     assert compute_sha256(tmp_path / "model" / "model.safetensors") in card
     assert "largest difference | 0 " in card
-    assert "3 attention heads, as in every Ti of width 192: the file does not say" in card
+    assert "3 attention heads" in card
     assert "Certificate of conversion" in card
     assert card.startswith("---\nlibrary_name: vitrail\n")
 
