@@ -7,7 +7,7 @@ weight decay of 1e-4 that is not multiplied by the learning rate of 1e-3; for Ad
 from __future__ import annotations
 
 from vitrail.recipes.pretraining import IMAGENET
-from vitrail.recipes.recipe import INCEPTION_CROP_AND_FLIP, Recipe, Settings
+from vitrail.recipes.recipe import INCEPTION_CROP_AND_FLIP, Recipe, Settings, make_data_settings
 
 
 def _settings(epochs: int) -> Settings:
@@ -21,10 +21,7 @@ def _settings(epochs: int) -> Settings:
             "representation_size": 384,
         },
         "data": {
-            "validate_on": "val",
-            "holdout": 0.01,
-            "batch_size": 1024,
-            "workers": 8,
+            **make_data_settings(0.01, 1024),
             "augmentation": {**INCEPTION_CROP_AND_FLIP, "rand_augment": (2, 10.0)},
             "mixing": {"mixup": 0.2},
         },

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from vitrail.recipes.pretraining import IMAGENET
-from vitrail.recipes.recipe import INCEPTION_CROP_AND_FLIP, DataSet, Recipe, Settings
+from vitrail.recipes.recipe import DataSet, Recipe, Settings, make_data_settings
 
 CIFAR10 = DataSet("CIFAR-10", images=50_000, classes=10)
 CIFAR100 = DataSet("CIFAR-100", images=50_000, classes=100)
@@ -95,13 +95,7 @@ def _settings(row: FinetuningRow) -> Settings:
         optimizer["averaging"] = row.averaging
     return {
         "model": {"image_size": row.image_size},
-        "data": {
-            "validate_on": "val",
-            "holdout": row.holdout,
-            "batch_size": BATCH_SIZE,
-            "workers": 8,
-            "augmentation": INCEPTION_CROP_AND_FLIP,
-        },
+        "data": make_data_settings(row.holdout, BATCH_SIZE),
         "objective": {"kind": "classification", "loss": "softmax"},
         "optimizer": optimizer,
         "schedule": {"steps": row.steps, "warmup_steps": row.warmup_steps, "decay": "cosine"},

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from vitrail.recipes.pretraining import BATCH_SIZE, JFT
-from vitrail.recipes.recipe import INCEPTION_CROP_AND_FLIP, Recipe, Settings
+from vitrail.recipes.recipe import Recipe, Settings, make_data_settings
 
 MEAN_COLOUR: dict[str, Any] = {
     "kind": "masked-patches",
@@ -25,13 +25,7 @@ def _settings(steps: int) -> Settings:
     return {
         # No head: the objective has its own layer that predicts the colours.
         "model": {"name": "B/16", "image_size": 224, "num_classes": 0},
-        "data": {
-            "validate_on": "val",
-            "holdout": 0.001,
-            "batch_size": BATCH_SIZE,
-            "workers": 8,
-            "augmentation": INCEPTION_CROP_AND_FLIP,
-        },
+        "data": make_data_settings(0.001, BATCH_SIZE),
         "objective": MEAN_COLOUR,
         "optimizer": {"kind": "adam", "learning_rate": 2e-4, "betas": (0.9, 0.999), "clip_norm": None},
         "schedule": {"steps": steps, "warmup_steps": 10_000, "decay": "cosine"},

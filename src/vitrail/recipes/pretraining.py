@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from vitrail.recipes.recipe import INCEPTION_CROP_AND_FLIP, DataSet, Recipe, Settings
+from vitrail.recipes.recipe import DataSet, Recipe, Settings, make_data_settings
 
 JFT = DataSet("JFT-300M", images=303_000_000, classes=18_291)
 IMAGENET_21K = DataSet("ImageNet-21k", images=14_200_000, classes=21_841)
@@ -132,13 +132,7 @@ def _settings(row: PretrainingRow, model: str, epochs: int) -> Settings:
         options = {"representation_size": WIDTH[letter], "dropout": row.dropout}
     return {
         "model": {"name": model, "image_size": 224, **options},
-        "data": {
-            "validate_on": "val",
-            "holdout": defaults.holdout,
-            "batch_size": BATCH_SIZE,
-            "workers": 8,
-            "augmentation": INCEPTION_CROP_AND_FLIP,
-        },
+        "data": make_data_settings(defaults.holdout, BATCH_SIZE),
         "objective": defaults.objective,
         "optimizer": {
             "kind": "adamw",

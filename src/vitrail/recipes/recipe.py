@@ -16,6 +16,17 @@ INCEPTION_CROP_AND_FLIP: dict[str, Any] = {"crop_area": (0.05, 1.0), "crop_ratio
 UNITS = (("exaFLOPs", 1.0), ("petaFLOPs", 1e-3), ("teraFLOPs", 1e-6), ("gigaFLOPs", 1e-9))
 
 
+def make_data_settings(holdout: float, batch_size: int) -> dict[str, Any]:
+    """Return the section `data` of a run with the authors' augmentation; `holdout`: share to validate on."""
+    return {
+        "validate_on": "val",
+        "holdout": holdout,
+        "batch_size": batch_size,
+        "workers": 8,
+        "augmentation": INCEPTION_CROP_AND_FLIP,
+    }
+
+
 @dataclass(frozen=True)
 class DataSet:
     """The data set that a recipe was written for; the recipe's steps and cost are counted on it."""
@@ -37,7 +48,7 @@ class Recipe:
     data_set: DataSet
     expected: str
     """The accuracy to expect, and where that number comes from."""
-    source: str
+    source: str = "ours"
     """Where the settings come from."""
     typical_model: str | None = None
     """For fine-tuning, the model that the cost is counted for."""

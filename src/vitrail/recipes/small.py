@@ -37,7 +37,6 @@ QUICKSTART = Recipe(
     },
     data_set=DIGITS,
     expected="98.9 on the digits set aside (seed 0)",
-    source="ours",
     time="22 s on two CPU cores",
 )
 
@@ -54,7 +53,6 @@ QUICKSTART_FINETUNE = Recipe(
     },
     data_set=DIGITS,
     expected="99.4 on the digits set aside (seed 0)",
-    source="ours",
     typical_model="Ti/4",
     typical_options=SMALLER_THAN_TINY,
     typical_weights="quickstart",
@@ -116,7 +114,6 @@ CIFAR10_SCRATCH = Recipe(
     },
     data_set=CIFAR10,
     expected="93.99 on the test set (seed 0, one run)",
-    source="ours",
     time="330 s on a shared H200",
 )
 
@@ -130,7 +127,6 @@ CIFAR10_STEM = Recipe(
     },
     data_set=CIFAR10,
     expected="96.35 on the test set (seed 0, one run)",
-    source="ours",
     time="482 s on a shared H200",
 )
 
@@ -153,7 +149,6 @@ TINY_IMAGENET_SCRATCH = Recipe(
     },
     data_set=TINY_IMAGENET,
     expected="60.41 validation top-1 (seed 0; these are the weights of pane), 60.66 when run again",
-    source="ours",
     time="475 s on a shared H200",
 )
 
@@ -167,7 +162,6 @@ TINY_IMAGENET_STEM = Recipe(
     },
     data_set=TINY_IMAGENET,
     expected="60.72 validation top-1 (seed 0, one run)",
-    source="ours",
     time="564 s on a shared H200",
 )
 
@@ -194,7 +188,6 @@ TINY_IMAGENET_WIDE = Recipe(
     },
     data_set=TINY_IMAGENET,
     expected="64.45 validation top-1 (seed 0, one run)",
-    source="ours",
     time="576 s on a shared H200",
 )
 
@@ -211,7 +204,6 @@ PANE_TRANSFER = Recipe(
     },
     data_set=CIFAR10,
     expected="95.56 on the test set from pane (seed 0, one run)",
-    source="ours",
     typical_model="Ti/8",
     typical_options={"width": 256, "depth": 7, "num_heads": 4, "mlp_dim": 1024, "pool": "average"},
     typical_weights="pane",
@@ -230,7 +222,6 @@ WIDE_TRANSFER = Recipe(
     },
     data_set=CIFAR10,
     expected="96.78 on the test set from tiny-imagenet-wide (seed 0, one run)",
-    source="ours",
     typical_model="Ti/8",
     typical_options={**WIDE_VIT, "pool": "average"},
     typical_weights="tiny-imagenet-wide",
