@@ -311,6 +311,8 @@ def test_compiles_without_a_graph_break(options):
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(images()), model(images()))
     compiled(images()).sum().backward()
+    if not options:
+        return  # every further compilation takes seconds: the slow cases do them
     with torch.autocast("cpu", torch.bfloat16):
         compiled(images())
     if options.get("position") != "relative":

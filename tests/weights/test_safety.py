@@ -337,7 +337,8 @@ def test_damaged_files(kind, count, originals, tmp_path):
         assert found.keys() == expected.keys(), what
         assert all(same_bytes(found[name], expected[name]) for name in found), what
         shutil.rmtree(folder)
-    assert 0 < loaded < count
+    assert loaded < count
+    assert loaded or count < 200  # an npz has checksums, so very few damaged ones load
 
 
 @pytest.mark.parametrize("count", [30, pytest.param(300, marks=pytest.mark.slow)])
