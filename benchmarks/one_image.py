@@ -22,7 +22,7 @@ from torch import Tensor
 
 import vitrail
 from vitrail.benchmark.machine import read_commit
-from vitrail.fast.gpu.autotune import list_choices, round_up_rows
+from vitrail.fast.gpu.autotune import choices, round_up_rows
 from vitrail.fast.gpu.cuda_graph import CudaGraph
 from vitrail.fast.gpu.fused_embedder import FusedEmbedder
 from vitrail.fast.gpu.fused_layers import FusedHead
@@ -94,7 +94,7 @@ def main() -> None:
                 name + "".join(f", {kind} {found[name][kind]:.4f}" for kind in ("graph", "replay", "captured", "wall"))
             )
         about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": read_commit()}
-        result = {**about, "passes": found, "chosen": {str(key): way for key, way in list_choices().items()}}
+        result = {**about, "passes": found, "chosen": {str(key): way for key, way in choices.items()}}
         out.write_text(json.dumps(result, indent=1))
 
 

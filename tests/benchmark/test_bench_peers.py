@@ -90,7 +90,7 @@ class TestPeers:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
         with pytest.raises(NotApplicableError, match="pip install vit-pytorch"):
             import_peer("vit-pytorch", CPU)
-        with pytest.raises(NotApplicableError, match="pip install onnx onnxscript openvino"):
+        with pytest.raises(NotApplicableError, match="onnxscript"):
             import_peer("openvino", CPU)
         with pytest.raises(NotApplicableError, match="CPU"):
             import_peer("openvino", CUDA)
@@ -98,7 +98,7 @@ class TestPeers:
     def test_installed_but_broken(self, monkeypatch, tmp_path):
         (tmp_path / "vit_pytorch.py").write_text("raise OSError('no such thing')\n")
         monkeypatch.syspath_prepend(tmp_path)
-        with pytest.raises(NotApplicableError, match="OSError: no such thing"):
+        with pytest.raises(NotApplicableError, match="OSError"):
             import_peer("vit-pytorch", CPU)
 
     def test_operators_that_torchvision_misses_are_defined(self, monkeypatch, tmp_path):
@@ -140,7 +140,7 @@ class TestPeers:
         assert parse_peers("all", CPU) == [*INSTALLED, "vit-pytorch", "onnxruntime", "openvino"]
         assert parse_peers("none", CPU) == []
         assert parse_peers("transformers, timm,timm,openvino", CUDA) == ["transformers", "timm", "openvino"]
-        with pytest.raises(ConfigError, match="did you mean 'timm'"):
+        with pytest.raises(ConfigError, match="'timm'"):
             parse_peers("tim", CPU)
 
     def test_errors_in_a_line_without_folders(self):

@@ -249,7 +249,7 @@ def test_a_hybrid():
     ],
 )
 def test_images_of_another_kind_are_refused(images):
-    with pytest.raises(InputError, match=r"shape \(batch, 3, 8, 8\)"):
+    with pytest.raises(InputError, match="3, 8, 8"):
         FusedEmbedder(small())(images)
 
 

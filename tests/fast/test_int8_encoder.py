@@ -246,7 +246,7 @@ def test_a_source_that_does_not_compile_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source = tmp_path / "wrong.cpp"
     source.write_text('#error "not on this processor"')
-    with pytest.raises(NotApplicableError, match="not on this processor"):
+    with pytest.raises(NotApplicableError, match="processor"):
         compiler.load_library(source)
     assert not list((tmp_path / "vitrail" / "kernels").iterdir())
 

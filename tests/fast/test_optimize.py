@@ -12,7 +12,7 @@ import vitrail
 from vitrail.errors import ConfigError, NotApplicableError, WeightsError
 from vitrail.fast.cpu import precision_search
 from vitrail.fast.cpu.packed import pack_layers
-from vitrail.fast.gpu.autotune import choose_fastest, list_choices
+from vitrail.fast.gpu.autotune import choices, choose_fastest
 from vitrail.fast.optimize import MOST_GRAPHS, CudaGraphCache, _pad_batch, explain_missing_kernels, optimize
 from vitrail.fast.timing import relative_distance
 from vitrail.inference.predictor import Predictor
@@ -161,7 +161,7 @@ def test_without_a_gpu_there_are_no_kernels():
 def test_choices_without_a_gpu_are_the_first():
     x = torch.ones(1)
     assert choose_fastest("this test", {"first": lambda x: x + 1, "second": lambda x: x + 2}, x)(x) == 2
-    assert list_choices()["this test", x.device] == "first"
+    assert choices["this test", x.device] == "first"
 
 
 def test_a_predictor_in_another_precision_agrees():

@@ -27,7 +27,7 @@ CandidateKey = tuple[str, str]
 
 @dataclass(frozen=True)
 class Case:
-    """What all candidates compute."""
+    """What all candidates compute: a task, a model, a batch and a precision."""
 
     what: str
     """inference, training, latency, loader or end-to-end."""

@@ -110,7 +110,7 @@ class PeakMemory:
         self.restart()
 
     def restart(self) -> None:
-        """Forget earlier peaks."""
+        """Measure the peak from now on."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             torch.cuda.reset_peak_memory_stats(self._device)

@@ -42,47 +42,49 @@ def initialise(model: nn.Module, generator: torch.Generator | None = None, head_
         head_bias: the released code uses −10 to pre-train on ImageNet-21k with a sigmoid loss.
     """
     for module in model.modules():
-        match module:
-            case PatchEmbed():
-                fill_lecun_normal(module.projection, generator)
-            case ConvStem():
-                for convolution in (m for m in module.modules() if isinstance(m, nn.Conv2d)):
-                    fill_lecun_normal(convolution, generator)
-            case StdConv():
-                fill_lecun_normal(module, generator)
-            case MlpHead():
-                fill_lecun_normal(module.hidden, generator)
-            case SelfAttention():
-                fill_xavier_uniform(module.qkv, generator, parts=3)
-                fill_xavier_uniform(module.out, generator)
-            case AttentionPool():
-                init.xavier_uniform_(module.query, generator=generator)
-                fill_xavier_uniform(module.q, generator)
-                fill_xavier_uniform(module.kv, generator, parts=2)
-                fill_xavier_uniform(module.out, generator)
-            case MlpBlock():
-                for linear in (module.fc1, module.fc2):
-                    fill_xavier_uniform(linear, generator)
-                    init.normal_(linear.bias, std=1e-6, generator=generator)
-            case LayerScale():
-                init.constant_(module.factor, module.initial)
-            case LearnedPositions1d() | LearnedPositions2d() | RelativePositions():
-                for table in module.parameters():
-                    init.normal_(table, std=0.02, generator=generator)
-            case SinCosPositions():
-                module.fill_table()
-            case nn.LayerNorm() | nn.RMSNorm() | nn.GroupNorm() | nn.BatchNorm2d():
-                module.reset_parameters()
+        _initialise_module(module, generator)
     for module in model.modules():
-        if isinstance(module, HybridUnit):
-            # Each residual unit starts as the identity. This comes after the loop above, which sets all norms to 1.
+        if isinstance(module, HybridUnit):  # starts as the identity; after the loop above, which sets all norms to 1
             init.zeros_(module.norm3.weight)
-    for name, parameter in model.named_parameters(recurse=False):
-        if name == "class_token":
-            init.zeros_(parameter)
-        elif name == "registers":
-            init.normal_(parameter, std=0.02, generator=generator)
+    parameters = dict(model.named_parameters(recurse=False))
+    if "class_token" in parameters:
+        init.zeros_(parameters["class_token"])
+    if "registers" in parameters:
+        init.normal_(parameters["registers"], std=0.02, generator=generator)
     initialise_head(model.get_submodule("head"), head_bias)
+
+
+def _initialise_module(module: nn.Module, generator: torch.Generator | None) -> None:
+    match module:
+        case PatchEmbed():
+            fill_lecun_normal(module.projection, generator)
+        case ConvStem():
+            for convolution in (each for each in module.modules() if isinstance(each, nn.Conv2d)):
+                fill_lecun_normal(convolution, generator)
+        case StdConv():
+            fill_lecun_normal(module, generator)
+        case MlpHead():
+            fill_lecun_normal(module.hidden, generator)
+        case SelfAttention():
+            fill_xavier_uniform(module.qkv, generator, parts=3)
+            fill_xavier_uniform(module.out, generator)
+        case AttentionPool():
+            init.xavier_uniform_(module.query, generator=generator)
+            for linear, parts in ((module.q, 1), (module.kv, 2), (module.out, 1)):
+                fill_xavier_uniform(linear, generator, parts)
+        case MlpBlock():
+            for linear in (module.fc1, module.fc2):
+                fill_xavier_uniform(linear, generator)
+                init.normal_(linear.bias, std=1e-6, generator=generator)
+        case LayerScale():
+            init.constant_(module.factor, module.initial)
+        case LearnedPositions1d() | LearnedPositions2d() | RelativePositions():
+            for table in module.parameters():
+                init.normal_(table, std=0.02, generator=generator)
+        case SinCosPositions():
+            module.fill_table()
+        case nn.LayerNorm() | nn.RMSNorm() | nn.GroupNorm() | nn.BatchNorm2d():
+            module.reset_parameters()
 
 
 @torch.no_grad()

@@ -16,7 +16,8 @@ CALLS, ROUNDS = 10, 7
 Result = TypeVar("Result")
 Implementation = Callable[..., Tensor]
 
-_chosen: dict[Hashable, str] = {}
+choices: dict[Hashable, str] = {}
+"""Names of the fastest implementations so far, by key and device."""
 
 
 def choose_fastest(
@@ -46,21 +47,16 @@ def find_fastest(
     """
     device = next(each.device for each in inputs if isinstance(each, Tensor))
     key = key, device
-    if key not in _chosen:
-        _chosen[key] = (
+    if key not in choices:
+        choices[key] = (
             _time_all(candidates, inputs, device, cold_cache) if device.type == "cuda" else next(iter(candidates))
         )
-    return _chosen[key]
+    return choices[key]
 
 
 def round_up_rows(rows: int) -> int:
     """Return the next power of two: one measurement serves all numbers of rows up to it."""
     return 1 << max(rows - 1, 0).bit_length()
-
-
-def list_choices() -> dict[Hashable, str]:
-    """Return the names of the fastest implementations so far, by key."""
-    return dict(_chosen)
 
 
 def _time_all(

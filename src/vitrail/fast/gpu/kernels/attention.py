@@ -39,18 +39,10 @@ def _load_rows(matrix, first, count: tl.constexpr, tokens: tl.constexpr, step: t
 
 @triton.jit
 def attention_kernel(
-    qkv,
-    out,
-    factor,
-    heads: tl.constexpr,
-    tokens: tl.constexpr,
-    width: tl.constexpr,
-    n0: tl.constexpr,
-    n1: tl.constexpr,
-    n2: tl.constexpr,
-    tile: tl.constexpr,
-    chip: tl.constexpr,
-):
+    qkv, out, factor,
+    heads: tl.constexpr, tokens: tl.constexpr, width: tl.constexpr, n0: tl.constexpr, n1: tl.constexpr,
+    n2: tl.constexpr, tile: tl.constexpr, chip: tl.constexpr,
+):  # fmt: skip
     """Compute softmax(q · kᵀ · factor) · v for one tile of queries of one head of one image.
 
     Everything is loaded before anything is computed, because waiting for memory takes most of the time.

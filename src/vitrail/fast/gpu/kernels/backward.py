@@ -38,24 +38,10 @@ QKV = Walk(2, 256, 2, 8)
 
 @triton.jit
 def norm_backward_kernel(
-    dy,
-    dz,
-    z,
-    keep,
-    weight,
-    new_dz,
-    dbranch,
-    sums,
-    count,
-    tokens,
-    width: tl.constexpr,
-    padded: tl.constexpr,
-    eps: tl.constexpr,
-    rows: tl.constexpr,
-    adds: tl.constexpr,
-    thinned: tl.constexpr,
-    centred: tl.constexpr,
-):
+    dy, dz, z, keep, weight, new_dz, dbranch, sums, count, tokens,
+    width: tl.constexpr, padded: tl.constexpr, eps: tl.constexpr, rows: tl.constexpr, adds: tl.constexpr,
+    thinned: tl.constexpr, centred: tl.constexpr,
+):  # fmt: skip
     """From the gradients of y = norm(z) · weight + bias and of z itself, compute those of z and of the branch."""
     # dy, dz, z, new_dz, dbranch (M, D); weight (D,); keep (B,); sums (P, 3, D): of weight, bias and branch bias.
     # count = M, width = D, padded = the next power of two; a program takes `rows` rows at a time.
@@ -152,16 +138,9 @@ def norm_backward(
 
 @triton.jit
 def gelu_backward_kernel(
-    dh,
-    before,
-    sums,
-    count,
-    width,
-    form: tl.constexpr,
-    chip: tl.constexpr,
-    rows: tl.constexpr,
-    columns: tl.constexpr,
-):
+    dh, before, sums, count, width,
+    form: tl.constexpr, chip: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
+):  # fmt: skip
     """Replace dh by dh · gelu'(before), and sum it over tokens."""
     # dh, before (M, N); sums (P, N). count = M, width = N; program (i, j) takes block i of columns.
     column = tl.program_id(0) * columns + tl.arange(0, columns)
@@ -193,21 +172,9 @@ def gelu_backward(dh: Tensor, before: Tensor, form: int, walk: Walk = GELU) -> T
 
 @triton.jit
 def join_qkv_gradients_kernel(
-    dq,
-    dk,
-    dv,
-    out,
-    sums,
-    count,
-    tokens,
-    by_image,
-    by_head,
-    by_token,
-    width: tl.constexpr,
-    head_width: tl.constexpr,
-    rows: tl.constexpr,
-    columns: tl.constexpr,
-):
+    dq, dk, dv, out, sums, count, tokens, by_image, by_head, by_token,
+    width: tl.constexpr, head_width: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
+):  # fmt: skip
     """Copy the gradients of queries, keys and values side by side, and sum them over tokens."""
     # dq, dk, dv (B, H, T, d) with strides by_image, by_head, by_token; out (B·T, 3·D); sums (P, 3·D). count = B·T.
     column = tl.program_id(0) * columns + tl.arange(0, columns)

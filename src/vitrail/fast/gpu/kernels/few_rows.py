@@ -22,21 +22,10 @@ COLUMNS, WARPS = 8, 4
 
 @triton.jit
 def few_rows_kernel(
-    x,
-    w,
-    bias,
-    y,
-    N,
-    M: tl.constexpr,
-    K: tl.constexpr,
-    columns: tl.constexpr,
-    depth: tl.constexpr,
-    form: tl.constexpr,
-    has_bias: tl.constexpr,
-    line: tl.constexpr,
-    lines: tl.constexpr,
-    chip: tl.constexpr,
-):
+    x, w, bias, y, N,
+    M: tl.constexpr, K: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, form: tl.constexpr,
+    has_bias: tl.constexpr, line: tl.constexpr, lines: tl.constexpr, chip: tl.constexpr,
+):  # fmt: skip
     """Compute `columns` columns of y for every row."""
     # x (M, K), w (N, K), bias (N,), y (M, N); `line` values fit into a cache line, a row of w has at most `lines`.
     first = tl.program_id(0) * columns

@@ -39,26 +39,10 @@ class ResidualStream(NamedTuple):
 
 @triton.jit
 def multiply_and_add_kernel(
-    x,
-    w,
-    weights,
-    bias,
-    factor,
-    z,
-    new_z,
-    statistics,
-    M,
-    N,
-    K: tl.constexpr,
-    rows: tl.constexpr,
-    columns: tl.constexpr,
-    depth: tl.constexpr,
-    has_bias: tl.constexpr,
-    scaled: tl.constexpr,
-    line: tl.constexpr,
-    lines: tl.constexpr,
-    chip: tl.constexpr,
-):
+    x, w, weights, bias, factor, z, new_z, statistics, M, N,
+    K: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, has_bias: tl.constexpr,
+    scaled: tl.constexpr, line: tl.constexpr, lines: tl.constexpr, chip: tl.constexpr,
+):  # fmt: skip
     """Compute new_z = z + factor · (x · Wᵀ + bias), and its statistics."""
     # x (M, K) and w (N, K) are descriptors for the copy engine, `weights` is a pointer to w; bias, factor (N,);
     # z, new_z (M, N); statistics (2, P, M). `line` values fit into a cache line, a row of w has at most `lines`.
@@ -99,31 +83,11 @@ def multiply_and_add_kernel(
 
 @triton.jit
 def normalise_and_multiply_kernel(
-    z,
-    w,
-    weights,
-    next_weight,
-    statistics,
-    sums,
-    constant,
-    out,
-    M,
-    N,
-    K: tl.constexpr,
-    rows: tl.constexpr,
-    columns: tl.constexpr,
-    depth: tl.constexpr,
-    parts: tl.constexpr,
-    padded: tl.constexpr,
-    width: tl.constexpr,
-    eps: tl.constexpr,
-    centred: tl.constexpr,
-    form: tl.constexpr,
-    line: tl.constexpr,
-    lines: tl.constexpr,
-    share: tl.constexpr,
-    chip: tl.constexpr,
-):
+    z, w, weights, next_weight, statistics, sums, constant, out, M, N,
+    K: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, parts: tl.constexpr,
+    padded: tl.constexpr, width: tl.constexpr, eps: tl.constexpr, centred: tl.constexpr, form: tl.constexpr,
+    line: tl.constexpr, lines: tl.constexpr, share: tl.constexpr, chip: tl.constexpr,
+):  # fmt: skip
     """Compute GELU(rstd · (z · Wᵀ - mean · sums) + constant)."""
     # z (M, K) and w (N, K) are descriptors for the copy engine, `weights` is a pointer to w; sums, constant (N,);
     # out (M, N); statistics (2, P, M) with P = parts, of `width` columns each; next_weight: N·K values.

@@ -25,35 +25,11 @@ SPARSE = 1024
 
 @triton.jit
 def add_norm_kernel(
-    z,
-    branch,
-    branch_bias,
-    keep,
-    factor,
-    weight,
-    bias,
-    new_z,
-    y,
-    twin,
-    scales,
-    count,
-    tokens,
-    prefix,
-    width: tl.constexpr,
-    padded: tl.constexpr,
-    eps: tl.constexpr,
-    rows: tl.constexpr,
-    adds: tl.constexpr,
-    assembles: tl.constexpr,
-    biased: tl.constexpr,
-    thinned: tl.constexpr,
-    scaled: tl.constexpr,
-    centred: tl.constexpr,
-    quantised: tl.constexpr,
-    twinned: tl.constexpr,
-    splits: tl.constexpr,
-    chip: tl.constexpr,
-):
+    z, branch, branch_bias, keep, factor, weight, bias, new_z, y, twin, scales, count, tokens, prefix,
+    width: tl.constexpr, padded: tl.constexpr, eps: tl.constexpr, rows: tl.constexpr, adds: tl.constexpr,
+    assembles: tl.constexpr, biased: tl.constexpr, thinned: tl.constexpr, scaled: tl.constexpr, centred: tl.constexpr,
+    quantised: tl.constexpr, twinned: tl.constexpr, splits: tl.constexpr, chip: tl.constexpr,
+):  # fmt: skip
     """Compute new_z = z + keep · factor · (branch + branch_bias) and y = norm(new_z) · weight + bias."""
     # z, branch, new_z, y, twin (M, D); branch_bias, factor, weight, bias (D,); keep (B,); scales (M, 1). count = M,
     # width = D, padded = the next power of two. `splits`: branch is (splits, M, D), to be added up.
@@ -106,7 +82,7 @@ def add_norm_kernel(
 
 
 class NormedTokens(NamedTuple):
-    """Tokens and their norm."""
+    """Tokens z and their norm y, as the kernels of this module return them."""
 
     z: Tensor
     """(M, D), the tokens."""

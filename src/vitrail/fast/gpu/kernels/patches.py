@@ -15,17 +15,10 @@ from vitrail.fast.gpu.kernels.overlap import begin, is_compiled, overlap_options
 
 @triton.jit
 def cut_kernel(
-    images,
-    out,
-    height,
-    width,
-    columns,
-    channels: tl.constexpr,
-    side: tl.constexpr,
-    padded_side: tl.constexpr,
-    padded_width: tl.constexpr,
+    images, out, height, width, columns,
+    channels: tl.constexpr, side: tl.constexpr, padded_side: tl.constexpr, padded_width: tl.constexpr,
     chip: tl.constexpr,
-):
+):  # fmt: skip
     """Cut one channel of one row of patches."""
     # images (B, C, H, W), out (B·N, C·P·P); columns = W/P; one program per (image, row of patches, channel).
     begin(chip)

@@ -53,28 +53,10 @@ FEW = 4096
 
 @triton.jit
 def _finish_tile(
-    total,
-    out,
-    before,
-    bias,
-    row_scales,
-    column_scales,
-    out_scale,
-    split,
-    m,
-    n,
-    M,
-    N,
-    rows: tl.constexpr,
-    columns: tl.constexpr,
-    form: tl.constexpr,
-    chip: tl.constexpr,
-    scaled: tl.constexpr,
-    has_bias: tl.constexpr,
-    keeps: tl.constexpr,
-    to_fp8: tl.constexpr,
-    splits: tl.constexpr,
-):
+    total, out, before, bias, row_scales, column_scales, out_scale, split, m, n, M, N,
+    rows: tl.constexpr, columns: tl.constexpr, form: tl.constexpr, chip: tl.constexpr, scaled: tl.constexpr,
+    has_bias: tl.constexpr, keeps: tl.constexpr, to_fp8: tl.constexpr, splits: tl.constexpr,
+):  # fmt: skip
     """Apply scales, bias, GELU and rounding to one tile, and store it."""
     # total (rows, columns) float32: the tile of the result that begins at row m, column n; the rest as below.
     row, column = m + tl.arange(0, rows), n + tl.arange(0, columns)
@@ -109,36 +91,12 @@ def _locate_tile(number, high, in_group, group: tl.constexpr, rows: tl.constexpr
 
 @triton.jit
 def product_kernel(
-    x,
-    w,
-    weights,
-    next_weight,
-    out,
-    before,
-    bias,
-    row_scales,
-    column_scales,
-    out_scale,
-    M,
-    N,
-    K: tl.constexpr,
-    programs,
-    rows: tl.constexpr,
-    columns: tl.constexpr,
-    depth: tl.constexpr,
-    group: tl.constexpr,
-    parts: tl.constexpr,
-    form: tl.constexpr,
-    chip: tl.constexpr,
-    scaled: tl.constexpr,
-    has_bias: tl.constexpr,
-    keeps: tl.constexpr,
-    to_fp8: tl.constexpr,
-    line: tl.constexpr,
-    lines: tl.constexpr,
-    share: tl.constexpr,
-    splits: tl.constexpr,
-):
+    x, w, weights, next_weight, out, before, bias, row_scales, column_scales, out_scale, M, N,
+    K: tl.constexpr, programs,
+    rows: tl.constexpr, columns: tl.constexpr, depth: tl.constexpr, group: tl.constexpr, parts: tl.constexpr,
+    form: tl.constexpr, chip: tl.constexpr, scaled: tl.constexpr, has_bias: tl.constexpr, keeps: tl.constexpr,
+    to_fp8: tl.constexpr, line: tl.constexpr, lines: tl.constexpr, share: tl.constexpr, splits: tl.constexpr,
+):  # fmt: skip
     """Compute out = GELU(x · Wᵀ · scales + bias), tile by tile."""
     # x (M, K), w (N, K), out (M, N) or (splits, M, N) and before (M, N) are descriptors for the copy engine; `weights`
     # is a pointer to w; bias, column_scales (N,); row_scales (M, 1) or (); out_scale (); next_weight: N·K values.

@@ -16,7 +16,7 @@ from vitrail.fast.gpu.kernels.overlap import begin, is_compiled, overlap_options
 
 @triton.jit
 def quantise_kernel(x, y, scales, width: tl.constexpr, padded: tl.constexpr, chip: tl.constexpr):
-    """Quantise one row."""
+    """Quantise one row of x, and write its scale."""
     # x, y (M, N); scales (M, 1). width = N, padded = the next power of two.
     begin(chip)
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, padded)

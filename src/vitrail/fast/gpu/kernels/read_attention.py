@@ -21,25 +21,10 @@ MOST_TOKENS = 512
 
 @triton.jit
 def read_kernel(
-    q,
-    kv,
-    dy,
-    y,
-    dq,
-    dkv,
-    factor,
-    q_image,
-    q_token,
-    kv_token,
-    read: tl.constexpr,
-    tokens: tl.constexpr,
-    heads: tl.constexpr,
-    width: tl.constexpr,
-    padded_tokens: tl.constexpr,
-    padded_width: tl.constexpr,
-    backward: tl.constexpr,
-    chip: tl.constexpr,
-):
+    q, kv, dy, y, dq, dkv, factor, q_image, q_token, kv_token,
+    read: tl.constexpr, tokens: tl.constexpr, heads: tl.constexpr, width: tl.constexpr, padded_tokens: tl.constexpr,
+    padded_width: tl.constexpr, backward: tl.constexpr, chip: tl.constexpr,
+):  # fmt: skip
     """Compute y = softmax(q · kᵀ · factor) · v for one head of one image, or from dy the gradients of q, k and v."""
     # q, dy, y, dq (B, R, H·d); kv, dkv (B, T, 2·H·d). q_image, q_token, kv_token: strides of q and kv. factor = 1/√d.
     # read = R, width = d; tokens and widths are padded to powers of two.
