@@ -109,9 +109,9 @@ def test_few_shot_gives_a_row_for_each_number_and_seed():
 
 def test_what_cannot_be():
     features = blobs(2, 2, 4, apart=1.0)
-    with pytest.raises(ConfigError, match="l2 = 0: give a number above 0"):
+    with pytest.raises(ConfigError, match="l2 = 0"):
         fit_least_squares(features.values, features.labels, 2, 0)
     with pytest.raises(ConfigError, match="shots = 0"):
         choose_shots(features.labels, 0, 0)
-    with pytest.raises(DataError, match="images to test on"):
+    with pytest.raises(DataError, match="test on"):
         score_few_shot(features, features[torch.tensor([], dtype=torch.int64)], 2)

@@ -133,9 +133,9 @@ def test_folds_spread_every_class_and_never_take_all_of_one(labels, seed):
 
 def test_what_cannot_be():
     values, labels = problem(6, 2, 3)
-    with pytest.raises(ConfigError, match="strength = 0: give a number above 0"):
+    with pytest.raises(ConfigError, match="strength = 0"):
         fit_probe(values, labels, 3, 0)
-    with pytest.raises(DataError, match="a class needs two images"):
+    with pytest.raises(DataError, match="two images"):
         choose_strength(values[:3], labels[:3], 3)
-    with pytest.raises(DataError, match="images to learn from"):
+    with pytest.raises(DataError, match="learn from"):
         fit_probe(values[:0], labels[:0], 3, 1.0)

@@ -86,13 +86,13 @@ def test_the_number_in_a_name(called, number):
 
 @pytest.mark.parametrize("called", ["val.parquet:2", name(5), name(0), name(60_000), "n01440764/photo.JPEG"])
 def test_names_that_tell_nothing_are_an_error(called):
-    with pytest.raises(DataError, match=r"has no ReaL labels: .*ILSVRC2012_val_00000293\.JPEG"):
+    with pytest.raises(DataError, match=r"ReaL .*ILSVRC2012_val_00000293\.JPEG"):
         count_real_hits(EXAMPLE, [name(2), called], [0, 0])
 
 
 @pytest.mark.parametrize("guess", [1000, -1, 21_842])
 def test_guesses_that_are_no_classes_of_imagenet(guess):
-    with pytest.raises(ConfigError, match=f"class {guess} is not one of ImageNet's 1000"):
+    with pytest.raises(ConfigError, match=f"class {guess} "):
         count_real_hits(EXAMPLE, [name(2)], [guess])
 
 
@@ -140,12 +140,12 @@ HOLES = [[] for _ in range(IMAGES - 1)]
         ("<html>", "is no JSON"),
         ("[" * 100_000, "is no JSON"),
         ("9" * 5000, "is no JSON"),
-        (b"\x80\x04\x95", "cannot be read: no UTF-8 text"),
-        (b"\xff\xfe[\x00]\x00", "cannot be read: no UTF-8 text"),
+        (b"\x80\x04\x95", "UTF-8"),
+        (b"\xff\xfe[\x00]\x00", "UTF-8"),
         ("3", "holds no list"),
         ("null", "holds no list"),
         ('"real"', "holds no list"),
-        (json.dumps([[1]] * 3), "holds a list of 3: ReaL labels are a list of 50,000 lists"),
+        (json.dumps([[1]] * 3), "list of 3: .* 50,000 "),
         (json.dumps([*HOLES, [1000]]), "image 50000 "),
         (json.dumps([[-1], *HOLES]), "image 1 "),
         (json.dumps([[True], *HOLES]), "image 1 "),
@@ -158,7 +158,7 @@ HOLES = [[] for _ in range(IMAGES - 1)]
         (json.dumps({"cat.jpg": [1]}), r"'cat.jpg' .*ILSVRC2012_val"),
         (json.dumps({name(0): [1]}), "ILSVRC2012_val"),
         (json.dumps({name(2): 1}), "image 2 "),
-        (json.dumps({"a/" + name(2): [1], name(2): [1]}), "image 2 is there twice"),
+        (json.dumps({"a/" + name(2): [1], name(2): [1]}), "image 2 .*twice"),
     ],
 )
 def test_files_that_are_no_labels(tmp_path, content, told):
@@ -169,11 +169,11 @@ def test_files_that_are_no_labels(tmp_path, content, told):
 
 
 def test_files_that_are_none_or_huge(tmp_path):
-    with pytest.raises(DataError, match=r"none\.json cannot be read: No such file"):
+    with pytest.raises(DataError, match=r"none\.json"):
         read_real_labels(tmp_path / "none.json")
-    with pytest.raises(DataError, match="cannot be read: not a file"):
+    with pytest.raises(DataError, match="not a file"):
         read_real_labels(tmp_path)
     with (tmp_path / "huge.json").open("wb") as file:
         file.truncate(10_000_000_000)
-    with pytest.raises(DataError, match="10,000,000,000 bytes, more than the 16,000,000 allowed"):
+    with pytest.raises(DataError, match=r"10,000,000,000 bytes.* 16,000,000"):
         read_real_labels(tmp_path / "huge.json")

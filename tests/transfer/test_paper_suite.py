@@ -199,17 +199,17 @@ def test_what_is_wrong_is_told_before_anything_is_trained(model, data, tmp_path)
     def told(*overrides: str, data=tmp_path / "sets") -> None:
         list(paper_suite.run_paper_suite(model, str(data), tmp_path / "suite", 1, [*SHORT, *overrides]))
 
-    with pytest.raises(DataError, match=r"flowers102: .* has train: a suite needs"):
+    with pytest.raises(DataError, match=r"flowers102: .* has train"):
         told()
     shutil.rmtree(tmp_path / "sets/flowers102")
-    with pytest.raises(ConfigError, match=r"pets: data.batch_size = 99 is more than the 21 images"):
+    with pytest.raises(ConfigError, match=r"pets: data.batch_size = 99 .* 21 "):
         told("batch_size=99")
-    with pytest.raises(ConfigError, match="did you mean 'learning_rate'"):
+    with pytest.raises(ConfigError, match="'learning_rate'"):
         told("learningrate=1")
     (tmp_path / "raw.toml").write_text('[tasks.pets]\ndata = "sets/pets"\nraw = true')
-    with pytest.raises(ConfigError, match="pets: raw is for the tasks of VTAB"):
+    with pytest.raises(ConfigError, match="pets: raw"):
         told(data=tmp_path / "raw.toml")
     (tmp_path / "real.toml").write_text(f'imagenet = "sets/pets"\nreal = "{data}/real.json"')
-    with pytest.raises(DataError, match="its classes are not all certainly ImageNet's"):
+    with pytest.raises(DataError, match=r"imagenet: .*ReaL"):
         told(data=tmp_path / "real.toml")
     assert not (tmp_path / "suite").exists()

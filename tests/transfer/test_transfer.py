@@ -57,19 +57,19 @@ def test_the_folder_can_be_given():
         ("seed=3", "--runs"),
         ("model.weights=x", "--model"),
         ("data.source=x", "--data"),
-        ("validate_on=test", "what it chooses by"),
+        ("validate_on=test", "chooses"),
     ],
 )
 def test_what_the_suite_decides_cannot_be_given(override, instead):
-    with pytest.raises(ConfigError, match=f"a suite decides .* itself, by {instead}"):
+    with pytest.raises(ConfigError, match=instead):
         make_plan("paper", "m", None, 3, [override], None)
 
 
 def test_numbers_that_cannot_be():
-    with pytest.raises(ConfigError, match="--runs 0: give 1 or more"):
+    with pytest.raises(ConfigError, match="--runs 0"):
         make_plan("paper", "m", None, 0, [], None)
     for wrong in ([], [0.0], [math.inf], [-1.0]):
-        with pytest.raises(ConfigError, match="give learning rates above 0"):
+        with pytest.raises(ConfigError, match="above 0"):
             make_plan("paper", "m", None, 3, [], wrong)
     with pytest.raises(ConfigError, match="one too many"):
         make_plan("paper", "m", None, 3, ["learning_rate=1"], [0.1])
@@ -132,11 +132,9 @@ def test_a_learning_rate_that_is_given_is_the_only_one():
 
 def test_a_batch_larger_than_the_data_is_told_before_anything_is_trained():
     few = subject(images=(500, 510))
-    with pytest.raises(
-        ConfigError, match=r"cifar10: data.batch_size = 512 is more than the 500 images .*=500 or fewer"
-    ):
+    with pytest.raises(ConfigError, match=r"cifar10: data.batch_size = 512 .*=500 "):
         make_config(make_plan("paper", "m", None, 3, [], None), few)
-    with pytest.raises(ConfigError, match="more than the 510 images"):  # there is nothing to choose
+    with pytest.raises(ConfigError, match=" 510 images"):  # there is nothing to choose
         make_config(make_plan("paper", "m", None, 3, [], [0.1]), few)
 
 
@@ -159,13 +157,13 @@ def test_a_folder_with_an_entry_for_each_set(tmp_path):
 
 def test_a_folder_that_holds_a_set_twice_or_none(tmp_path):
     (tmp_path / "pet").mkdir()
-    with pytest.raises(DataError, match=r"has none of the sets pets.*pet is no set, did you mean 'pets'\?"):
+    with pytest.raises(DataError, match=r"none of the sets pets.*'pets'"):
         find_suite_data(str(tmp_path), ("pets",), KNOWN)
     (tmp_path / "pets").mkdir()
     (tmp_path / "pets.csv").touch()
-    with pytest.raises(DataError, match="are both pets: take one away"):
+    with pytest.raises(DataError, match="both pets"):
         find_suite_data(str(tmp_path), ("pets",), KNOWN)
-    with pytest.raises(ConfigError, match="there is no folder 'nowhere'"):
+    with pytest.raises(ConfigError, match="'nowhere'"):
         find_suite_data("nowhere", ("pets",), KNOWN)
 
 
@@ -182,13 +180,13 @@ def test_a_file_that_names_places(tmp_path):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('cifar_10 = "x"', "unknown set 'cifar_10', did you mean 'cifar10'?"),
-        ('[tasks.cifarr]\ndata = "x"', "unknown set 'cifarr'"),
+        ('cifar_10 = "x"', "'cifar10'"),
+        ('[tasks.cifarr]\ndata = "x"', "'cifarr'"),
         ("cifar10 = 3", 'give cifar10 = "DATA"'),
         ("[tasks.pets]\nraw = true", 'give pets = "DATA"'),
-        ('[tasks.pets]\ndata = "x"\nraws = true', "pets has no key 'raws', did you mean 'raw'?"),
-        ('[tasks.pets]\ndata = "x"\nraw = "yes"', "pets.raw = 'yes': give true or false"),
-        ('pets = "x"\n[tasks.pets]\ndata = "x"', "pets is there twice"),
+        ('[tasks.pets]\ndata = "x"\nraws = true', "'raws'"),
+        ('[tasks.pets]\ndata = "x"\nraw = "yes"', "pets.raw = 'yes'"),
+        ('pets = "x"\n[tasks.pets]\ndata = "x"', "twice"),
         ("real = 3", 'give real = "FILE"'),
         ("tasks = 3", "tasks as tables"),
         ("pets", "is not TOML"),
@@ -209,9 +207,9 @@ def test_parts(tmp_path):
     (tmp_path / "data/test").rename(tmp_path / "elsewhere")
     parts = open_suite_parts("pets", str(tmp_path / "data"))
     assert (len(parts.train), parts.val, len(parts.test), parts.tested_on) == (8, None, 6, "val")
-    with pytest.raises(DataError, match=r"pets: .* has one part of 4 images: a suite needs a part to train on and one"):
+    with pytest.raises(DataError, match=r"pets: .*one part of 4 "):
         open_suite_parts("pets", str(tmp_path / "elsewhere"))
-    with pytest.raises(DataError, match="pets: there is no data set"):
+    with pytest.raises(DataError, match=r"pets: .*no data set"):
         open_suite_parts("pets", str(tmp_path / "nowhere"))
 
 
@@ -226,7 +224,7 @@ def test_a_test_part_without_labels_is_not_tested_on(tmp_path):
 def test_parts_whose_classes_differ(tmp_path):
     make_parquet(tmp_path / "data/train.parquet", [0, 1], names=("a", "b"))
     make_parquet(tmp_path / "data/test.parquet", [0, 1], names=("b", "a"))
-    with pytest.raises(DataError, match=r"pets: .*the classes of test are not those of train"):
+    with pytest.raises(DataError, match=r"pets: .*classes of test"):
         open_suite_parts("pets", str(tmp_path / "data"))
 
 
@@ -241,7 +239,7 @@ def test_labels_made_of_others(tmp_path):
     # Folders are sorted as words; what counts is what they are called.
     assert RelabelledSource(named, 16, lambda x: x // 2).labels(0, 3).tolist() == [5, 1, 15]
     words = RelabelledSource(ListSource([(b"", 0)], classes=["left"]), 16, lambda x: x)
-    with pytest.raises(DataError, match="a class is called 'left': leave raw out"):
+    with pytest.raises(DataError, match="'left'"):
         words.labels(0, 1)
     assert RelabelledSource(ListSource([(b"", -1)]), 16, lambda x: x // 0).labels(0, 1).tolist() == [-1]
 
@@ -329,7 +327,7 @@ def test_the_papers_numbers():
 def test_the_classes_of_val_must_be_those_of_train_too(tmp_path):
     for part, names in (("train", ("a", "b")), ("test", ("a", "b")), ("val", ("b", "a"))):
         make_parquet(tmp_path / "set" / f"{part}-0.parquet", [0, 1] * 4, names=names)
-    with pytest.raises(DataError, match="the classes of val are not those of train"):
+    with pytest.raises(DataError, match="classes of val"):
         open_suite_parts("pets", str(tmp_path / "set"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from vitrail.evaluation.figures import draw_report
 from vitrail.evaluation.intervals import estimate_share
 from vitrail.evaluation.labels import LabelMap, match_classes, read_label_map
 from vitrail.evaluation.predictions import PredictionTable, predict_all, select_known_images
-from vitrail.evaluation.real import RealLabels, count_real_hits, read_real_labels
+from vitrail.evaluation.real import count_real_hits, read_real_labels
 from vitrail.evaluation.report import EvaluationReport, RealAccuracy, make_report
 from vitrail.inference import class_names
 from vitrail.inference.batches import InferenceOptions, Progress, single_rank
@@ -133,7 +134,7 @@ def score_model(
     scored = select_known_images(source, labels)
     if not len(scored):
         raise DataError("none of the images is of a class that the model knows")
-    reassessed = None if real is None else _RealScorer.read(real, scored, model)
+    score_real = None if real is None else _make_real_scorer(real, scored, model)
     began = time.perf_counter()
     predictions = predict_all(model, scored, labels, options, ranks=ranks, among=among, progress=progress)
     seconds = time.perf_counter() - began
@@ -147,7 +148,7 @@ def score_model(
         data=names[1],
         part=names[2],
         left_out=len(source) - len(scored),
-        real=None if reassessed is None else reassessed.score(predictions, scored),
+        real=None if score_real is None else score_real(predictions),
         about={
             "among_the_classes_of_the_data": among,
             "device": f"{ranks.size} × {device_name(ranks.device)}",
@@ -191,24 +192,18 @@ def _write_report(report: EvaluationReport, source: Source, folder: Path) -> tup
     return (path, *draw_report(report, source, folder))
 
 
-@dataclass(frozen=True)
-class _RealScorer:
-    labels: RealLabels
-    numbers: tuple[int | None, ...]
-    """ImageNet's number of each class of the model."""
+def _make_real_scorer(path: Path, source: Source, model: ImageModel) -> Callable[[PredictionTable], RealAccuracy]:
+    """Read ReaL labels. Report what is wrong with them, or with the images' names, before anything is computed."""
+    numbers = class_names.find_class_numbers(model.labels, model.num_classes)
+    if numbers is None:
+        raise ConfigError("--real is for models with ImageNet's 1000 classes, and this model has others")
+    labels = read_real_labels(path)
+    count_real_hits(labels, [source.name(0)], [None])
 
-    @classmethod
-    def read(cls, path: Path, source: Source, model: ImageModel) -> _RealScorer:
-        """Read ReaL labels. Report what is wrong with them, or with the images' names, before anything is computed."""
-        numbers = class_names.find_class_numbers(model.labels, model.num_classes)
-        if numbers is None:
-            raise ConfigError("--real is for models with ImageNet's 1000 classes, and this model has others")
-        labels = read_real_labels(path)
-        count_real_hits(labels, [source.name(0)], [None])
-        return cls(labels, numbers)
-
-    def score(self, predictions: PredictionTable, source: Source) -> RealAccuracy:
+    def score(predictions: PredictionTable) -> RealAccuracy:
         names = (source.name(index) for index in predictions.indices.tolist())
-        guesses = (self.numbers[guess] for guess in predictions.guesses.tolist())
-        hits, counted, empty = count_real_hits(self.labels, names, guesses)
+        guesses = (numbers[guess] for guess in predictions.guesses.tolist())
+        hits, counted, empty = count_real_hits(labels, names, guesses)
         return RealAccuracy(estimate_share(hits, counted), counted, empty)
+
+    return score

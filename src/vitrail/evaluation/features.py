@@ -174,9 +174,7 @@ def _compute(
         done = rows.done + int((batch.indices >= 0).sum())
         values = computed.cpu()[mask].float()
         if not torch.isfinite(values).all():
-            raise WeightsError(
-                "the model's features are not finite: its weights are damaged, or the precision is too low"
-            )
+            raise WeightsError("the features are not finite: the weights are damaged, or the precision is too low")
         part = _FeatureBatch(done, values, batch.labels[mask], batch.indices[mask] + start)
         rows.add(part)
         if draft is not None:

@@ -82,12 +82,11 @@ class FewshotReport:
         accuracies: dict[tuple[str, int | None], list[float]] = {}
         for row in self.rows:
             accuracies.setdefault((row.method, row.shots), []).append(row.accuracy)
-        return [
-            FewshotSummary(
-                method, shots, statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
-            )
-            for (method, shots), values in accuracies.items()
-        ]
+        summaries = []
+        for (method, shots), values in accuracies.items():
+            deviation = statistics.stdev(values) if len(values) > 1 else None
+            summaries.append(FewshotSummary(method, shots, statistics.fmean(values), deviation))
+        return summaries
 
     def interval(self, summary: FewshotSummary) -> tuple[float, float]:
         """Return the 95% interval of an accuracy that the choice of the test images leaves open."""
@@ -149,14 +148,12 @@ def run_neighbours(task: FewshotTask) -> Iterator[FewshotRow]:
 def run_clusters(task: FewshotTask) -> Iterator[FewshotRow]:
     """Cluster the test images alone, into as many clusters as they have classes."""
     number = len(task.test.labels.unique())
-    agreements = [
-        measure_agreement(cluster_features(task.test.values, number, seed), task.test.labels) for seed in task.seeds
-    ]
-    for seed, one in zip(task.seeds, agreements, strict=True):
+    agreements = []
+    for seed in task.seeds:
+        one = measure_agreement(cluster_features(task.test.values, number, seed), task.test.labels)
+        agreements.append(one)
         yield FewshotRow("clusters", one.accuracy, seed=seed, details={"nmi": one.nmi, "ari": one.ari})
-    nmi, ari = (
-        statistics.fmean(values) for values in ([one.nmi for one in agreements], [one.ari for one in agreements])
-    )
+    nmi, ari = (statistics.fmean(getattr(one, measure) for one in agreements) for measure in ("nmi", "ari"))
     task.notes.append(f"clusters of the test images: NMI {nmi:.3f}, ARI {ari:.3f}; 1 is perfect, and ARI 0 chance")
 
 
@@ -229,9 +226,8 @@ def check_options(methods: Sequence[str], shots: Sequence[int], seeds: Sequence[
     """Raise a ConfigError for wrong arguments, before anything is computed."""
     for method in methods:
         if method not in METHODS:
-            raise ConfigError(
-                f"unknown method {method!r}{did_you_mean(method, METHODS)}; there are {', '.join(METHODS)}"
-            )
+            hint = did_you_mean(method, METHODS)
+            raise ConfigError(f"unknown method {method!r}{hint}; there are {', '.join(METHODS)}")
     if not methods or not shots or not seeds:
         raise ConfigError("give at least one method, one number of shots and one seed")
     if wrong := [number for number in shots if number < 1]:
@@ -274,9 +270,7 @@ def check_sources(data: str, train: Source, test: Source) -> None:
     if not len(test):
         raise DataError(f"{data} leaves no images to test on: a class needs two or more, or give --test DATA")
     if train.classes != test.classes or test.num_classes > train.num_classes:
-        raise DataError(
-            f"the classes of the test images are not those to learn from: {_describe_difference(train, test)}"
-        )
+        raise DataError(f"the test images have other classes than the data: {_describe_difference(train, test)}")
 
 
 def _describe_difference(train: Source, test: Source) -> str:

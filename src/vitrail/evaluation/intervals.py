@@ -12,6 +12,8 @@ import numpy as np
 from vitrail.errors import ConfigError
 
 LEVEL = 0.95
+Z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
+"""Half the width of the interval of a normal distribution, in standard deviations."""
 DRAWS = 20_000
 """Simulated samples from which the interval of a calibration error is read."""
 
@@ -32,28 +34,28 @@ NO_ESTIMATE = Estimate(math.nan, math.nan, math.nan)
 """The result of measuring on no image."""
 
 
-def wilson_interval(hits: int, count: int, level: float = LEVEL) -> tuple[float, float]:
+def wilson_interval(hits: int, count: int) -> tuple[float, float]:
     """Return Wilson's score interval of the share hits / count. It stays in [0, 1] and is sound for few images."""
     if not 0 <= hits <= count:
         raise ConfigError(f"{hits} hits of {count}: give a number of hits from 0 to the count")
     if not count:
         return 0.0, 1.0
-    z, share = _z(level), hits / count
-    centre = share + z * z / (2 * count)
-    spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    scale = 1 + z * z / count
+    share = hits / count
+    centre = share + Z * Z / (2 * count)
+    spread = Z * math.sqrt(share * (1 - share) / count + Z * Z / (4 * count * count))
+    scale = 1 + Z * Z / count
     # At the ends the formula gives 0 and 1 only up to rounding.
     low = (centre - spread) / scale if hits else 0.0
     high = (centre + spread) / scale if hits < count else 1.0
     return low, high
 
 
-def estimate_share(hits: int, count: int, level: float = LEVEL) -> Estimate:
+def estimate_share(hits: int, count: int) -> Estimate:
     """Return the share hits / count, such as an accuracy, with its interval."""
-    return Estimate(hits / count, *wilson_interval(hits, count, level)) if count else NO_ESTIMATE
+    return Estimate(hits / count, *wilson_interval(hits, count)) if count else NO_ESTIMATE
 
 
-def estimate_mean(values: np.ndarray, level: float = LEVEL) -> Estimate:
+def estimate_mean(values: np.ndarray) -> Estimate:
     """Return the mean of non-negative values, such as losses: most of them are small and a few large.
 
     The interval is the normal approximation with Hall's correction for skewness ("On the removal of skewness by
@@ -72,13 +74,11 @@ def estimate_mean(values: np.ndarray, level: float = LEVEL) -> Estimate:
         bend = skewness / (3 * root)
         return z if abs(bend) < 1e-9 else (math.cbrt(1 + 3 * bend * (z - skewness / (6 * root))) - 1) / bend
 
-    low, high = (centre - deviation / root * correct_for_skewness(z) for z in (_z(level), -_z(level)))
+    low, high = (centre - deviation / root * correct_for_skewness(z) for z in (Z, -Z))
     return Estimate(centre, max(low, 0.0), high)
 
 
-def estimate_sum_of_gaps(
-    weights: np.ndarray, gaps: np.ndarray, deviations: np.ndarray, level: float = LEVEL
-) -> Estimate:
+def estimate_sum_of_gaps(weights: np.ndarray, gaps: np.ndarray, deviations: np.ndarray) -> Estimate:
     """Return Σ weight · |gap|, such as a binned calibration error, for gaps in [−1, 1] with known deviations.
 
     This sum is biased upwards, since noise alone makes gaps: an interval from its own spread would miss the true value.
@@ -88,7 +88,7 @@ def estimate_sum_of_gaps(
     if not len(weights):
         return NO_ESTIMATE
     value = float((weights * np.abs(gaps)).sum())
-    reach = float(np.quantile(_draw_noise(len(weights)) @ (weights * deviations), level))
+    reach = float(np.quantile(_draw_noise(len(weights)) @ (weights * deviations), LEVEL))
     return Estimate(value, max(value - reach, 0.0), min(value + reach, 1.0))
 
 
@@ -97,7 +97,3 @@ def _draw_noise(count: int) -> np.ndarray:
     """Return (DRAWS, count) absolute values of standard normal samples."""
     noise: np.ndarray = np.abs(np.random.default_rng(0).standard_normal((DRAWS, count)))
     return noise
-
-
-def _z(level: float) -> float:
-    return NormalDist().inv_cdf(0.5 + level / 2)

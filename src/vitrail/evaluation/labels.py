@@ -77,13 +77,9 @@ def match_classes(
     if model_labels is not None and tuple(model_labels) == tuple(data_classes):
         return LabelMap(_identity(num_classes), "the same names in the same order")
     model = _ModelClasses(model_labels, num_classes)
-    label_map = (
-        _match_objectnet(model, data_classes)
-        or _match_names(model, data_classes)
-        or _match_numeric_names(model, data_classes)
-    )
-    if label_map is not None:
-        return label_map
+    for match in (_match_objectnet, _match_names, _match_numeric_names):
+        if (label_map := match(model, data_classes)) is not None:
+            return label_map
     if model_labels is None:
         return _match_in_order(num_classes, data_classes)
     raise DataError(
@@ -257,20 +253,14 @@ def read_label_map(
 
     Args:
         path: the file.
-        model_labels: the names of the model's classes, if known.
-        num_classes: the number of the model's classes.
-        data_classes: the names of the data's classes; empty if unknown.
+        model_labels, num_classes, data_classes: as for `match_classes`.
         data_count: the number of the data's classes if they have no names; by default as many as the file names.
 
     Raises:
         DataError: the file cannot be read, or names an unknown or ambiguous class.
     """
-    file, model, vocabulary = (
-        Path(path),
-        _ModelClasses(model_labels, num_classes),
-        Vocabulary([(n,) for n in data_classes]),
-    )
-    others = OtherNames.from_names(data_classes)
+    file, model = Path(path), _ModelClasses(model_labels, num_classes)
+    vocabulary, others = Vocabulary([(name,) for name in data_classes]), OtherNames.from_names(data_classes)
     count = len(data_classes) or data_count
     of_data = _ClassColumn("data", data_classes, count, lambda name: vocabulary.find(name, others))
     of_model = _ClassColumn("model", model.known_names(), num_classes, lambda name: model.find(name)[0])
@@ -302,9 +292,7 @@ class _ClassColumn:
             return min(matches)
         if matches:
             several = f"can stand for several classes of the {self.whose} ({', '.join(map(str, sorted(matches)))})"
-            raise DataError(
-                f"{where}: {make_printable(name[:50])!r} {several}: give the number of the one that is meant"
-            )
+            raise DataError(f"{where}: {make_printable(name[:50])!r} {several}: give the number of the right one")
         if _is_number(name) and not self.names_are_numbers and int(name) < most:
             return int(name)
         known = [*self.names, *(word for label in self.names for word in label.split(", "))]
@@ -326,21 +314,18 @@ def _read_entries(file: Path) -> Iterator[tuple[str, str, list[str]]]:
 
 
 def _read_json(file: Path, text: str) -> Iterator[tuple[str, str, list[str]]]:
+    where = make_printable(file)
     try:
         content = json.loads(text, object_pairs_hook=JsonPairs)
     except (ValueError, RecursionError):
-        raise DataError(f"{make_printable(file)} is no JSON") from None
+        raise DataError(f"{where} is no JSON") from None
     if not isinstance(content, JsonPairs):
-        raise DataError(
-            f'{make_printable(file)} holds no JSON object: write {{"class of the data": ["class of the model"]}}'
-        )
+        raise DataError(f'{where} holds no JSON object: write {{"class of the data": ["class of the model"]}}')
     for name, value in content:
         values = [] if value is None else value if type(value) is list else [value]
         if not all(isinstance(one, str) or type(one) is int for one in values):
-            raise DataError(
-                f"{make_printable(file)}: the entry {make_printable(name[:50])!r} is no name, number or list of them"
-            )
-        yield make_printable(file), name, [str(one) for one in values]
+            raise DataError(f"{where}: the entry {make_printable(name[:50])!r} is no name, number or list of them")
+        yield where, name, [str(one) for one in values]
 
 
 def _read_csv(file: Path, text: str) -> Iterator[tuple[str, str, list[str]]]:

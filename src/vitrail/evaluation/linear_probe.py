@@ -41,11 +41,7 @@ def fit_probe(values: Tensor, labels: Tensor, num_classes: int, strength: float)
 
 
 def fit_path(
-    values: Tensor,
-    labels: Tensor,
-    num_classes: int,
-    strengths: Sequence[float] = STRENGTHS,
-    slope: float = CLOSE,
+    values: Tensor, labels: Tensor, num_classes: int, strengths: Sequence[float] = STRENGTHS, slope: float = CLOSE
 ) -> Iterator[tuple[float, LinearClassifier]]:
     """Yield (strength, classifier) for each strength. A fit ends when its largest slope is at most `slope`."""
     if not len(values):
@@ -59,7 +55,7 @@ def fit_path(
     features, back = _rotate(standardise(values))
     weight, bias = values.new_zeros(num_classes, features.shape[1]), values.new_zeros(num_classes)
     for strength in strengths:
-        weight, bias = _minimise(weight, bias, features, labels, strength, slope)
+        weight, bias = _Problem(features, labels, strength).minimise(weight, bias, slope)
         yield strength, standardise.fold_into(weight @ back, bias)
 
 
@@ -78,58 +74,6 @@ def _rotate(features: Tensor) -> tuple[Tensor, Tensor]:
     return within @ axes, axes.T if span is None else axes.T @ span
 
 
-def _minimise(
-    weight: Tensor, bias: Tensor, features: Tensor, labels: Tensor, strength: float, slope: float
-) -> tuple[Tensor, Tensor]:
-    """Return the best (K, R) weights and (K,) biases, starting from the given ones.
-
-    The curvature of the loss differs by orders of magnitude between weights, and changes as classes become sure.
-    L-BFGS needs few steps in units in which every curvature is about 1; they are computed anew at each stage.
-    """
-    slope = slope if weight.dtype == torch.float64 else max(slope, 1e-5)
-    before = float("inf")
-    for stage in range(STAGES):
-        at = _evaluate(weight, bias, features, labels, strength)
-        units = _find_units(at.probabilities, features, strength)
-        slopes = (at.weight_slope * units[0], at.bias_slope * units[1])
-        if max(one.abs().max().item() for one in slopes) <= slope or at.loss.item() >= before:
-            break
-        before = at.loss.item()
-        weight, bias = _descend(weight, bias, units, features, labels, strength, slope, STEPS << stage)
-    return weight, bias
-
-
-def _descend(
-    weight: Tensor,
-    bias: Tensor,
-    units: tuple[Tensor, Tensor],
-    features: Tensor,
-    labels: Tensor,
-    strength: float,
-    slope: float,
-    steps: int,
-) -> tuple[Tensor, Tensor]:
-    """Run L-BFGS for at most `steps` steps and return weights and biases."""
-    unit, bias_unit = units
-    scaled, offset = weight / unit, bias / bias_unit
-    optimizer = torch.optim.LBFGS(
-        [scaled, offset],
-        max_iter=steps,
-        history_size=HISTORY,
-        tolerance_grad=LOSS_SCALE * slope,
-        tolerance_change=1e-10,
-        line_search_fn="strong_wolfe",
-    )
-
-    def closure() -> Tensor:
-        at = _evaluate(scaled * unit, offset * bias_unit, features, labels, strength)
-        scaled.grad, offset.grad = LOSS_SCALE * at.weight_slope * unit, LOSS_SCALE * at.bias_slope * bias_unit
-        return LOSS_SCALE * at.loss
-
-    optimizer.step(closure)
-    return scaled * unit, offset * bias_unit
-
-
 class _Objective(NamedTuple):
     """The objective and its gradient at one point."""
 
@@ -140,23 +84,72 @@ class _Objective(NamedTuple):
     """(N, K)."""
 
 
-def _evaluate(weight: Tensor, bias: Tensor, features: Tensor, labels: Tensor, strength: float) -> _Objective:
-    """Compute the objective and its gradient by hand: autograd takes twice as long here."""
-    logs = (features @ weight.T + bias).log_softmax(dim=1)
-    loss = F.nll_loss(logs, labels) + strength / 2 * weight.square().sum()
-    probabilities = logs.exp()
-    wrong = probabilities.scatter_add(1, labels[:, None], -torch.ones_like(logs[:, :1])) / len(labels)
-    return _Objective(loss, wrong.T @ features + strength * weight, wrong.sum(dim=0), probabilities)
+@dataclass(frozen=True)
+class _Problem:
+    """Logistic regression on (N, R) features and (N,) labels; weights are (K, R), biases (K,)."""
 
+    features: Tensor
+    labels: Tensor
+    strength: float
 
-def _find_units(probabilities: Tensor, features: Tensor, strength: float) -> tuple[Tensor, Tensor]:
-    """Return (R,) and () units: a step of one unit changes the slope of the loss by about 1.
+    def minimise(self, weight: Tensor, bias: Tensor, slope: float) -> tuple[Tensor, Tensor]:
+        """Return the best weights and biases, starting from the given ones.
 
-    They are the same for all classes. Adding the same vector to the weights of all classes changes no probability, and
-    only the regularisation slowly removes it again; different units would add such a vector, equal ones never do.
-    """
-    curvature = (probabilities * (1 - probabilities)).mean(dim=1) / len(features)
-    return (curvature @ features.square() + strength).rsqrt(), (curvature.sum() + LEAST_CURVATURE).rsqrt()
+        The curvature of the loss differs by orders of magnitude between weights, and changes as classes become sure.
+        L-BFGS needs few steps in units in which every curvature is about 1; they are computed anew at each stage.
+        """
+        slope = slope if weight.dtype == torch.float64 else max(slope, 1e-5)
+        before = float("inf")
+        for stage in range(STAGES):
+            at = self.evaluate(weight, bias)
+            units = self.find_units(at.probabilities)
+            slopes = (at.weight_slope * units[0], at.bias_slope * units[1])
+            if max(one.abs().max().item() for one in slopes) <= slope or at.loss.item() >= before:
+                break
+            before = at.loss.item()
+            weight, bias = self.descend(weight, bias, units, slope, STEPS << stage)
+        return weight, bias
+
+    def descend(
+        self, weight: Tensor, bias: Tensor, units: tuple[Tensor, Tensor], slope: float, steps: int
+    ) -> tuple[Tensor, Tensor]:
+        """Run L-BFGS for at most `steps` steps and return weights and biases."""
+        unit, bias_unit = units
+        scaled, offset = weight / unit, bias / bias_unit
+        optimizer = torch.optim.LBFGS(
+            [scaled, offset],
+            max_iter=steps,
+            history_size=HISTORY,
+            tolerance_grad=LOSS_SCALE * slope,
+            tolerance_change=1e-10,
+            line_search_fn="strong_wolfe",
+        )
+
+        def closure() -> Tensor:
+            at = self.evaluate(scaled * unit, offset * bias_unit)
+            scaled.grad, offset.grad = LOSS_SCALE * at.weight_slope * unit, LOSS_SCALE * at.bias_slope * bias_unit
+            return LOSS_SCALE * at.loss
+
+        optimizer.step(closure)
+        return scaled * unit, offset * bias_unit
+
+    def evaluate(self, weight: Tensor, bias: Tensor) -> _Objective:
+        """Compute the objective and its gradient by hand: autograd takes twice as long here."""
+        logs = (self.features @ weight.T + bias).log_softmax(dim=1)
+        loss = F.nll_loss(logs, self.labels) + self.strength / 2 * weight.square().sum()
+        probabilities = logs.exp()
+        wrong = probabilities.scatter_add(1, self.labels[:, None], -torch.ones_like(logs[:, :1])) / len(self.labels)
+        return _Objective(loss, wrong.T @ self.features + self.strength * weight, wrong.sum(dim=0), probabilities)
+
+    def find_units(self, probabilities: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (R,) and () units: a step of one unit changes the slope of the loss by about 1.
+
+        They are the same for all classes. Adding the same vector to the weights of all classes changes no probability,
+        and only the regularisation slowly removes it again; different units would add such a vector, equal ones never.
+        """
+        curvature = (probabilities * (1 - probabilities)).mean(dim=1) / len(self.features)
+        unit = (curvature @ self.features.square() + self.strength).rsqrt()
+        return unit, (curvature.sum() + LEAST_CURVATURE).rsqrt()
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.sources.source import Source, Subset
-from vitrail.errors import ConfigError, WeightsError
+from vitrail.errors import WeightsError
 from vitrail.evaluation.labels import LabelMap
 from vitrail.inference.batches import InferenceOptions, Progress, run_batches, single_rank
 from vitrail.model.base import ImageModel
@@ -54,9 +54,8 @@ class PredictionTable:
     @classmethod
     def concatenate(cls, tables: list[Self]) -> Self:
         """Return one table of all rows, in the order of the source."""
-        columns = {
-            field.name: np.concatenate([getattr(table, field.name) for table in tables]) for field in fields(cls)
-        }
+        names = [field.name for field in fields(cls)]
+        columns = {name: np.concatenate([getattr(table, name) for table in tables]) for name in names}
         order = np.argsort(columns["indices"], kind="stable")
         return cls(**{name: column[order] for name, column in columns.items()})
 
@@ -65,8 +64,7 @@ def select_known_images(source: Source, labels: LabelMap) -> Source:
     """Return the images whose class has a counterpart among the model's classes."""
     if not labels.unmatched:
         return source
-    known = np.flatnonzero(~np.isin(source.labels(0, len(source)), labels.unmatched))
-    return Subset(source, known)
+    return Subset(source, np.flatnonzero(~np.isin(source.labels(0, len(source)), labels.unmatched)))
 
 
 def predict_all(
@@ -79,19 +77,10 @@ def predict_all(
     among: bool = False,
     progress: Progress | None = None,
 ) -> PredictionTable:
-    """Run the model over all images. Every rank gets the whole table.
+    """Run the model over all images of classes that it knows. Every rank gets the whole table.
 
-    Args:
-        model: a model with a classification head.
-        source: images of classes that the model knows, as `select_known_images` returns them.
-        labels: which classes of the model are right for which class of the data.
-        options: device, precision, batch size, worker processes.
-        ranks: the processes that share the work; by default this process alone.
-        among: choose each guess among the classes of the data instead of all classes of the model.
-        progress: called after each batch with the number of images done and of all images.
+    The arguments are those of `score_model`; `source` is what `select_known_images` returns.
     """
-    if not model.num_classes:
-        raise ConfigError("the model has no head to classify with: `vitrail fewshot` measures its representation")
     ranks = ranks or single_rank(options)
     accepted = _accepted_matrix(labels, model.num_classes)
     allowed = accepted.any(dim=0) if among else torch.ones(model.num_classes, dtype=torch.bool)

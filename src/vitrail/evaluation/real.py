@@ -46,9 +46,7 @@ def read_real_labels(path: str | Path) -> RealLabels:
     try:
         content = json.loads(read_small_text(file, MOST_BYTES), object_pairs_hook=JsonPairs)
     except (ValueError, RecursionError):
-        raise DataError(
-            f"{make_printable(file)} is no JSON: ReaL labels are the file real.json of their authors"
-        ) from None
+        raise DataError(f"{make_printable(file)} is no JSON: give the file real.json of the authors") from None
     if isinstance(content, JsonPairs):
         return RealLabels(_read_named_labels(file, content))
     if not isinstance(content, list) or len(content) != IMAGES:
@@ -94,22 +92,18 @@ def count_real_hits(real: RealLabels, names: Iterable[str], guesses: Iterable[in
 
 
 def _read_named_labels(file: Path, pairs: JsonPairs) -> dict[int, tuple[int, ...]]:
-    labels_by_number: dict[int, tuple[int, ...]] = {}
+    where, labels_by_number = make_printable(file), dict[int, tuple[int, ...]]()
     for name, labels in pairs:
         number = parse_image_number(name)
         if number is None or not 1 <= number <= IMAGES:
-            raise DataError(
-                f"{make_printable(file)}: {make_printable(name[:100])!r} is no name like ILSVRC2012_val_00000293.JPEG"
-            )
+            raise DataError(f"{where}: {make_printable(name[:100])!r} is no name like ILSVRC2012_val_00000293.JPEG")
         if number in labels_by_number:
-            raise DataError(f"{make_printable(file)}: image {number} is there twice")
+            raise DataError(f"{where}: image {number} is there twice")
         labels_by_number[number] = _check_labels(file, number, labels)
     return labels_by_number
 
 
 def _check_labels(file: Path, number: int, labels: Any) -> tuple[int, ...]:
     if type(labels) is not list or not all(type(label) is int and 0 <= label < CLASSES for label in labels):
-        raise DataError(
-            f"{make_printable(file)}: the entry of image {number} is no list of class numbers from 0 to {CLASSES - 1}"
-        )
+        raise DataError(f"{make_printable(file)}: image {number} has no list of classes from 0 to {CLASSES - 1}")
     return tuple(labels)

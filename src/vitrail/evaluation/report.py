@@ -105,14 +105,9 @@ class EvaluationReport:
         """Return the report for JSON. The confusion matrix is a list of its non-zero entries [label, guess, count]."""
         rows, columns = np.nonzero(self.confusion)
         entries = zip(rows.tolist(), columns.tolist(), self.confusion[rows, columns].tolist(), strict=True)
+        plain = ("model", "data", "part", "images", "left_out", "broken", "labels")
         return {
-            "model": self.model,
-            "data": self.data,
-            "part": self.part,
-            "images": self.images,
-            "left_out": self.left_out,
-            "broken": self.broken,
-            "labels": self.labels,
+            **{name: getattr(self, name) for name in plain},
             "top1": self.top1.as_dict(),
             "top5": None if self.top5 is None else self.top5.as_dict(),
             "negative_log_likelihood": self.likelihood.as_dict(),
@@ -135,15 +130,10 @@ def make_report(
     num_guessable: int,
     **other_fields: Any,
 ) -> EvaluationReport:
-    """Compute everything in a report that follows from the predictions.
+    """Compute everything in a report that follows from the predictions for the scored images, `source`.
 
-    Args:
-        predictions: a row for each image that could be read.
-        source: the images that were scored.
-        labels: which classes of the model are right for which class of the data.
-        model_labels: the names of the model's classes, if known.
-        num_guessable: how many classes a guess is chosen from; top-5 accuracy needs more than five.
-        other_fields: the remaining fields of `EvaluationReport`.
+    `num_guessable` is the number of classes that a guess is chosen from; `other_fields` are those of
+    `EvaluationReport` that do not follow from the predictions.
     """
     count = max(source.num_classes, len(labels.accepted))
     names = [*(source.classes or [str(number) for number in range(count)])]
@@ -168,24 +158,15 @@ def make_report(
 
 
 def measure_calibration(confidences: np.ndarray, hits: np.ndarray) -> tuple[tuple[CalibrationBin, ...], Estimate]:
-    """Return the non-empty bins of equal width, and the expected calibration error over them.
-
-    Args:
-        confidences: (N,) float: the probability of each guess.
-        hits: (N,) bool: whether the guess is right.
-    """
+    """(N,) confidences and (N,) hits → the non-empty bins of equal width, and the expected calibration error."""
     place = np.clip(np.ceil(confidences * BINS).astype(int) - 1, 0, BINS - 1)
     images = np.bincount(place, minlength=BINS)
     sure = np.bincount(place, confidences, BINS)
     right = np.bincount(place, hits.astype(float), BINS)
     filled = np.flatnonzero(images)
-    bins = tuple(
-        CalibrationBin(
-            b / BINS, (b + 1) / BINS, int(images[b]), float(sure[b] / images[b]), float(right[b] / images[b])
-        )
-        for b in filled
-    )
     n = images[filled]
+    means = zip(filled, n.tolist(), (sure[filled] / n).tolist(), (right[filled] / n).tolist(), strict=True)
+    bins = tuple(CalibrationBin(b / BINS, (b + 1) / BINS, *measured) for b, *measured in means)
     # The deviation of a share of hits, with two hits and two misses added: a bin without a miss is not certain.
     likely = (right[filled] + 2) / (n + 4)
     deviations = np.sqrt(likely * (1 - likely) / n)

@@ -18,13 +18,7 @@ from vitrail.evaluation.real import count_real_hits, read_real_labels
 from vitrail.inference import class_names
 from vitrail.recipes import find_recipe
 from vitrail.transfer import vtab_tasks
-from vitrail.transfer.suite_data import (
-    DataLocation,
-    SuiteData,
-    describe_count_differences,
-    find_suite_data,
-    open_suite_parts,
-)
+from vitrail.transfer.suite_data import DataLocation, SuiteData, find_suite_data, list_data_notes, open_suite_parts
 from vitrail.transfer.suite_table import NOTHING, PAPER_MODELS, TABLE_2, Rows, format_mean, format_table, write_results
 from vitrail.transfer.transfer import (
     NONE,
@@ -34,9 +28,8 @@ from vitrail.transfer.transfer import (
     TransferResult,
     TransferTarget,
     list_remarks,
-    make_config,
     make_plan,
-    transfer_to,
+    transfer_to_all,
 )
 
 
@@ -89,12 +82,7 @@ def run_paper_suite(
     places = find_suite_data(data, SETS, {**SETS, **vtab_tasks.TASKS})
     yield from places.remarks
     targets = [_make_target(SETS[name], place, places.real) for name, place in places.sets.items()]
-    for target in targets:
-        make_config(plan, target)  # raises errors before anything is trained
-    results: dict[str, TransferResult] = {}
-    for target in targets:
-        results[target.name] = yield from transfer_to(plan, target)
-        _write(plan, results, places)
+    results = yield from transfer_to_all(plan, targets, lambda results: _write(plan, results, places))
     yield from format_results(plan, results, places)
 
 
@@ -107,13 +95,10 @@ def _make_target(each: PaperSet, place: DataLocation, real: Path | None) -> Tran
     if parts.test.num_classes > parts.train.num_classes:
         raise DataError(f"{each.name}: {place.data} has labels in {parts.tested_on} that train has no image of")
     rest, _ = hold_out(parts.train, recipe.holdout, seed=0)
-    notes = [] if parts.tested_on == "test" else [f"there is no part test: scored on {parts.tested_on}"]
-    unlike = describe_count_differences(
-        [
-            ("training images", len(parts.train), recipe.data_set.images),
-            ("classes", parts.train.num_classes, recipe.data_set.classes),
-            ("test images", len(parts.test), each.test),
-        ]
+    counts = (
+        ("training images", len(parts.train), recipe.data_set.images),
+        ("classes", parts.train.num_classes, recipe.data_set.classes),
+        ("test images", len(parts.test), each.test),
     )
     return TransferTarget(
         name=each.name,
@@ -124,17 +109,15 @@ def _make_target(each: PaperSet, place: DataLocation, real: Path | None) -> Tran
         training={"source": place.data, "validate_on": "none", "holdout": 0.0},
         images=(len(rest), len(parts.train)),
         test=parts.test,
-        notes=(*notes, unlike) if unlike else tuple(notes),
+        notes=list_data_notes(parts, counts),
         extra=_make_real_counter(parts.test, real) if each.name == IMAGENET and real is not None else None,
     )
 
 
 def _make_real_counter(test: Source, path: Path) -> Extra:
     """Return a function that counts guesses that are among the image's ReaL labels."""
-    labels, numbers = (
-        read_real_labels(path),
-        class_names.find_class_numbers(test.classes or None, test.num_classes) or (),
-    )
+    labels = read_real_labels(path)
+    numbers = class_names.find_class_numbers(test.classes or None, test.num_classes) or ()
     certain = [number for number in numbers if number is not None]
     if len(certain) < test.num_classes:
         raise DataError(
@@ -153,10 +136,6 @@ def _make_real_counter(test: Source, path: Path) -> Extra:
 
 
 # ---- The table -------------------------------------------------------------------------------------------------------
-
-
-def table_columns(model: str) -> tuple[str, ...]:
-    return ("top-1, %", model, "runs", "learning rate", *PAPER_MODELS)
 
 
 def table_rows(results: dict[str, TransferResult]) -> Rows:
@@ -178,30 +157,25 @@ def real_accuracies(result: TransferResult) -> list[float]:
 
 def format_results(plan: SuitePlan, results: dict[str, TransferResult], places: SuiteData) -> list[str]:
     """Return the table and the remarks below it, as lines of Markdown."""
-    return [*format_table(table_columns(plan.model), table_rows(results)), "", *_list_suite_remarks(results, places)]
-
-
-def _list_suite_remarks(results: dict[str, TransferResult], places: SuiteData) -> Iterator[str]:
+    columns = ("top-1, %", plan.model, "runs", "learning rate", *PAPER_MODELS)
     sources = {name: f"it is to be had from {each.url}" for name, each in SETS.items()}
-    yield from list_remarks(results, places.sets, sources)
+    lines = [*format_table(columns, table_rows(results)), "", *list_remarks(results, places.sets, sources)]
     if IMAGENET in places.sets and places.real is None:
-        yield f"- {REAL_TITLE} has no labels: real.json is to be had from {REAL_URL}"
-    yield "- VTAB is a suite of its own: --suite vtab"
+        lines.append(f"- {REAL_TITLE} has no labels: real.json is to be had from {REAL_URL}")
+    return [*lines, "- VTAB is a suite of its own: --suite vtab"]
 
 
 def _write(plan: SuitePlan, results: dict[str, TransferResult], places: SuiteData) -> None:
-    missing = {name: each.url for name, each in SETS.items() if name not in places.sets}
     content: dict[str, Any] = {
         "suite": "paper",
         "model": plan.model,
         "papers_protocol": not any(result.deviations for result in results.values()),
         "sets": {name: _as_json(result) for name, result in results.items()},
-        "missing": missing,
+        "missing": {name: each.url for name, each in SETS.items() if name not in places.sets},
         "paper": {title: dict(zip(PAPER_MODELS, numbers, strict=True)) for title, numbers in TABLE_2.items()},
     }
-    write_results(
-        plan.folder, f"The paper's transfer suite: {plan.model}", format_results(plan, results, places), content
-    )
+    title = f"The paper's transfer suite: {plan.model}"
+    write_results(plan.folder, title, format_results(plan, results, places), content)
 
 
 def _as_json(result: TransferResult) -> dict[str, Any]:

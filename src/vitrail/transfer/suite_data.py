@@ -136,9 +136,8 @@ def open_suite_parts(name: str, data: str) -> SuiteParts:
         splits = list_splits(data)
         tested_on = choose_test_split(data)
         if "train" not in splits or tested_on is None:
-            has = (
-                ", ".join(splits) or f"one part of {len(open_data(data)):,} images"
-            )  # or opening it tells what is wrong
+            # Opening data without splits raises an error if something else is wrong with it.
+            has = ", ".join(splits) or f"one part of {len(open_data(data)):,} images"
             raise DataError(f"{data} has {has}: a suite needs a part to train on and one to test on, train and test")
         train, test = open_data(data, "train"), open_data(data, tested_on)
         val = open_data(data, "val") if "val" in splits and tested_on == "test" else None
@@ -225,7 +224,8 @@ class RelabelledSource(Source):
         return self._label(int(name))
 
 
-def describe_count_differences(parts: Iterable[tuple[str, int, int]]) -> str:
-    """Describe the counts that are not as expected, from (what, count, expected); empty if all are."""
-    unlike = [f"{found:,} {what} instead of {expected:,}" for what, found, expected in parts if found != expected]
-    return ", ".join(unlike)
+def list_data_notes(parts: SuiteParts, counts: Iterable[tuple[str, int, int]]) -> tuple[str, ...]:
+    """Return a sentence if the data has no part test, and one for all (what, count, expected) that differ."""
+    notes = [] if parts.tested_on == "test" else [f"there is no part test: scored on {parts.tested_on}"]
+    unlike = [f"{count:,} {what} instead of {expected:,}" for what, count, expected in counts if count != expected]
+    return (*notes, ", ".join(unlike)) if unlike else tuple(notes)

@@ -90,10 +90,8 @@ def make_plan(
             folder = folder or Path(value)
         else:
             remaining.append(override)
-    tried = None if rates is None else tuple(dict.fromkeys(rates))
-    return SuitePlan(
-        model, folder or Path("runs") / f"suite-{suite}-{short_name(model)}", runs, tried, tuple(remaining)
-    )
+    folder = folder or Path("runs") / f"suite-{suite}-{short_name(model)}"
+    return SuitePlan(model, folder, runs, None if rates is None else tuple(dict.fromkeys(rates)), tuple(remaining))
 
 
 def _key(override: str) -> str:
@@ -120,6 +118,8 @@ class TransferTarget:
     notes: tuple[str, ...] = ()
     """Sentences about data that is not what the name of the data set promises."""
     extra: Extra | None = None
+    prepare: Callable[[RunConfig, bool], None] | None = None
+    """Called before the first run with the configuration and whether a learning rate is to be chosen."""
 
 
 @dataclass(frozen=True)
@@ -256,22 +256,31 @@ def find_deviations(plan: SuitePlan, target: TransferTarget, config: RunConfig) 
 # ---- Training and scoring --------------------------------------------------------------------------------------------
 
 
-def transfer_to(
-    plan: SuitePlan, target: TransferTarget, prepare: Callable[[RunConfig, bool], None] | None = None
-) -> Generator[str, None, TransferResult]:
+def transfer_to_all(
+    plan: SuitePlan, targets: Sequence[TransferTarget], write: Callable[[dict[str, TransferResult]], None]
+) -> Generator[str, None, dict[str, TransferResult]]:
+    """Transfer to each target; yield lines to print, and return the results by name.
+
+    `write` is called with the results so far after each target.
+    """
+    for target in targets:
+        make_config(plan, target)  # raises errors before anything is trained
+    results: dict[str, TransferResult] = {}
+    for target in targets:
+        results[target.name] = yield from transfer_to(plan, target)
+        write(results)
+    return results
+
+
+def transfer_to(plan: SuitePlan, target: TransferTarget) -> Generator[str, None, TransferResult]:
     """Choose a learning rate, train on all images, and score; yield lines to print, and return the result.
 
     Finished runs are not trained again.
-
-    Args:
-        plan: the settings of the suite.
-        target: the data set.
-        prepare: called before the first run with the configuration and whether a learning rate is to be chosen.
     """
     config = make_config(plan, target)
     candidates = list_rates(plan, target, config)
-    if prepare is not None:
-        prepare(config, len(candidates) > 1)
+    if target.prepare is not None:
+        target.prepare(config, len(candidates) > 1)
     tried, rate = [], candidates[0]
     choosing = f"{len(candidates)} to choose the learning rate and " if len(candidates) > 1 else ""
     steps = count_steps(config, target.images[1])
@@ -290,21 +299,11 @@ def transfer_to(
         update = {"optimizer": {RATE: rate}, "data": target.training, "run": {"seed": seed}}
         scored.append(_train_and_score(change_config(config, update, f"seed-{seed}"), target))
         yield f"{target.name}: seed {seed}: {scored[-1].accuracy:.2%} of {scored[-1].count:,} test images"
-    return TransferResult(
-        target.name,
-        rate,
-        tuple(tried),
-        tuple(scored),
-        find_deviations(plan, target, config),
-        _list_notes(target, scored),
-    )
-
-
-def _list_notes(target: TransferTarget, scored: Sequence[ScoredRun]) -> tuple[str, ...]:
-    broken = max(run.unreadable for run in scored)
-    return (
-        (*target.notes, f"test images that cannot be read and are not counted: {broken:,}") if broken else target.notes
-    )
+    notes = list(target.notes)
+    if unreadable := max(run.unreadable for run in scored):
+        notes.append(f"test images that cannot be read and are not counted: {unreadable:,}")
+    deviations = find_deviations(plan, target, config)
+    return TransferResult(target.name, rate, tuple(tried), tuple(scored), deviations, tuple(notes))
 
 
 def _train_and_score(config: RunConfig, target: TransferTarget) -> ScoredRun:
@@ -314,9 +313,7 @@ def _train_and_score(config: RunConfig, target: TransferTarget) -> ScoredRun:
     read = predictions != NONE
     hits, count = int((predictions == labels)[read].sum()), int(read.sum())
     if not count:
-        raise DataError(
-            f"{target.name}: none of the {len(read):,} test images can be read: `vitrail data check` says why"
-        )
+        raise DataError(f"{target.name}: none of {len(read):,} test images can be read: `vitrail data check` says why")
     return ScoredRun(
         seed=config.run.seed,
         rate=config.optimizer.learning_rate,

@@ -40,9 +40,7 @@ def kitti_distance(objects: Iterable[tuple[str, float]]) -> int:
     if nearest is None:
         return len(KITTI_DISTANCES)
     if not KITTI_DISTANCES[0] < nearest <= KITTI_FARTHEST:
-        raise DataError(
-            f"{nearest} m is no distance of a vehicle in KITTI: it is above −100, at most {KITTI_FARTHEST:g}"
-        )
+        raise DataError(f"{nearest} m is no distance of a vehicle in KITTI: above −100, at most {KITTI_FARTHEST:g}")
     return _bin(nearest, KITTI_DISTANCES)
 
 

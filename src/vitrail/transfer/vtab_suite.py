@@ -9,7 +9,7 @@ runs/suite-vtab-NAME/TASK/images/choosing/{train,val}, images/all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,8 @@ from vitrail.transfer.suite_data import (
     RelabelledSource,
     SuiteData,
     SuiteParts,
-    describe_count_differences,
     find_suite_data,
+    list_data_notes,
     open_suite_parts,
 )
 from vitrail.transfer.suite_table import NOTHING, PAPER_MODELS, TABLE_2, Rows, format_mean, format_table, write_results
@@ -41,10 +41,9 @@ from vitrail.transfer.transfer import (
     TransferResult,
     TransferTarget,
     list_remarks,
-    make_config,
     make_plan,
     run_on_first_rank,
-    transfer_to,
+    transfer_to_all,
 )
 from vitrail.transfer.vtab_tasks import GROUPS, TASKS, VtabTask
 
@@ -71,37 +70,27 @@ def run_vtab_suite(
     plan = make_plan("vtab", model, folder, runs, overrides, rates)
     places = find_suite_data(data, TASKS, {**paper_suite.SETS, **TASKS})
     yield from places.remarks
-    work = [_make_target(plan, TASKS[name], place) for name, place in places.sets.items()]
-    for target, _ in work:
-        make_config(plan, target)  # raises errors before anything is trained
-    results: dict[str, TransferResult] = {}
-    for target, prepare in work:
-        results[target.name] = yield from transfer_to(plan, target, prepare)
-        _write(plan, results, places)
+    targets = [_make_target(plan, TASKS[name], place) for name, place in places.sets.items()]
+    results = yield from transfer_to_all(plan, targets, lambda results: _write(plan, results, places))
     yield from format_results(plan, results, places)
 
 
 # ---- A task's images -------------------------------------------------------------------------------------------------
 
 
-def _make_target(
-    plan: SuitePlan, task: VtabTask, place: DataLocation
-) -> tuple[TransferTarget, Callable[[RunConfig, bool], None]]:
-    """Draw the images of a task; return the task's target and the function that writes the images."""
+def _make_target(plan: SuitePlan, task: VtabTask, place: DataLocation) -> TransferTarget:
+    """Draw the images of a task; they are written before the first run."""
     parts = relabel_parts(task, place, open_suite_parts(task.name, place.data))
     train, val = split_train_val(parts)
     folder = plan.folder / task.name / "images"
-    notes = [] if parts.tested_on == "test" else [f"there is no part test: scored on {parts.tested_on}"]
-    unlike = describe_count_differences(
-        [
-            ("images to train on", len(train) + len(val), TRAIN + VAL),
-            ("classes", parts.train.num_classes, task.classes),
-            ("test images", len(parts.test), task.images[2]),
-        ]
+    counts = (
+        ("images to train on", len(train) + len(val), TRAIN + VAL),
+        ("classes", parts.train.num_classes, task.classes),
+        ("test images", len(parts.test), task.images[2]),
     )
     recipe = find_recipe("finetune-vtab")
     changes = {**recipe.settings["data"]["augmentation"], **({} if task.crop else WHOLE_IMAGE)}
-    target = TransferTarget(
+    return TransferTarget(
         name=task.name,
         recipe=recipe,
         changes={"data": {"augmentation": changes if task.mirror else {**changes, "flip": 0.0}}},
@@ -110,20 +99,17 @@ def _make_target(
         training={"source": str(folder / ALL), "validate_on": "none", "holdout": 0.0},
         images=(len(train), len(train) + len(val)),
         test=parts.test,
-        notes=(*notes, unlike) if unlike else tuple(notes),
+        notes=list_data_notes(parts, counts),
+        prepare=partial(_prepare, folder, train, val),
     )
-    return target, partial(_prepare, folder, train, val)
 
 
 def relabel_parts(task: VtabTask, place: DataLocation, parts: SuiteParts) -> SuiteParts:
     """Return the parts with the task's labels and classes; raw annotations are turned into labels."""
     if place.raw and (task.label is None or not task.whole):
         what = "its labels are classes as they are" if task.label is None else "its annotation is no whole number"
-        how = (
-            "leave raw out"
-            if task.label is None
-            else f"label the data by vitrail.transfer.vtab_labels.{task.label.__name__}"
-        )
+        function = "" if task.label is None else f"vitrail.transfer.vtab_labels.{task.label.__name__}"
+        how = f"label the data by {function}" if function else "leave raw out"
         raise ConfigError(f"{task.name}: raw = true means nothing to it, since {what}: {how}")
     if parts.train.classes and not place.raw:
         return parts
@@ -135,9 +121,8 @@ def relabel_parts(task: VtabTask, place: DataLocation, parts: SuiteParts) -> Sui
             f"classes: give labels from 0 on{raw}"
         )
     make = partial(RelabelledSource, classes=task.classes, label=task.label if place.raw else None)
-    made = SuiteParts(
-        make(parts.train), None if parts.val is None else make(parts.val), make(parts.test), parts.tested_on
-    )
+    val = None if parts.val is None else make(parts.val)
+    made = SuiteParts(make(parts.train), val, make(parts.test), parts.tested_on)
     try:
         for source in (made.train, made.val, made.test):
             if source is not None:
@@ -229,9 +214,8 @@ def _average(results: dict[str, TransferResult], names: Sequence[str]) -> list[f
 
 def format_results(plan: SuitePlan, results: dict[str, TransferResult], places: SuiteData) -> list[str]:
     """Return the tables of tasks and of means, and the remarks below them, as lines of Markdown."""
-    tasks = format_table(
-        ("task", "group", plan.model, "runs", "learning rate", "test images"), table_rows(results), left=2
-    )
+    columns = ("task", "group", plan.model, "runs", "learning rate", "test images")
+    tasks = format_table(columns, table_rows(results), left=2)
     summary = [
         (title, format_mean(shares), *TABLE_2.get(title, (NOTHING,) * len(PAPER_MODELS)))
         for title, shares in mean_accuracies(results).items()
