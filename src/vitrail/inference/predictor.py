@@ -71,7 +71,7 @@ class Predictor:
 
     One image is a path, the bytes of a file, a Pillow image, a uint8 NumPy array (height, width[, channels]) or a uint8
     tensor (channels, height, width). A list, a tuple or any other iterable of these is many images: they run in batches
-    of `batch_size`, and threads decode a few batches ahead. Do not reuse a buffer: images are decoded ahead.
+    of `batch_size`, and threads decode a few batches ahead. Do not change an array after you pass it: images are decoded ahead.
 
     A predictor has no state that changes between calls, so several threads may call one predictor at the same time.
 
@@ -88,7 +88,7 @@ class Predictor:
         precision: fp32, the exact one; or a faster one: bf16, fp8 (GPU only), int8 (CPU only), or auto, which takes the
             fastest on this machine. `predictor.fast.distance` is then the distance from the exact results.
         most_pixels: images with more pixels are refused before they are decoded.
-        on_message: called with a line of text about each step of making a precision other than fp32 fast.
+        on_message: called with lines of text while a faster model than fp32 is prepared.
 
     Attributes:
         labels: the names of the classes in words, in the order of the probabilities; () for a model without classes.
@@ -165,7 +165,7 @@ class Predictor:
         threads: close it (`contextlib.closing`) if you do not read it to its end.
 
         Args:
-            images: the images. Do not reuse a buffer: images are decoded ahead.
+            images: the images. Do not change an array after you pass it: images are decoded ahead.
             probabilities: whether to compute the probability of every class.
             embeddings: whether to compute the representation. Both together cost one pass through the model.
 

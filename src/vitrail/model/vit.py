@@ -73,7 +73,7 @@ class VisionTransformer(ImageModel):
     def tokens(self, images: Tensor) -> Tensor:
         """(B, C, H, W) → (B, N, D): the embedded patches x_p · E of equation 1, without positions."""
         self.check_images(images)
-        self.measure_grid(images)
+        self.measure_grid(images)  # raises if the size does not divide into patches
         features = images if self.backbone is None else self.backbone(images)
         tokens: Tensor = self.patch_embed(features)
         return tokens
@@ -93,7 +93,7 @@ class VisionTransformer(ImageModel):
             )
         if self.position == "relative" and grid != self.grid:
             raise InputError(explain_relative_resize(self.grid, grid))
-        positions = [self._make_table(positions, grid) for positions in self.position_embedding]
+        positions = [self._make_table(embedding, grid) for embedding in self.position_embedding]
         z = self._prepend_prefix(tokens)
         if positions:
             z = z + positions[0]
@@ -110,7 +110,7 @@ class VisionTransformer(ImageModel):
         return self.encode(self.tokens(images), self.measure_grid(images))
 
     def pool_features(self, features: Tensor) -> Tensor:
-        """(B, T, D) → (B, D): the representation y of equation 4."""
+        """(B, T, D) → (B, D): the representation y of equation 4; (B, 2D) for the pools that join two."""
         y: Tensor = self.pool_norm(self.pool(features))
         return y
 

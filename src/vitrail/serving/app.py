@@ -122,7 +122,7 @@ def _from_starlette(error: HTTPException) -> HttpError:
 
 
 def _state_routes(service: Service) -> list[Route]:
-    """Return the routes for the machines that look after the server."""
+    """Return the routes for monitoring, and the list of models."""
 
     async def models(request: Request) -> Response:
         return JSONResponse({"default": service.default, "models": [model.facts for model in service.models.values()]})

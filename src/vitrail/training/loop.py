@@ -89,7 +89,7 @@ def check_broken_images(run: Run) -> None:
 def evaluate(run: Run, state: RunState) -> bool:
     """Evaluate on the part set aside, if there is one, and return whether the result is the best so far.
 
-    An evaluation may take long, so a stop request ends it. It is then owed, and the next start makes up for it.
+    An evaluation may take long, so a stop request ends it. The next start then repeats it.
     """
     if run.evaluation_loader is None:
         return False

@@ -32,7 +32,7 @@ class Learner:
     module: nn.Module
     """What a training step calls: the objective itself, or a wrapper that distributes it over ranks."""
     parameters: list[nn.Parameter]
-    """The objective's parameters that learn. Kept, because small steps are faster than a walk through all modules."""
+    """The objective's parameters that learn, in a list: walking through all modules takes longer than a small step."""
     optimizer: torch.optim.Optimizer
     average: Average | None
     scaler: torch.amp.GradScaler

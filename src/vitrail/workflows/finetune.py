@@ -113,7 +113,7 @@ def sweep_learning_rates(
     update: dict[str, dict[str, Any]] = {"optimizer": {"learning_rate": best.rate}}
     if not summary.has_validation:
         update["data"] = {"holdout": 0.0}
-    remark = "" if summary.has_validation else f" on all images; those of the {best.accuracy:.1%} are then among them"
+    remark = "" if summary.has_validation else f" on all images, including those that gave the {best.accuracy:.1%}"
     yield f"chosen: {best.rate:.3g}; now trained again{remark}"
     return change_config(config, update)
 
