@@ -90,7 +90,7 @@ class CheckpointFolder:
             path.rename(aside)
         if checkpoints:
             raise TrainingError(
-                f"none of the {len(checkpoints)} checkpoints in {self.folder} is whole: mend them, or give another "
+                f"none of the {len(checkpoints)} checkpoints in {self.folder} is whole: repair them, or give another "
                 "run.folder"
             )
         return None
@@ -212,7 +212,7 @@ class CheckpointFolder:
         saved = self.list_steps()
         last = f"the last whole checkpoint is of step {max(saved)}" if saved else "there is no checkpoint yet"
         return (
-            f"no checkpoint can be written to {self.folder}: {why}; {last}; mend that, on a full disk by making room, "
+            f"no checkpoint can be written to {self.folder}: {why}; {last}; fix this (if the disk is full, free space) "
             "and start the same command again"
         )
 

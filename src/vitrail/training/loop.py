@@ -138,8 +138,8 @@ def write_record(run: Run, record: dict[str, Any]) -> None:
         run.records.append(record)
     except OSError as error:
         raise TrainingError(
-            f"{run.records.path} cannot be written: {error.strerror or error}; mend that, on a full disk by making "
-            "room, and start the same command again"
+            f"{run.records.path} cannot be written: {error.strerror or error}; fix this (if the disk is full, free "
+            "some space), and start the same command again"
         ) from None
     for tracker in run.trackers:
         tracker.log(record["step"], name_values(record))

@@ -105,7 +105,7 @@ def _parse(path: Path, number: int, line: bytes) -> Record:
 
 
 def _no_record(path: Path, number: int, reason: str) -> DataError:
-    return DataError(f"{path}, line {number}, is no record of a run: {reason}; mend or delete this line")
+    return DataError(f"{path}, line {number}, is no record of a run: {reason}; fix or delete this line")
 
 
 def _encode(value: Any) -> Any:

@@ -104,7 +104,7 @@ def _open_tracker(name: str, folder: Path, config: dict[str, Any], step: int) ->
     except Exception as error:
         message = f"the tracker {name} cannot be started: {_describe_error(error)}"
         if not step:
-            raise TrainingError(f'{message}; mend that, or leave "{name}" out of run.trackers') from error
+            raise TrainingError(f'{message}; fix this, or leave "{name}" out of run.trackers') from error
         log.warning("%s; the run goes on without it", message)
         return None
 
