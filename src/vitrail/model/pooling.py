@@ -1,8 +1,8 @@
 """Pooling: from the encoded tokens to the representation y of an image (equation 4).
 
 To add a pooling: write a class here and its case in `build_pool`; add its name to `VitArchitecture.pool`, to `READS` in
-`inspection/measure/attention.py` (what its attention reads), and to what the files in `weights/formats/` refuse. If it has
-parameters, `initialise.py` and `cost.py` need them too.
+`inspection/measure/attention.py` (what its attention reads), and to what the files in `weights/formats/` refuse. If
+it has parameters, `initialise.py` and `cost.py` need them too.
 Shapes: B images, T tokens = prefix + N patches, D width, H heads, d = D/H.
 """
 
