@@ -71,7 +71,7 @@ class Predictor:
 
     One image is a path, the bytes of a file, a Pillow image, a uint8 NumPy array (height, width[, channels]) or a uint8
     tensor (channels, height, width). A list, a tuple or any other iterable of these is many images: they run in batches
-    of `batch_size`, and threads decode a few batches ahead. Do not change an array after you pass it: images are decoded ahead.
+    of `batch_size`, and threads decode a few batches ahead. So do not change an array after you pass it.
 
     A predictor has no state that changes between calls, so several threads may call one predictor at the same time.
 

@@ -105,9 +105,7 @@ def read_token(file: Path | None) -> str | None:
     if file is None:
         token = os.environ.get(TOKEN_VARIABLE)
         if token == "":
-            raise ConfigError(
-                f"{TOKEN_VARIABLE} is empty: put a token into it, or unset it to serve without one"
-            )
+            raise ConfigError(f"{TOKEN_VARIABLE} is empty: put a token into it, or unset it to serve without one")
         return token
     try:
         token = file.read_text(encoding="utf-8").strip()
