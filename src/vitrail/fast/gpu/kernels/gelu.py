@@ -25,9 +25,7 @@ def number_gelu(form: str) -> int:
 @triton.jit
 def _tanh(x, chip: tl.constexpr):
     if chip:
-        return tl.inline_asm_elementwise(
-            "tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, join_qkv_gradients=1
-        )
+        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
     else:
         power = tl.exp(-2 * tl.abs(x))
         return tl.where(x < 0, -1, 1) * (1 - power) / (1 + power)

@@ -37,9 +37,7 @@ def begin(chip: tl.constexpr):
 
 @triton.jit
 def _fetch(places):
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; // $0", "=r,l", [places], dtype=tl.int32, is_pure=False, join_qkv_gradients=1
-    )
+    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; // $0", "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
