@@ -395,7 +395,7 @@ def test_push_without_network(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_token_that_is_none")
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     vitrail.save(small(depth=1), tmp_path / "model")
-    with pytest.raises(vitrail.WeightsError, match="cannot be uploaded to hf:me/model") as caught:
+    with pytest.raises(vitrail.WeightsError, match="hf:me/model") as caught:
         convert_module.push_to_hub(tmp_path / "model", "hf:me/model")
     assert "\n" not in str(caught.value)
 
@@ -410,7 +410,7 @@ def test_timm_itself_as_a_source(monkeypatch):
     with torch.no_grad():
         assert_same(model(images_for((224, 224))), loaded(images_for((224, 224))))
     monkeypatch.setattr(timm, "create_model", plain)
-    with pytest.raises(vitrail.WeightsError, match="timm cannot load timm:no_such_model"):
+    with pytest.raises(vitrail.WeightsError, match="no_such_model"):
         vitrail.load("timm:no_such_model")
 
 
