@@ -182,7 +182,7 @@ class TestRuntimes:
 
     @pytest.mark.slow
     def test_all_of_them(self):
-        pytest.importorskip("nncf")
+        pytest.importorskip("nncf", reason="nncf, which quantises for OpenVINO, is not installed")
         case = replace(tiny(), extra_precision="int8")
         found = measure(case, ["onnxruntime", "openvino"])
         assert not found.missing
