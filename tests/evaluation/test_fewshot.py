@@ -19,10 +19,10 @@ from vitrail.data.open import open_data
 from vitrail.errors import ConfigError, DataError, VitrailError, WeightsError
 from vitrail.evaluation.features import extract_features
 from vitrail.evaluation.fewshot import METHODS, fewshot, open_train_and_test
-from vitrail.evaluation.intervals import wilson_interval
 from vitrail.evaluation.least_squares import score_few_shot
 from vitrail.evaluation.neighbours import find_similar_images, score_knn
 from vitrail.inference.batches import InferenceOptions
+from vitrail.system.intervals import wilson_interval
 
 CPU = InferenceOptions(device="cpu")
 

@@ -22,7 +22,7 @@ from vitrail.data.open import open_data
 from vitrail.errors import Stopped, VitrailError
 from vitrail.training import loop
 from vitrail.training.resolve import resolve
-from vitrail.training.run import Run, RunState
+from vitrail.training.run import RunState, TrainingRun
 from vitrail.training.run_training import run_training
 
 
@@ -71,7 +71,7 @@ def interrupt(job: dict) -> None:
     """Signals to ourselves, after a step."""
     whole_step = loop.train_step
 
-    def step(run: Run, state: RunState) -> None:
+    def step(run: TrainingRun, state: RunState) -> None:
         if state.progress.step + 1 == job.get("stop_at"):
             signal.raise_signal(signal.SIGTERM)  # in the middle of it
         whole_step(run, state)

@@ -16,9 +16,9 @@ import vitrail
 from vitrail.data.loader import EvaluationLoader
 from vitrail.data.open import open_data
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation.intervals import wilson_interval
 from vitrail.evaluation.linear_probe import OutOfFoldPredictions
 from vitrail.inference.batches import InferenceOptions
+from vitrail.system.intervals import wilson_interval
 from vitrail.workflows import linear_head as workflow
 from vitrail.workflows.linear_head import find_suspects, fit_linear_head
 

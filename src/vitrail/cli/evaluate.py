@@ -15,9 +15,9 @@ from vitrail.cli.printing import interruptible, print_lines, print_table, progre
 if TYPE_CHECKING:
     from vitrail.evaluation.compare import ModelComparison
     from vitrail.evaluation.evaluate import SavedReport
-    from vitrail.evaluation.intervals import Estimate
     from vitrail.evaluation.report import EvaluationReport
     from vitrail.inference.batches import InferenceOptions
+    from vitrail.system.intervals import Estimate
 
 RUNS = 3
 """Trainings for each data set, as in the paper."""

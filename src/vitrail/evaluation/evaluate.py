@@ -16,7 +16,6 @@ from vitrail.data.open import choose_test_split, list_splits, open_data
 from vitrail.data.sources.source import Source, compute_fingerprint
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.figures import draw_report
-from vitrail.evaluation.intervals import estimate_share
 from vitrail.evaluation.labels import LabelMap, match_classes, read_label_map
 from vitrail.evaluation.predictions import PredictionTable, predict_all, select_known_images
 from vitrail.evaluation.real import count_real_hits, read_real_labels
@@ -26,6 +25,7 @@ from vitrail.inference.batches import InferenceOptions, Progress, single_rank
 from vitrail.model.base import ImageModel
 from vitrail.system.device import device_name
 from vitrail.system.files import short_name, write_whole
+from vitrail.system.intervals import estimate_share
 from vitrail.system.ranks import Ranks, join_ranks
 from vitrail.weights.load import load
 

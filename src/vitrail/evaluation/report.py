@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.sources.source import Source
-from vitrail.evaluation.intervals import Estimate, estimate_mean, estimate_share, estimate_sum_of_gaps
 from vitrail.evaluation.labels import LabelMap
 from vitrail.evaluation.predictions import PredictionTable
+from vitrail.system.intervals import Estimate, estimate_mean, estimate_share, estimate_sum_of_gaps
 
 TOP = 5
 BINS = 15

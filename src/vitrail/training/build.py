@@ -25,18 +25,18 @@ from vitrail.model.initialise import initialise_head
 from vitrail.model.timm_model import TimmModel
 from vitrail.objectives.build import build_objective
 from vitrail.objectives.classification import Classification
+from vitrail.system.events import OnEvent, ignore_event
 from vitrail.system.precision import choose_precision
 from vitrail.system.ranks import Ranks
 from vitrail.training.averaging import Average
 from vitrail.training.checkpoint_folder import CheckpointFolder
 from vitrail.training.config import DataConfig, RunConfig
-from vitrail.training.display import Display
 from vitrail.training.distributed import distribute
 from vitrail.training.fused_kernels import use_fused_kernels
 from vitrail.training.graph_step import GraphStep, check_graphs
 from vitrail.training.optim import build_optimizer, initialise_state
 from vitrail.training.records import Records
-from vitrail.training.run import Learner, Progress, Run, RunSetup
+from vitrail.training.run import Learner, Progress, RunSetup, TrainingRun
 from vitrail.training.trackers import Tracker
 from vitrail.weights.digest import compute_weights_digest
 from vitrail.weights.load import TRAINING_ONLY, load
@@ -50,18 +50,26 @@ class TrainingData:
     evaluation: Source | None
 
 
-def prepare_run(config: RunConfig, ranks: Ranks) -> RunSetup:
+def prepare_run(
+    config: RunConfig, ranks: Ranks, *, source: Source | None = None, start: ImageModel | None = None
+) -> RunSetup:
     """Open the data, check the configuration against it and build what learns. Nothing is written.
+
+    Args:
+        config: The configuration.
+        ranks: The processes that train.
+        source: Images that are open already, in place of `data.source`.
+        start: The model of `model.weights`, if it is loaded already. It becomes the model that learns.
 
     Raises:
         ConfigError: The configuration does not fit the data, the model or the machine.
         DataError: The data cannot be trained on.
     """
-    data = open_training_data(config.data)
+    data = open_training_data(config.data, source)
     steps = count_steps(config, len(data.training))
     check_run(config, data, ranks)
     precision = choose_precision(config.run.precision, ranks.device)
-    model = build_model(config, data.training)
+    model = build_model(config, data.training, start)
     digest = compute_weights_digest(model) if config.model.weights is not None and ranks.is_first else ""
     learner = build_learner(config, model, ranks, precision)
     return RunSetup(
@@ -78,14 +86,15 @@ def prepare_run(config: RunConfig, ranks: Ranks) -> RunSetup:
     )
 
 
-def build_run(setup: RunSetup, progress: Progress, trackers: Sequence[Tracker] = ()) -> Run:
-    """Return a run that goes on from `progress`: its loader starts at that position, its display at that step."""
-    is_quiet = not setup.ranks.is_first
-    return Run(
+def build_run(
+    setup: RunSetup, progress: Progress, trackers: Sequence[Tracker] = (), on_event: OnEvent = ignore_event
+) -> TrainingRun:
+    """Return a run that goes on from `progress`: its loader starts at that position. Only the first rank has events."""
+    return TrainingRun(
         **vars(setup),
         training_loader=build_training_loader(setup, progress.position),
         trackers=tuple(trackers),
-        display=Display(setup.steps, progress.step, str(setup.config.run.folder), quiet=is_quiet),
+        on_event=on_event if setup.ranks.is_first else ignore_event,
     )
 
 
@@ -146,16 +155,17 @@ def can_skip_on_device(
     return on_gpu and is_fused and not is_sharded and not averages_statistics and precision != torch.float16
 
 
-def open_training_data(config: DataConfig) -> TrainingData:
+def open_training_data(config: DataConfig, opened: Source | None = None) -> TrainingData:
     """Open the images to train on and those to validate on.
 
-    Images that are held out are never trained on, even if `validate_on` asks for another part.
+    Images that are held out are never trained on, even if `validate_on` asks for another part. `opened` images take
+    the place of `source`.
 
     Raises:
         DataError: There is no such data, or it has no part "test" to validate on.
     """
-    source, part, splits = config.source, config.validate_on, list_splits(config.source)
-    share = config.holdout
+    source = config.source if opened is None else opened
+    part, splits, share = config.validate_on, list_splits(source), config.holdout
     if part == "holdout":
         whole = open_data(source, "train") if splits else open_data(source)
         rest, out = hold_out(whole, share or DEFAULT_HOLDOUT, config.holdout_seed)
@@ -171,8 +181,8 @@ def open_training_data(config: DataConfig) -> TrainingData:
         if part not in splits:
             has = f"it has {', '.join(splits)}" if splits else "it has one part"
             raise DataError(
-                f"{source} has no part 'test' to validate on: {has}; give data.validate_on=val, which is held out of "
-                "train where there is none, or none"
+                f"{config.source} has no part 'test' to validate on: {has}; give data.validate_on=val, which is held "
+                "out of train where there is none, or none"
             )
         evaluation = open_data(source, part)
     else:
@@ -241,11 +251,15 @@ def check_run(config: RunConfig, data: TrainingData, ranks: Ranks) -> None:
         )
 
 
-def build_model(config: RunConfig, source: Source) -> ImageModel:
-    """Create a model with fresh weights, or load weights and give them a new head for the classes of the data."""
+def build_model(config: RunConfig, source: Source, start: ImageModel | None = None) -> ImageModel:
+    """Create a model with fresh weights, or load weights and give them a new head for the classes of the data.
+
+    `start` is the model of `model.weights`, if it is loaded already; it is changed in place.
+    """
     section, has_classes = config.model, config.objective.kind == "classification"
     classes = source.num_classes if has_classes else 0
     size: dict[str, Any] = {} if section.image_size is None else {"image_size": section.image_size}
+    model: ImageModel
     if section.weights is not None:
         wrong = set(section.options) - set(TRAINING_ONLY)
         if wrong:
@@ -253,7 +267,13 @@ def build_model(config: RunConfig, source: Source) -> ImageModel:
                 f"model.{min(wrong)} is decided by the weights: only {', '.join(TRAINING_ONLY)} can be given with them"
             )
         # In fp32 whatever the file holds: small steps would vanish in the rounding of bf16.
-        model: ImageModel = load(section.weights, num_classes=classes, dtype=torch.float32, **size, **section.options)
+        if start is not None and not section.options:
+            model = start.float()
+            model.replace_head(classes)
+            if section.image_size is not None:
+                model.resize(section.image_size)
+        else:
+            model = load(section.weights, num_classes=classes, dtype=torch.float32, **size, **section.options)
         if isinstance(model, TimmModel):
             model.initialise_head(config.objective.head_bias)
         else:

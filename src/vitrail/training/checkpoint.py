@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.training.averaging import Average
-from vitrail.training.run import Progress, Run, RunSetup, RunState
+from vitrail.training.run import Progress, RunSetup, RunState, TrainingRun
 
 
-def save_checkpoint(run: Run, state: RunState) -> None:
+def save_checkpoint(run: TrainingRun, state: RunState) -> None:
     """Save everything that the run needs to go on from this step as if it had never stopped.
 
     There must be no pending step. The files are written in the background.

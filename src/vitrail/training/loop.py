@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
 from contextlib import nullcontext
 from typing import Any
@@ -16,13 +17,13 @@ from vitrail.errors import DataError, Stopped, TrainingError
 from vitrail.model.cost import FORWARD_AND_BACKWARD, compute_cost
 from vitrail.objectives.metrics import Sums, add_sums, compute_means
 from vitrail.training.checkpoint import save_checkpoint
-from vitrail.training.run import Run, RunState
+from vitrail.training.run import RunState, TrainingRun
 from vitrail.training.step import autocast, train_step, wait_for_pending_step
 from vitrail.training.stopping import listen_for_stop
 from vitrail.training.trackers import name_values
 
 
-def train(run: Run, state: RunState) -> None:
+def train(run: TrainingRun, state: RunState) -> None:
     """Train from the current step to the last.
 
     Raises:
@@ -40,12 +41,13 @@ def train(run: Run, state: RunState) -> None:
             if is_recording:
                 wait_for_pending_step(run, state)
             progress.seconds = time.perf_counter() - began
-            run.display.update(progress.step)
+            send_event(run, state, "step", {"step": progress.step, "steps": run.steps})
             if is_recording:
                 record_training(run, state)
             is_best = (is_last or is_due(progress.step, options.evaluate_every)) and evaluate(run, state)
             if is_last or state.is_stopping or is_best or is_due(progress.step, options.checkpoint_every):
                 wait_for_pending_step(run, state)
+                send_event(run, state, "checkpoint", {"step": progress.step})
                 save_checkpoint(run, state)
     run.checkpoints.finish()
     if state.is_stopping and (progress.step < run.steps or progress.owes_evaluation):
@@ -56,7 +58,7 @@ def is_due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
 
 
-def record_training(run: Run, state: RunState) -> None:
+def record_training(run: TrainingRun, state: RunState) -> None:
     """Write a record of the steps since the last one."""
     progress, loader = state.progress, run.training_loader
     speed = len(state.step_seconds) * loader.batch_size / sum(state.step_seconds)
@@ -73,11 +75,11 @@ def record_training(run: Run, state: RunState) -> None:
     }
     state.window.clear()
     state.step_seconds.clear()
-    write_record(run, record)
+    write_record(run, state, record)
     check_broken_images(run)
 
 
-def check_broken_images(run: Run) -> None:
+def check_broken_images(run: TrainingRun) -> None:
     """Raise a DataError if all ranks together have met too many broken images; each loader counts only its own."""
     broken, most = run.ranks.union(set(run.training_loader.broken)), run.training_loader.most_broken
     if len(broken) > most:
@@ -86,7 +88,7 @@ def check_broken_images(run: Run) -> None:
         )
 
 
-def evaluate(run: Run, state: RunState) -> bool:
+def evaluate(run: TrainingRun, state: RunState) -> bool:
     """Evaluate on the part set aside, if there is one, and return whether the result is the best so far.
 
     An evaluation may take long, so a stop request ends it. The next start then repeats it.
@@ -105,12 +107,12 @@ def evaluate(run: Run, state: RunState) -> bool:
         progress.best = (progress.step, value)
     clock = {"seconds": time.perf_counter() - began}
     part = run.config.data.validate_on
-    write_record(run, {"kind": "evaluation", "step": progress.step, "part": part, **measured, "clock": clock})
+    write_record(run, state, {"kind": "evaluation", "step": progress.step, "part": part, **measured, "clock": clock})
     return is_best
 
 
 @torch.no_grad()
-def measure(run: Run, state: RunState, loader: EvaluationLoader | CachedBatches) -> dict[str, float] | None:
+def measure(run: TrainingRun, state: RunState, loader: EvaluationLoader | CachedBatches) -> dict[str, float] | None:
     """Return the means over all samples, exact on any number of ranks, or None after a stop request.
 
     The averaged weights are measured if there are any.
@@ -130,7 +132,7 @@ def measure(run: Run, state: RunState, loader: EvaluationLoader | CachedBatches)
     return None if state.is_stopping else compute_means(run.ranks.sum_over_ranks(sums))
 
 
-def write_record(run: Run, record: dict[str, Any]) -> None:
+def write_record(run: TrainingRun, state: RunState, record: dict[str, Any]) -> None:
     """Write a record to metrics.jsonl, the trackers and the screen. Only the first rank does."""
     if not run.ranks.is_first:
         return
@@ -143,4 +145,12 @@ def write_record(run: Run, record: dict[str, Any]) -> None:
         ) from None
     for tracker in run.trackers:
         tracker.log(record["step"], name_values(record))
-    run.display.show_record(record)
+    send_event(run, state, record["kind"], record)
+
+
+def send_event(run: TrainingRun, state: RunState, kind: str, values: dict[str, Any]) -> None:
+    """Tell the caller what happens. If the caller answers with a KeyboardInterrupt, the run saves and stops."""
+    try:
+        run.on_event(kind, values)
+    except KeyboardInterrupt:
+        state.stop_request.signal = signal.SIGINT

@@ -1,9 +1,9 @@
-"""Turn a recipe or a TOML file, with `key=value` overrides, into a configuration; and a configuration into TOML."""
+"""Turn a recipe or a TOML file and settings into a configuration, and a configuration into TOML."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,23 +24,47 @@ ALTERNATIVES = ((STEPS, EPOCHS), (EPOCHS, STEPS), (NAME, WEIGHTS), (WEIGHTS, NAM
 """Pairs of which a run has only one key: an override of the first removes the second from the recipe."""
 
 
-def resolve(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
-    """Build a configuration from the values of a recipe or a file, and `key=value` overrides in their order.
+Settings = Sequence[str] | Mapping[str, Any]
+"""Settings of a run that replace a recipe's: `key=value` texts, or a dictionary such as {"schedule.steps": 300}."""
+
+
+def resolve(tree: Mapping[str, Any], settings: Settings = ()) -> RunConfig:
+    """Build a configuration from the values of a recipe or a file, and settings that replace them, in their order.
 
     Raises:
         ConfigError: A key is unknown, or a value is not allowed.
     """
     merged: Tree = _copy_tree(tree)
-    for override in overrides:
-        key, _, text = override.partition("=")
-        if not text.strip():
-            raise ConfigError(f"{override!r} is not key=value, such as optimizer.learning_rate=1e-3")
-        path = _path(key.strip())
-        _set_value(merged, path, _value(text.strip(), path))
+    given = name_settings(settings)
+    for key, value in _read_settings(settings):
+        path = _path(key)
+        _set_value(merged, path, value if not isinstance(value, _Text) else _value(value, path))
         for one, other in ALTERNATIVES:
-            if path == one and not any(o.partition("=")[0].strip() in (".".join(other), other[-1]) for o in overrides):
+            if path == one and not given & {".".join(other), other[-1]}:
                 merged[other[0]].pop(other[1], None)
     return build_config(merged)
+
+
+class _Text(str):
+    """A value as it was typed, which is still to be parsed."""
+
+
+def _read_settings(settings: Settings) -> Iterator[tuple[str, Any]]:
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            yield key.strip(), str(value) if isinstance(value, Path) else _copy_tree(value)
+        return
+    for setting in settings:
+        key, _, text = setting.partition("=")
+        if not text.strip():
+            raise ConfigError(f"{setting!r} is not key=value, such as optimizer.learning_rate=1e-3")
+        yield key.strip(), _Text(text.strip())
+
+
+def name_settings(settings: Settings) -> set[str]:
+    """Return the keys of the settings, as they were given."""
+    names = settings if isinstance(settings, Mapping) else (setting.partition("=")[0] for setting in settings)
+    return {name.strip() for name in names}
 
 
 def build_config(tree: Tree) -> RunConfig:

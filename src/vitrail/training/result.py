@@ -17,7 +17,7 @@ from vitrail.training.curves import draw_curves
 from vitrail.training.distributed import gather_tensor
 from vitrail.training.records import read_records
 from vitrail.training.resolve import to_toml
-from vitrail.training.run import Learner, Progress, Run
+from vitrail.training.run import Learner, Progress, TrainingRun
 from vitrail.weights.save import save
 
 
@@ -34,7 +34,7 @@ class TrainingResult:
     """The number of images of that evaluation."""
 
 
-def save_result(run: Run, progress: Progress) -> TrainingResult:
+def save_result(run: TrainingRun, progress: Progress) -> TrainingResult:
     """Write the model and the curves. All ranks must call this; the first one writes."""
     folder = run.config.run.folder
     weights = collect_weights(run.learner)
@@ -57,7 +57,7 @@ def collect_weights(learner: Learner) -> dict[str, Tensor]:
     return {name: gather_tensor(tensor.detach()).cpu() for name, tensor in tensors.items()}
 
 
-def count_evaluation_images(run: Run) -> int:
+def count_evaluation_images(run: TrainingRun) -> int:
     return len(run.evaluation_loader.source) if run.evaluation_loader is not None else 0
 
 
@@ -74,7 +74,7 @@ def build_trained_model(trained: ImageModel, weights: dict[str, Tensor]) -> Imag
     return model.eval()
 
 
-def training_cost(run: Run, progress: Progress) -> TrainingCost:
+def training_cost(run: TrainingRun, progress: Progress) -> TrainingCost:
     """Return what the run has cost so far, including the cost of the weights that it started from."""
     model = run.learner.objective.model
     cost = TrainingCost(
@@ -85,7 +85,7 @@ def training_cost(run: Run, progress: Progress) -> TrainingCost:
     return cost if run.config.model.weights is None else cost.after(model.training_cost)
 
 
-def card_text(run: Run, progress: Progress, records: list[dict[str, Any]]) -> str:
+def card_text(run: TrainingRun, progress: Progress, records: list[dict[str, Any]]) -> str:
     """Describe how the model was trained, for its card."""
     config, loader = run.config, run.training_loader
     weights = "fresh weights" if config.model.name else f"`{config.model.weights}`"

@@ -13,11 +13,11 @@ from vitrail.data.resident import CachedBatches, ResidentImages, ResidentLoader
 from vitrail.data.sources.source import Source
 from vitrail.objectives.base import Objective
 from vitrail.objectives.metrics import Sums
+from vitrail.system.events import OnEvent
 from vitrail.system.ranks import Ranks
 from vitrail.training.averaging import Average
 from vitrail.training.checkpoint_folder import CheckpointFolder
 from vitrail.training.config import RunConfig
-from vitrail.training.display import Display
 from vitrail.training.graph_step import GraphStep
 from vitrail.training.records import Records
 from vitrail.training.stopping import StopRequest
@@ -62,13 +62,14 @@ class RunSetup:
 
 
 @dataclass(frozen=True)
-class Run(RunSetup):
+class TrainingRun(RunSetup):
     """A run that is ready to train from its starting step. What changes while it trains is in `RunState`."""
 
     training_loader: TrainingLoader | ResidentLoader
     trackers: tuple[Tracker, ...]
     """Empty on all ranks except the first."""
-    display: Display
+    on_event: OnEvent
+    """Called with every event on the first rank; does nothing on the others."""
 
 
 @dataclass

@@ -6,30 +6,45 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from vitrail.config import show_size
+from vitrail.data.sources.source import Source
 from vitrail.errors import TrainingError
 from vitrail.model.architecture import Architecture, TimmArchitecture, VitArchitecture
+from vitrail.model.base import ImageModel
 from vitrail.model.cost import count_tokens
 from vitrail.system.device import device_name
+from vitrail.system.events import OnEvent, open_listener
 from vitrail.system.ranks import Ranks, explain_lost_rank, join_ranks
 from vitrail.training.build import build_run, prepare_run
 from vitrail.training.checkpoint import resume
 from vitrail.training.config import RunConfig
 from vitrail.training.loop import train
 from vitrail.training.result import TrainingResult, save_result
-from vitrail.training.run import Progress, Run, RunSetup
+from vitrail.training.run import Progress, RunSetup, TrainingRun
 from vitrail.training.run_folder import claim_folder
 from vitrail.training.trackers import Tracker, open_trackers
 from vitrail.weights.card import shorten_labels
 
 
-def run_training(config: RunConfig) -> TrainingResult:
+def run_training(
+    config: RunConfig,
+    *,
+    source: Source | None = None,
+    start: ImageModel | None = None,
+    on_event: OnEvent | None = None,
+) -> TrainingResult:
     """Train a model, from the beginning or from the newest checkpoint in the run folder.
 
     Under `torchrun`, all ranks call this and get the same result.
+
+    Args:
+        config: The configuration.
+        source: Images that are open already, in place of `data.source`, which is then only a name for them.
+        start: The model of `model.weights`, if it is loaded already. It is changed in place.
+        on_event: Called with what happens, on the first rank (see vitrail/system/events.py).
 
     Raises:
         ConfigError: The configuration does not fit the data, the machine or the run in the folder.
@@ -39,18 +54,22 @@ def run_training(config: RunConfig) -> TrainingResult:
     """
     folder = config.run.folder
     with (
+        open_listener(on_event) as listener,
         join_ranks(config.run.device, config.run.timeout) as ranks,
         _apply_settings(config),
         _explain_failures(folder, ranks),
     ):
-        setup = prepare_run(config, ranks)
+        setup = prepare_run(config, ranks, source=source, start=start)
         with claim_folder(setup), _avoid_broken_attention(setup.learner.objective.model.architecture):
             state = resume(setup)
             with _open_trackers(setup, state.progress.step) as trackers:
-                run = build_run(setup, state.progress, trackers)
-                with run.display:
-                    _introduce(run, state.progress)
+                run = build_run(setup, state.progress, trackers, listener)
+                run.on_event("training", _describe_run(run, state.progress))
+                try:
                     train(run, state)
+                finally:
+                    ended = {"folder": str(folder), "step": state.progress.step, "steps": run.steps}
+                    run.on_event("trained", ended)
             return save_result(run, state.progress)
 
 
@@ -67,37 +86,27 @@ def _open_trackers(setup: RunSetup, step: int) -> Iterator[list[Tracker]]:
             tracker.close()
 
 
-def _introduce(run: Run, progress: Progress) -> None:
-    """Show what is about to be trained, in a few lines."""
-    if not run.ranks.is_first:
-        return
-    objective, source, config, show = (
-        run.learner.objective,
-        run.training_loader.source,
-        run.config,
-        run.display.print_line,
-    )
-    parameters = sum(parameter.numel() for parameter in objective.parameters())
-    show(f"data: {len(source):,} images to train on, {_describe_validation(run)}")
-    if config.objective.kind == "classification":
-        show(f"classes: {source.num_classes}" + (f", {shorten_labels(source.classes)}" if source.classes else ""))
-    name = config.model.name or config.model.weights
-    show(f"model: {name}, {parameters:,} parameters, images of {show_size(objective.model.image_size)} pixels")
-    show(
-        f"training: {run.steps:,} steps of {config.data.batch_size} images on {run.ranks.size} × "
-        f"{device_name(run.ranks.device)}, {str(run.learner.precision).removeprefix('torch.')}, in {config.run.folder}"
-    )
-    if progress.step == run.steps:
-        show("it is finished already: there is nothing left to train")
-    elif progress.step:
-        show(f"going on from step {progress.step:,}")
-
-
-def _describe_validation(run: Run) -> str:
-    if run.evaluation_loader is None:
-        hint = "" if run.config.data.validate_on == "none" else " (data.holdout=0.1 would set some aside)"
-        return f"none to validate on{hint}"
-    return f"{len(run.evaluation_loader.source):,} to validate on"
+def _describe_run(run: TrainingRun, progress: Progress) -> dict[str, Any]:
+    """Return the values of a `training` event."""
+    objective, source, config = run.learner.objective, run.training_loader.source, run.config
+    has_classes = config.objective.kind == "classification"
+    return {
+        "folder": str(config.run.folder),
+        "model": config.model.name or config.model.weights,
+        "parameters": sum(parameter.numel() for parameter in objective.parameters()),
+        "image_size": list(objective.model.image_size),
+        "training_images": len(source),
+        "validation_images": None if run.evaluation_loader is None else len(run.evaluation_loader.source),
+        "can_hold_out": run.evaluation_loader is None and config.data.validate_on != "none",
+        "classes": source.num_classes if has_classes else None,
+        "class_names": shorten_labels(source.classes) if has_classes and source.classes else "",
+        "steps": run.steps,
+        "start_step": progress.step,
+        "batch_size": config.data.batch_size,
+        "devices": run.ranks.size,
+        "device": device_name(run.ranks.device),
+        "precision": str(run.learner.precision).removeprefix("torch."),
+    }
 
 
 @contextmanager

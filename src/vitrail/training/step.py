@@ -26,11 +26,11 @@ from vitrail.objectives.metrics import Sums, add_sums
 from vitrail.training.clipping import clip_gradients
 from vitrail.training.distributed import skip_gradient_sync
 from vitrail.training.optim import set_learning_rate
-from vitrail.training.run import Learner, PendingStep, Progress, Run, RunState
+from vitrail.training.run import Learner, PendingStep, Progress, RunState, TrainingRun
 from vitrail.training.schedule import learning_rate
 
 
-def train_step(run: Run, state: RunState) -> None:
+def train_step(run: TrainingRun, state: RunState) -> None:
     """Take the next batch, compute its gradients and update the weights."""
     began, config, progress = time.perf_counter(), run.config, state.progress
     schedule = config.schedule
@@ -57,7 +57,7 @@ def train_step(run: Run, state: RunState) -> None:
     state.step_seconds.append(time.perf_counter() - began)
 
 
-def compute_gradients(run: Run, step: int, batch: Batch) -> tuple[Sums, Tensor | None]:
+def compute_gradients(run: TrainingRun, step: int, batch: Batch) -> tuple[Sums, Tensor | None]:
     """Compute the gradients of a batch, part by part.
 
     Returns:
@@ -75,7 +75,7 @@ def compute_gradients(run: Run, step: int, batch: Batch) -> tuple[Sums, Tensor |
     return sums, None
 
 
-def split_batch(run: Run, step: int, batch: Batch) -> Iterator[tuple[Batch, int, bool]]:
+def split_batch(run: TrainingRun, step: int, batch: Batch) -> Iterator[tuple[Batch, int, bool]]:
     """Yield the parts that a batch is computed in, each with its random key and whether it is the last.
 
     Randomness depends on the seed and the step alone, so no generator's state has to be saved. Dropout draws from
@@ -95,7 +95,7 @@ def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
     return replace(batch, **{name: getattr(batch, name)[start:stop] for name in names})
 
 
-def autocast(run: Run) -> AbstractContextManager[Any]:
+def autocast(run: TrainingRun) -> AbstractContextManager[Any]:
     """Return a context in which products are computed in the run's precision."""
     if run.learner.precision == torch.float32:
         return nullcontext()
@@ -126,7 +126,7 @@ def start_pending_step(number: int, norm: Tensor, sums: Sums) -> PendingStep:
     return PendingStep(number, on_cpu, norm_copied, sums)
 
 
-def finish_pending_step(run: Run, state: RunState) -> None:
+def finish_pending_step(run: TrainingRun, state: RunState) -> None:
     """Wait until the gradient's length is known. If it is finite, update the average and the sums."""
     pending, progress, state.pending_step = state.pending_step, state.progress, None
     if pending is None:
@@ -142,7 +142,7 @@ def finish_pending_step(run: Run, state: RunState) -> None:
     count_skipped_step(run, progress, is_finite, pending.number + 1)
 
 
-def wait_for_pending_step(run: Run, state: RunState) -> None:
+def wait_for_pending_step(run: TrainingRun, state: RunState) -> None:
     """Finish the pending step, and count the waiting as part of its duration."""
     began = time.perf_counter()
     finish_pending_step(run, state)
@@ -150,7 +150,7 @@ def wait_for_pending_step(run: Run, state: RunState) -> None:
         state.step_seconds[-1] += time.perf_counter() - began
 
 
-def count_skipped_step(run: Run, progress: Progress, is_finite: bool, steps_done: int) -> None:
+def count_skipped_step(run: TrainingRun, progress: Progress, is_finite: bool, steps_done: int) -> None:
     """Count a step that was skipped, and end the run after too many in a row.
 
     Raises:

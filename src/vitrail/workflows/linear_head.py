@@ -22,13 +22,13 @@ from vitrail.data.open import list_splits, open_data
 from vitrail.data.sources.source import Source, Subset, compute_fingerprint
 from vitrail.errors import ConfigError, DataError, WeightsError, did_you_mean
 from vitrail.evaluation.features import Features, extract_features
-from vitrail.evaluation.intervals import wilson_interval
 from vitrail.evaluation.linear_classifier import LinearClassifier
 from vitrail.evaluation.linear_probe import STRENGTHS, OutOfFoldPredictions, cross_validate, fit_probe
 from vitrail.inference.batches import InferenceOptions, Progress, run_batches
 from vitrail.model.base import ImageModel
 from vitrail.model.heads import DistilledHead
 from vitrail.system.files import short_name, write_whole
+from vitrail.system.intervals import wilson_interval
 from vitrail.system.ranks import require_one_process
 from vitrail.training.config import RunConfig
 from vitrail.training.resolve import resolve

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from vitrail.training.display import Display, describe_values, format_duration, format_flops
+from vitrail.system.display import Display, describe_values, format_duration, format_flops
 
 VALUES = {"loss": 1.23456, "accuracy": 0.561, "images_per_second": 1234.4, "flops_per_second": 1.2e11, "epoch": 3.0}
 
@@ -178,17 +178,8 @@ def test_records_are_shown(capsys, clock):
     ]
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_quiet_is_quiet(capsys, terminal):
-    with Display(10, 0, "x", terminal, quiet=True) as display:
-        display.update(1, VALUES)
-        display.print_line("y")
-        display.show_record({"kind": "evaluation", "step": 5, "part": "test", "loss": 1.5})
-    assert capsys.readouterr() == ("", "")
-
-
 def test_every_step_is_cheap():
-    with Display(10**6, 0, "x", quiet=False) as display:
+    with Display(10**6, 0, "x") as display:
         started = time.perf_counter()
         for step in range(100_000):
             display.update(step)
@@ -237,7 +228,7 @@ def terminal(monkeypatch):
 
 def test_the_bar(terminal, clock):
     stderr = terminal()
-    with Display(10_000, 0, "runs/digits", terminal=True, clock=clock) as display:
+    with Display(10_000, 0, "runs/digits", screen="terminal", clock=clock) as display:
         for step in range(1, 2502):
             clock.now += 1
             display.update(step)
@@ -260,7 +251,7 @@ def test_the_bar(terminal, clock):
 def test_the_bar_fits(terminal, clock, monkeypatch, columns):
     stderr = terminal()
     monkeypatch.setenv("COLUMNS", str(columns))
-    with Display(300_000, 0, "runs/a-name-that-goes-on-and-on", terminal=True, clock=clock) as display:
+    with Display(300_000, 0, "runs/a-name-that-goes-on-and-on", screen="terminal", clock=clock) as display:
         display.update(1, VALUES)
         clock.now += 100
         display.update(200)
@@ -272,7 +263,7 @@ def test_the_bar_fits(terminal, clock, monkeypatch, columns):
 
 def test_the_bar_starts_where_the_run_goes_on(terminal):
     stderr = terminal()
-    with Display(1000, 400, "x", terminal=True):
+    with Display(1000, 400, "x", screen="terminal"):
         pass
     assert "  400/1,000  0s" in screen(stderr.getvalue())[0]
 
@@ -283,7 +274,7 @@ def test_whatever_is_written_goes_above_the_bar(terminal):
     logger = logging.getLogger("vitrail")
     logger.addHandler(handler)
     try:
-        with Display(10, 0, "bar", terminal=True) as display:
+        with Display(10, 0, "bar", screen="terminal") as display:
             display.update(3, {"loss": 1.0})
             for number in range(3):
                 logger.warning("beware %d", number)
@@ -305,7 +296,7 @@ def test_warnings_without_any_handler_too(terminal, monkeypatch):
     logger = logging.getLogger("vitrail")
     monkeypatch.setattr(logger, "propagate", False)
     monkeypatch.setattr(logger, "handlers", [])
-    with Display(10, 0, "bar", terminal=True):
+    with Display(10, 0, "bar", screen="terminal"):
         logger.warning("beware")
     assert screen(stderr.getvalue())[0] == "beware"
 
@@ -319,7 +310,7 @@ def test_stdout_is_left_alone_unless_it_is_the_same_terminal(terminal, monkeypat
 
     for stream, through in ((io.StringIO(), True), (Terminal(), False)):
         monkeypatch.setattr(sys, "stdout", stream)
-        with Display(10, 0, "bar", terminal=True):
+        with Display(10, 0, "bar", screen="terminal"):
             print("a result")
         assert sys.stdout is stream
         assert (stream.getvalue() == "a result\n") == through
@@ -332,7 +323,7 @@ def test_a_forked_process_writes_past_the_bar(tmp_path, monkeypatch):
     """Even if it was forked while the bar was being drawn, and all of the bar's locks are taken for ever."""
     with (tmp_path / "stderr").open("w", encoding="utf-8") as stream:
         monkeypatch.setattr(sys, "stderr", stream)
-        with Display(10, 0, "bar", terminal=True) as display:
+        with Display(10, 0, "bar", screen="terminal") as display:
             live = display._style._live
             with live._lock, live.console._lock:
                 child = os.fork()
@@ -360,9 +351,9 @@ def test_what_is_a_terminal(terminal, monkeypatch):
 # Streams that fail.
 
 
-@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("screen", ["terminal", "none"])
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), ValueError("I/O operation on closed file")])
-def test_a_stream_that_is_gone_does_not_end_the_run(monkeypatch, terminal, error):
+def test_a_stream_that_is_gone_does_not_end_the_run(monkeypatch, screen, error):
     class Gone(io.StringIO):
         gone = False
 
@@ -374,7 +365,7 @@ def test_a_stream_that_is_gone_does_not_end_the_run(monkeypatch, terminal, error
     stream = Gone()
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr("threading.excepthook", lambda _: None)  # of the thread that draws
-    with Display(10, 0, "x", terminal) as display:
+    with Display(10, 0, "x", screen) as display:
         display.update(1, {"loss": 1.0})
         stream.gone = True
         display.print_line("lost")
@@ -386,13 +377,13 @@ def test_a_stream_that_is_gone_does_not_end_the_run(monkeypatch, terminal, error
     assert "too late" not in stream.getvalue()
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_a_stream_that_was_never_there(monkeypatch, terminal):
+@pytest.mark.parametrize("screen", ["terminal", "none"])
+def test_a_stream_that_was_never_there(monkeypatch, screen):
     closed = io.StringIO()
     closed.close()
     for stream in (None, closed):
         monkeypatch.setattr(sys, "stderr", stream)
-        with Display(10, 0, "x", terminal) as display:
+        with Display(10, 0, "x", screen) as display:
             display.update(1, {"loss": 1.0})
             display.print_line("y")
         assert sys.stderr is stream

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitrail.errors import ConfigError
-from vitrail.evaluation.intervals import NO_ESTIMATE, Estimate, estimate_mean, estimate_share, wilson_interval
 from vitrail.evaluation.report import measure_calibration
+from vitrail.system.intervals import NO_ESTIMATE, Estimate, estimate_mean, estimate_share, wilson_interval
 
 TIMES = 2000
 TOLERANCE = 0.025

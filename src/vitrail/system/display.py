@@ -1,4 +1,4 @@
-"""Show a run on stderr while it trains: as a progress bar on a terminal, as plain lines elsewhere.
+"""Show a run while it trains: as a bar on a terminal or in a notebook, as plain lines on stderr elsewhere.
 
 A display never ends a run: if nothing can be written any more, because a terminal was closed or a pipe has lost its
 reader, it falls silent.
@@ -6,6 +6,7 @@ reader, it falls silent.
 
 from __future__ import annotations
 
+import html
 import io
 import logging
 import math
@@ -13,14 +14,27 @@ import os
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Self, TextIO
+from typing import Any, Literal, Self, TextIO
 
+NOTEBOOK_SECONDS = 0.3
+"""Shortest time between two states of a bar in a notebook."""
 EVERY = 2.0
 """Least number of seconds from one plain line to the next."""
+Screen = Literal["terminal", "notebook", "none"]
 SHOWN = ("loss", "accuracy", "images_per_second", "flops_per_second")
 """The values that are shown, in their order."""
+
+
+def find_screen() -> Screen:
+    """Return where a person can see a bar: on a terminal, in a notebook, or nowhere."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is not None and hasattr(shell, "kernel"):
+        return "notebook"
+    is_terminal = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+    return "terminal" if is_terminal else "none"
 
 
 class Display:
@@ -30,8 +44,7 @@ class Display:
         total_steps: Steps of the whole run.
         start_step: The step that it starts from.
         title: The name of the run.
-        terminal: Whether stderr is a terminal; detected if left out.
-        quiet: Show nothing, on all ranks except the first.
+        screen: Where it is shown; found out if left out.
         clock: Returns seconds since any moment.
     """
 
@@ -40,20 +53,19 @@ class Display:
         total_steps: int,
         start_step: int,
         title: str,
-        terminal: bool | None = None,
+        screen: Screen | None = None,
         *,
-        quiet: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.total_steps, self.start_step, self.title = total_steps, start_step, title
-        self._terminal, self._quiet, self._clock = terminal, quiet, clock
+        self._screen, self._clock = screen, clock
         self._pace = Pace(total_steps, start_step, clock)
         self._style: DisplayStyle | None = None
         self._opened = ExitStack()
 
     def __enter__(self) -> Self:
         self._pace = Pace(self.total_steps, self.start_step, self._clock)
-        if not self._quiet and sys.stderr is not None:
+        if sys.stderr is not None:
             self._attempt(self._open)
         return self
 
@@ -87,14 +99,15 @@ class Display:
         )
 
     def _open(self) -> None:
-        terminal = self._terminal
-        if terminal is None:
-            terminal = sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-        self._style = (
-            ProgressDisplay(self._pace, self.title) if terminal else PlainLines(self._pace, self.title, sys.stderr)
-        )
+        screen = self._screen or find_screen()
+        if screen == "notebook":
+            self._style = NotebookDisplay(self._pace, self.title)
+        elif screen == "terminal":
+            self._style = ProgressDisplay(self._pace, self.title)
+        else:
+            self._style = PlainLines(self._pace, self.title, sys.stderr)
         self._opened.callback(self._style.close)
-        if terminal:
+        if screen == "terminal":
             self._opened.enter_context(print_above_bar(self.print_line))
 
     def _attempt(self, action: Callable[[], None]) -> None:
@@ -240,6 +253,56 @@ class ProgressDisplay(DisplayStyle):
         grid.add_row(bold, bar, Text("  ".join([*numbers, *pace.describe_time()]), no_wrap=True))
         values = describe_values(pace.values)
         return Group(grid, Text("  ".join(values), no_wrap=True, overflow="ellipsis")) if values else grid
+
+
+class NotebookArea:
+    """A place in a notebook's output whose content can be replaced."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._shown_at = -math.inf
+
+    def show_bar(self, title: str, done: int, total: int, text: str, lines: Sequence[str] = ()) -> None:
+        """Show a bar with a text beside it and lines above it, a few times a second at most."""
+        if time.monotonic() - self._shown_at < NOTEBOOK_SECONDS and done < total:
+            return
+        self._shown_at = time.monotonic()
+        above = "".join(f"<div>{html.escape(line)}</div>" for line in lines)
+        bar = f'<progress value="{done}" max="{total}" style="width: 18em; vertical-align: middle"></progress>'
+        self._show(f"{above}<div>{html.escape(title)} {bar} {done:,}/{total:,} {html.escape(text)}</div>")
+
+    def clear(self) -> None:
+        """Leave the place empty."""
+        if self._handle is not None:
+            self._show("")
+
+    def _show(self, content: str) -> None:
+        from IPython.display import HTML, display
+
+        if self._handle is None:
+            self._handle = display(HTML(content), display_id=True)
+        else:
+            self._handle.update(HTML(content))
+
+
+class NotebookDisplay(DisplayStyle):
+    """A bar in a notebook's output, with the messages above it."""
+
+    def __init__(self, pace: Pace, title: str) -> None:
+        self._pace, self._title, self._area = pace, title, NotebookArea()
+        self._lines: list[str] = []
+
+    def update(self) -> None:
+        text = "  ".join([*self._pace.describe_time(), *describe_values(self._pace.values)])
+        self._area.show_bar(self._title, self._pace.step, self._pace.total_steps, text, self._lines)
+
+    def print_line(self, text: str) -> None:
+        self._lines.append(text)
+        self.update()
+
+    def close(self) -> None:
+        """Leave the last state in the output."""
+        self.update()
 
 
 @contextmanager

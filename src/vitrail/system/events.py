@@ -1,0 +1,57 @@
+"""Events: how a function that takes long tells its caller what happens.
+
+Every such function takes `on_event`, which is called with the kind of an event and its values:
+
+    def on_event(kind, values):
+        if kind == "evaluation":
+            print(values["step"], values["accuracy"])
+
+    vitrail.finetune("photos/", on_event=on_event)
+
+Values are plain data: numbers, strings, lists and dictionaries. Kinds that several functions send:
+
+    progress      task, done, total: images that a pass over data has done, and all of them
+    message       text: a sentence for a person
+    training      folder, model, parameters, image_size, training_images, validation_images, can_hold_out, classes,
+                  class_names, steps, start_step, batch_size, devices, device, precision:
+                  training begins, or goes on from start_step
+    step          step, steps: a training step is done
+    train         a training record of metrics.jsonl
+    evaluation    an evaluation record of metrics.jsonl
+    checkpoint    step: a checkpoint is being saved
+    trained       folder, step, steps: training has ended, finished or not
+
+An exception from `on_event` ends the call; a KeyboardInterrupt during training saves a checkpoint first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+OnEvent = Callable[[str, dict[str, Any]], None]
+"""Called with the kind of an event and its values."""
+Progress = Callable[[int, int], None]
+"""Called with the number of images that are done and the number of all images."""
+
+
+def ignore_event(kind: str, values: dict[str, Any]) -> None:
+    """Do nothing: the listener of a caller that wants to hear nothing."""
+
+
+@contextmanager
+def open_listener(on_event: OnEvent | None) -> Iterator[OnEvent]:
+    """Yield `on_event`; if it is None, a listener that shows a bar on a terminal or in a notebook, and else nothing."""
+    if on_event is not None:
+        yield on_event
+        return
+    from vitrail.system.event_display import EventDisplay
+
+    with EventDisplay() as display:
+        yield display
+
+
+def send_progress(on_event: OnEvent, task: str) -> Progress:
+    """Return a function of (done, total) that sends them as `progress` events of a task, such as "features"."""
+    return lambda done, total: on_event("progress", {"task": task, "done": done, "total": total})
