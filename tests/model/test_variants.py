@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Literal, get_args, get_origin, get_type_hints
+
 import pytest
 
 import vitrail
@@ -58,7 +61,6 @@ def test_an_architecture_survives_json():
         ("B/16", {"image_size": 225}, "225 .* 224 and 240"),
         ("B/16", {"image_size": (224, 230)}, "224 and 224×240"),
         ("R50+B/32", {"image_size": 240}, "224 and 256"),
-        ("B/16", {"imagesize": 224}, "did you mean 'image_size'"),
         ("B/16", {"pool": "mean"}, "pool = 'mean': input should be 'class', 'average', 'attention'"),
         ("B/16", {"position": "rotary"}, "position = 'rotary': input should be 'none'"),
         ("B/16", {"num_heads": 7}, "num_heads 7"),
@@ -80,6 +82,31 @@ def test_wrong_names_and_options_get_one_clear_sentence(name, options, sentence)
     assert "\n" not in str(caught.value)
     assert isinstance(caught.value, vitrail.VitrailError)
     assert isinstance(caught.value, ValueError)
+
+
+def test_an_unknown_option_is_named():
+    with pytest.raises(TypeError, match="imagesize"):
+        vitrail.create_model("B/16", imagesize=224)
+    with pytest.raises(vitrail.ConfigError, match="did you mean 'image_size'"):
+        make_architecture("B/16", imagesize=224)
+
+
+def test_the_signature_shows_every_option_with_the_default_of_the_architecture():
+    parameters = inspect.signature(vitrail.create_model).parameters
+    others = ["name", "seed", "head_bias", "device", "dtype"]
+    assert {name for name in parameters if name not in others} == set(VitArchitecture.model_fields)
+    decided_elsewhere = {"backbone", "class_token"}  # by the name, and by `pool`
+    for name, field in VitArchitecture.model_fields.items():
+        expected = None if field.is_required() or name in decided_elsewhere else field.default
+        assert parameters[name].default == (224 if name == "image_size" else expected), name
+    assert vitrail.create_model("B/16", device="meta").architecture == make_architecture("B/16")
+
+
+def test_the_signature_offers_the_words_that_the_architecture_knows():
+    hints = get_type_hints(vitrail.create_model)
+    for name, field in VitArchitecture.model_fields.items():
+        if get_origin(field.annotation) is Literal:
+            assert get_args(hints[name]) == get_args(field.annotation), name
 
 
 def test_a_bad_resize_leaves_the_model_as_it_was():

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
+from collections.abc import Sequence
+from typing import Any, Literal, overload
 
 import torch
 
 from vitrail.errors import ConfigError
-from vitrail.model.architecture import Architecture, ResNetArchitecture, TimmArchitecture
+from vitrail.model.architecture import (
+    Architecture,
+    Backbone,
+    ConvLayer,
+    ResNetArchitecture,
+    TimmArchitecture,
+    VitArchitecture,
+)
 from vitrail.model.bit import BitResNet
 from vitrail.model.initialise import initialise
 from vitrail.model.timm_model import TimmModel
@@ -19,45 +27,108 @@ from vitrail.system.device import parse_device
 def create_model(
     name: str,
     *,
+    image_size: int | tuple[int, int] = 224,
+    in_channels: int = 3,
+    num_classes: int = 1000,
+    patch_size: int | None = None,
+    width: int | None = None,
+    depth: int | None = None,
+    mlp_dim: int | None = None,
+    num_heads: int | None = None,
+    backbone: Backbone | None = None,
+    pool: Literal["class", "average", "attention", "class+average", "distilled"] = "class",
+    class_token: bool | None = None,
+    registers: int = 0,
+    position: Literal["none", "learned-1d", "learned-2d", "relative", "sin-cos"] = "learned-1d",
+    position_at: Literal["input", "every-layer", "shared"] = "input",
+    position_prefix: Literal["class", "all", "none"] = "class",
+    block: Literal["plain", "axial"] = "plain",
+    representation_size: int | None = None,
+    conv_stem: Sequence[ConvLayer | Sequence[Any]] | None = None,
+    dropout: float = 0.0,
+    attention_dropout: float = 0.0,
+    stochastic_depth: float = 0.0,
+    layer_scale: float | None = None,
+    gelu: Literal["tanh", "exact", "quick"] = "tanh",
+    norm: Literal["layer", "rms"] = "layer",
+    norm_eps: float = 1e-6,
+    input_norm: bool = False,
+    norm_after_pool: bool = False,
+    qkv_bias: bool = True,
+    patch_bias: bool = True,
     seed: int | None = None,
     head_bias: float = 0.0,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
-    **options: Any,
 ) -> VisionTransformer | BitResNet:
     """Create a model with fresh weights, initialised as in the authors' released code.
+
+    A BiT ResNet takes image_size, in_channels, num_classes and backbone, and no other option of the architecture.
 
     Args:
         name: SIZE/PATCH ("Ti/16", "S/8", "B/16", "L/32", "H/14"), a hybrid ("R50+B/16") or a BiT ResNet
             ("BiT-R50x1"); `vitrail models` lists them.
+        image_size: pixels, or (height, width); the patch size must divide it.
+        in_channels: channels of an image.
+        num_classes: outputs of the head; 0 leaves the head out, and the model returns its representation.
+        patch_size: side of a patch in image pixels, or in pixels of the feature map if there is a backbone. This and
+            the next five replace what the name says; None keeps it.
+        width: size of a token's vector.
+        depth: number of encoder blocks.
+        mlp_dim: width of the hidden layer of each block's MLP.
+        num_heads: attention heads; they divide the width.
+        backbone: the ResNet of a hybrid.
+        pool: how tokens become the representation. "class+average": both, side by side (DINOv2's classifiers).
+            "distilled": the class token and the first register, each with a head, whose logits are averaged (DeiT).
+        class_token: whether there is a class token; None: only if `pool` reads it.
+        registers: number of learned tokens after the class token.
+        position: the kind of position embedding.
+        position_at: added once to the input, before every layer with a table for each, or with one shared table.
+        position_prefix: which of the tokens before the patches have a row in the learned table.
+        block: "axial" attends along rows and then along columns.
+        representation_size: width of the tanh layer of the pre-training head; None leaves it out.
+        conv_stem: layers (channels, kernel, stride, norm, activation) instead of the patch projection.
+        dropout: rate in [0, 1) after every dense layer except the qkv projections, and after the positions.
+        attention_dropout: rate in [0, 1) for attention weights.
+        stochastic_depth: rate in [0, 1) for the last block; it grows linearly from 0 at the first.
+        layer_scale: initial value of a learned factor on each residual branch; None leaves it out.
+        gelu: tanh approximation (the released code), exact, or the sigmoid approximation "quick" (CLIP).
+        norm: LayerNorm or RMSNorm.
+        norm_eps: epsilon of the norms.
+        input_norm: a norm on the tokens before the first block (CLIP).
+        norm_after_pool: the final norm acts on the pooled vector instead of on every token (MAE).
+        qkv_bias: whether the qkv projections have a bias.
+        patch_bias: whether the patch projection has a bias.
         seed: the same seed gives the same weights on every device; None draws from torch's global generator.
         head_bias: initial bias of the head.
         device: where the parameters live; torch's default device if None. "meta" gives shapes without memory.
         dtype: floating-point type of the parameters; values are drawn in float32 first.
-        options: fields of `VitArchitecture` (or `ResNetArchitecture`), with the paper's values as defaults:
-            image_size: pixels, or (height, width); the patch size must divide it. 224.
-            in_channels: channels of an image. 3.
-            num_classes: 0 leaves the head out. 1000.
-            pool: "class", "average", "attention", "class+average" or "distilled".
-            position: "learned-1d", "learned-2d", "sin-cos", "relative" or "none".
-            position_at: "input", "every-layer" or "shared" (every layer adds the same table).
-            representation_size: width of the tanh layer of the pre-training head; None leaves it out.
-            conv_stem: layers (channels, kernel, stride, norm, activation) instead of the patch projection; or None.
-            registers: number of learned tokens after the class token. 0.
-            layer_scale: initial factor of the residual branches; None leaves it out.
-            dropout, attention_dropout, stochastic_depth: rates in [0, 1), all 0.
-            width, depth, mlp_dim, num_heads, patch_size: replace those of the name.
-            The others are documented at the class.
 
     Returns:
         A `VisionTransformer` or a `BitResNet`, in training mode.
 
     Raises:
-        ConfigError: an unknown name or option, or values that do not fit together.
+        ConfigError: an unknown name, values that do not fit together, or an option that a BiT ResNet does not have.
     """
+    # Only what differs from the defaults is passed on: a BiT ResNet has none of the Vision Transformer's options.
+    arguments, defaults = locals(), create_model.__kwdefaults__ or {}
+    given = [option for option in VitArchitecture.model_fields if arguments[option] != defaults[option]]
+    architecture = make_architecture(name, **{option: arguments[option] for option in given})
+    return create_from_architecture(architecture, seed=seed, head_bias=head_bias, device=device, dtype=dtype)
+
+
+def create_from_architecture(
+    architecture: Architecture,
+    *,
+    seed: int | None = None,
+    head_bias: float = 0.0,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> VisionTransformer | BitResNet:
+    """Create the model of an architecture with fresh weights. The other arguments are those of `create_model`."""
     target = parse_device(device) if device is not None else torch.get_default_device()
     check_dtype(dtype)
-    model = build_empty_model(make_architecture(name, **options))
+    model = build_empty_model(architecture)
     if target.type != "meta":
         # Values are drawn on the CPU, so that a seed gives the same weights on every device.
         model = model.to_empty(device="cpu")
@@ -67,17 +138,17 @@ def create_model(
 
 
 @overload
-def build_empty_model(make_architecture: Architecture) -> VisionTransformer | BitResNet: ...
+def build_empty_model(architecture: Architecture) -> VisionTransformer | BitResNet: ...
 @overload
-def build_empty_model(make_architecture: TimmArchitecture) -> TimmModel: ...
-def build_empty_model(make_architecture: Architecture | TimmArchitecture) -> VisionTransformer | BitResNet | TimmModel:
+def build_empty_model(architecture: TimmArchitecture) -> TimmModel: ...
+def build_empty_model(architecture: Architecture | TimmArchitecture) -> VisionTransformer | BitResNet | TimmModel:
     """Build the network of an architecture on the meta device, without memory or values."""
-    if isinstance(make_architecture, TimmArchitecture):
-        return TimmModel(make_architecture)
+    if isinstance(architecture, TimmArchitecture):
+        return TimmModel(architecture)
     with torch.device("meta"):
-        if isinstance(make_architecture, ResNetArchitecture):
-            return BitResNet(make_architecture)
-        return VisionTransformer(make_architecture)
+        if isinstance(architecture, ResNetArchitecture):
+            return BitResNet(architecture)
+        return VisionTransformer(architecture)
 
 
 def check_dtype(dtype: torch.dtype | None) -> None:

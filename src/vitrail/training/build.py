@@ -20,9 +20,10 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.fast.gpu.cuda_graph import CudaGraph
 from vitrail.model.base import ImageModel
 from vitrail.model.cost import compute_cost
-from vitrail.model.create import create_model
+from vitrail.model.create import create_from_architecture
 from vitrail.model.initialise import initialise_head
 from vitrail.model.timm_model import TimmModel
+from vitrail.model.variants import make_architecture
 from vitrail.objectives.build import build_objective
 from vitrail.objectives.classification import Classification
 from vitrail.system.events import OnEvent, ignore_event
@@ -287,7 +288,8 @@ def build_model(config: RunConfig, source: Source, start: ImageModel | None = No
             )
         options: dict[str, Any] = {**section.options, "num_classes": classes}
         bias = config.objective.head_bias
-        model = create_model(section.name, seed=config.run.seed, head_bias=bias, **size, **options)
+        architecture = make_architecture(section.name, **size, **options)
+        model = create_from_architecture(architecture, seed=config.run.seed, head_bias=bias)
     if has_classes and source.classes:
         model.labels = source.classes
     return model
