@@ -12,6 +12,8 @@ import torch
 from PIL import Image
 
 import vitrail
+from vitrail.cli.suite import describe_event
+from vitrail.transfer.suite import run_suite
 from vitrail.weights.save import save
 
 SHORT = ["image_size=16", "batch_size=8", "workers=0", "run.trackers=[]", "threads=1", "deterministic=true"]
@@ -56,6 +58,24 @@ def in_parts(root: Path, classes: list[str], **images: int) -> Path:
     for number, (part, count) in enumerate(images.items()):
         hard(root / part, classes, count, first=1000 * number)
     return root
+
+
+def run_lines(
+    name: str, model: str, data: str, folder: Path, runs: int, settings: list[str], rates: list[float] | None = None
+) -> list[str]:
+    """Run a suite and return the lines that its command prints."""
+    lines: list[str] = []
+    result = run_suite(
+        name,  # type: ignore[arg-type]
+        model,
+        data,
+        folder=folder,
+        runs=runs,
+        rates=rates,
+        settings=settings,
+        on_event=lambda kind, values: lines.extend(describe_event(kind, values)),
+    )
+    return [*lines, *result.lines()]
 
 
 def table(lines: list[str]) -> dict[str, list[str]]:

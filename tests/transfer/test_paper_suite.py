@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import stand_ins
-from stand_ins import one_by_one, shown, table
+from stand_ins import one_by_one, run_lines, shown, table
 
 from vitrail.data.open import open_data
 from vitrail.errors import ConfigError, DataError, Stopped
 from vitrail.training import loop
-from vitrail.transfer import paper_suite
+from vitrail.transfer import paper_suite, suite_table
 
 IDS = ["n01440764", "n01443537", "n01484850"]
 """Of ImageNet's first three classes."""
@@ -54,7 +54,7 @@ def data(tmp_path_factory):
 def whole(model, data, tmp_path_factory):
     """All of it, once: the lines, and the folder."""
     folder = tmp_path_factory.mktemp("suites") / "paper"
-    return list(paper_suite.run_paper_suite(model, str(data), folder, 2, SHORT)), folder
+    return run_lines("paper", model, str(data), folder, 2, SHORT), folder
 
 
 def test_the_table_is_what_the_saved_models_say(whole, data):
@@ -87,7 +87,7 @@ def test_the_table_is_what_the_saved_models_say(whole, data):
 
 def test_the_papers_numbers_stand_beside(whole):
     rows = table(whole[0])
-    assert rows["top-1, %"][3:] == list(paper_suite.PAPER_MODELS)
+    assert rows["top-1, %"][3:] == list(suite_table.PAPER_MODELS)
     assert rows["CIFAR-100"][3:] == ["94.55", "93.90", "93.25", "93.51", "–"]
     assert rows["VTAB (19 tasks)"][:4] == ["–", "–", "–", "77.63"]
     assert rows["TPUv3-core-days"][3:] == ["2.5k", "0.68k", "0.23k", "9.9k", "12.3k"]
@@ -157,17 +157,17 @@ def test_stopped_in_the_middle_it_goes_on_and_finds_the_same(model, data, whole,
 
     monkeypatch.setattr(loop, "train_step", step)
     with pytest.raises(Stopped):
-        list(paper_suite.run_paper_suite(*given))
+        run_lines("paper", *given)
     assert steps[-1] == tmp_path / "suite/imagenet/seed-1"
     assert not (tmp_path / "suite/suite.json").exists()
-    lines = list(paper_suite.run_paper_suite(*given))
+    lines = run_lines("paper", *given)
     assert len(steps) == 3 * 12, "what was trained is not trained again"
     once = table(whole[0])
     again = table(lines)
     for title in ("ImageNet", "ImageNet ReaL", "Oxford-IIIT Pets"):
         assert again[title] == once[title]
     monkeypatch.setattr(loop, "train_step", lambda run, state: pytest.fail("all of it is finished"))
-    assert list(paper_suite.run_paper_suite(*given)) == lines
+    assert run_lines("paper", *given) == lines
 
 
 def test_sets_without_data_are_listed(model, data, tmp_path):
@@ -175,9 +175,7 @@ def test_sets_without_data_are_listed(model, data, tmp_path):
     shutil.copytree(data / "pets", tmp_path / "some/pets")
     shutil.copytree(data / "pets", tmp_path / "some/flowers")
     (tmp_path / "some/pets/test/red/1001.png").write_bytes(b"no picture")
-    lines = list(
-        paper_suite.run_paper_suite(model, str(tmp_path / "some"), tmp_path / "suite", 1, [*SHORT, "learning_rate=0.1"])
-    )
+    lines = run_lines("paper", model, str(tmp_path / "some"), tmp_path / "suite", 1, [*SHORT, "learning_rate=0.1"])
     assert lines[0] == f"{tmp_path}/some/flowers is no set, did you mean 'flowers102'?"
     assert "pets: learning rate 0.1: the only one, so there is nothing to choose" in lines
     rows = table(lines)
@@ -197,7 +195,7 @@ def test_what_is_wrong_is_told_before_anything_is_trained(model, data, tmp_path)
     stand_ins.hard(tmp_path / "sets/flowers102/train", WORDS, 8)
 
     def told(*overrides: str, data=tmp_path / "sets") -> None:
-        list(paper_suite.run_paper_suite(model, str(data), tmp_path / "suite", 1, [*SHORT, *overrides]))
+        run_lines("paper", model, str(data), tmp_path / "suite", 1, [*SHORT, *overrides])
 
     with pytest.raises(DataError, match=r"flowers102: .* has train"):
         told()

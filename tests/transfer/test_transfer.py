@@ -17,7 +17,7 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.recipes import find_recipe
 from vitrail.transfer import suite_table, transfer
 from vitrail.transfer.suite_data import DataLocation, PickedSamples, RelabelledSource, find_suite_data, open_suite_parts
-from vitrail.transfer.transfer import TransferTarget, find_deviations, list_rates, make_config, make_plan
+from vitrail.transfer.suite_plan import TransferTarget, find_deviations, list_rates, make_config, make_plan
 
 KNOWN = ("cifar10", "cifar100", "pets", "dtd")
 
@@ -47,16 +47,16 @@ def test_the_folder_is_named_after_the_suite_and_the_model(model, name):
 def test_the_folder_can_be_given():
     assert make_plan("paper", "m", Path("a"), 3, [], None).folder == Path("a")
     settled = make_plan("paper", "m", None, 3, ["run.folder=b", "steps=3"], None)
-    assert (settled.folder, settled.overrides) == (Path("b"), ("steps=3",))
+    assert (settled.folder, settled.settings) == (Path("b"), ("steps=3",))
 
 
 @pytest.mark.parametrize(
     ("override", "instead"),
     [
-        ("run.seed=3", "--runs"),
-        ("seed=3", "--runs"),
-        ("model.weights=x", "--model"),
-        ("data.source=x", "--data"),
+        ("run.seed=3", "by runs"),
+        ("seed=3", "by runs"),
+        ("model.weights=x", "by model"),
+        ("data.source=x", "by data"),
         ("validate_on=test", "chooses"),
     ],
 )
@@ -66,7 +66,7 @@ def test_what_the_suite_decides_cannot_be_given(override, instead):
 
 
 def test_numbers_that_cannot_be():
-    with pytest.raises(ConfigError, match="--runs 0"):
+    with pytest.raises(ConfigError, match="runs = 0"):
         make_plan("paper", "m", None, 0, [], None)
     for wrong in ([], [0.0], [math.inf], [-1.0]):
         with pytest.raises(ConfigError, match="above 0"):

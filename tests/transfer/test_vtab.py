@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import stand_ins
 from pictures import make_folder, make_parquet
-from stand_ins import one_by_one, shown, table
+from stand_ins import one_by_one, run_lines, shown, table
 
 from vitrail.data.open import open_data
 from vitrail.data.sources.source import ListSource
@@ -312,7 +312,7 @@ def whole(model, data, tmp_path_factory):
     where = described(root / "tasks.toml", data, tasks)
     with Path(where).open("a") as file:
         file.write(f'\n[tasks.smallnorb_elevation]\ndata = "{data}/plain"')
-    return list(vtab_suite.run_vtab_suite(model, where, root / "vtab", 2, SHORT)), root / "vtab"
+    return run_lines("vtab", model, where, root / "vtab", 2, SHORT), root / "vtab"
 
 
 @pytest.mark.slow
@@ -391,7 +391,7 @@ def some(tmp_path_factory):
 
 def test_tasks_without_data_are_listed_and_the_mean_is_not_called_vtab(model, data, some):
     where = described(some / "tasks.toml", data, ["dtd", "dmlab", "smallnorb_azimuth"])
-    lines = list(vtab_suite.run_vtab_suite(model, where, some / "vtab", 1, SHORT, rates=[0.001, 0.3]))
+    lines = run_lines("vtab", model, where, some / "vtab", 1, SHORT, rates=[0.001, 0.3])
     rows = table(lines)
     assert not any(title.startswith("VTAB") for title in rows)
     assert {"natural (1 of 7 tasks)", "structured (2 of 8 tasks)"} <= set(rows)
@@ -431,7 +431,7 @@ def test_again_it_trains_nothing_and_finds_the_same(model, data, some, monkeypat
     shutil.rmtree(some / "vtab/dmlab/seed-0")  # as if it had been stopped before that one
     steps, plain = [], loop.train_step
     monkeypatch.setattr(loop, "train_step", lambda run, state: (steps.append(run.config.run.folder), plain(run, state)))
-    list(vtab_suite.run_vtab_suite(model, where, some / "vtab", 1, SHORT, rates=[0.001, 0.3]))
+    run_lines("vtab", model, where, some / "vtab", 1, SHORT, rates=[0.001, 0.3])
     assert steps == [some / "vtab/dmlab/seed-0"] * 2
     assert (some / "vtab/suite.md").read_text() == before
 
@@ -439,9 +439,7 @@ def test_again_it_trains_nothing_and_finds_the_same(model, data, some, monkeypat
 def test_what_is_wrong_is_told_before_anything_is_trained(model, data, tmp_path):
     def told(text: str, *overrides: str) -> None:
         (tmp_path / "tasks.toml").write_text(text.replace("DATA", str(data)))
-        list(
-            vtab_suite.run_vtab_suite(model, str(tmp_path / "tasks.toml"), tmp_path / "suite", 1, [*SHORT, *overrides])
-        )
+        run_lines("vtab", model, str(tmp_path / "tasks.toml"), tmp_path / "suite", 1, [*SHORT, *overrides])
 
     with pytest.raises(ConfigError, match=r"dtd: data.batch_size = 64 .* 24 "):
         told('dtd = "DATA/plain"', "batch_size=64")
@@ -468,7 +466,7 @@ def test_labels_without_names_have_the_tasks_classes(model, tmp_path):
     make_parquet(tmp_path / "numbers/train.parquet", [0, 1, 2, 3] * 6)
     make_parquet(tmp_path / "numbers/test.parquet", [0, 15])
     (tmp_path / "tasks.toml").write_text('dsprites_location = "numbers"')
-    lines = list(vtab_suite.run_vtab_suite(model, str(tmp_path / "tasks.toml"), tmp_path / "suite", 1, SHORT))
+    lines = run_lines("vtab", model, str(tmp_path / "tasks.toml"), tmp_path / "suite", 1, SHORT)
     assert "- dsprites_location: 24 images to train on instead of 1,000, 2 test images instead of 73,728" in lines
     config = json.loads((tmp_path / "suite/dsprites_location/seed-0/model/config.json").read_text())
     assert config["architecture"]["num_classes"] == 16

@@ -93,7 +93,9 @@ def evaluate(
             raise ConfigError("--suite takes --model, --data, --runs, --rates, --out and key=value only")
         if options != InferenceOptions():
             raise ConfigError("a suite trains: give batch_size=… workers=… device=… precision=…, without dashes")
-        _run_suite(suite, model, data, out, runs, others or [], rates)
+        from vitrail.cli.suite import run_suite_command
+
+        run_suite_command(suite, model, data, out, runs, others or [], rates)
         return
     if others:
         raise ConfigError(f"{others[0]!r}: models are for --compare, key=value for --suite")
@@ -204,28 +206,6 @@ def _make_cells(row: ModelComparison) -> list[str]:
         "–" if row.training is None else f"{row.training.exaflops:.3g}",
         "–" if row.training is None else f"{row.training.device_hours:.3g}",
     ]
-
-
-def _run_suite(
-    suite: str, model: str, data: str, out: Path | None, runs: int, overrides: list[str], rates: str | None
-) -> None:
-    from vitrail.errors import ConfigError, did_you_mean
-
-    try:
-        learning_rates = None if rates is None else [float(rate) for rate in rates.split(",")]
-    except ValueError:
-        raise ConfigError(f"--rates {rates}: give numbers with commas between, such as 0.003,0.01") from None
-
-    if suite == "paper":
-        from vitrail.transfer.paper_suite import run_paper_suite
-
-        print_lines(run_paper_suite(model, data, out, runs, overrides, learning_rates))
-    elif suite == "vtab":
-        from vitrail.transfer.vtab_suite import run_vtab_suite
-
-        print_lines(run_vtab_suite(model, data, out, runs, overrides, learning_rates))
-    else:
-        raise ConfigError(f"--suite {suite}{did_you_mean(suite, ['paper', 'vtab']) or ':'} there are paper and vtab")
 
 
 def _format_percents(measured: Estimate) -> list[str]:

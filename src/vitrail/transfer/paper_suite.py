@@ -1,4 +1,4 @@
-"""`vitrail evaluate --suite paper`: the transfer results of the paper's table 2, for any model.
+"""The suite "paper": the transfer results of the paper's table 2, for any model.
 
 For each data set the learning rate is chosen on held-out training images. Then the model is trained on all training
 images, once for each seed, and scored on the test part. The settings are those of the recipes finetune-….
@@ -6,7 +6,6 @@ images, once for each seed, and scored on the test part. The settings are those 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,20 +16,10 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.real import count_real_hits, read_real_labels
 from vitrail.inference import class_names
 from vitrail.recipes import find_recipe
-from vitrail.transfer import vtab_tasks
-from vitrail.transfer.suite_data import DataLocation, SuiteData, find_suite_data, list_data_notes, open_suite_parts
-from vitrail.transfer.suite_table import NOTHING, PAPER_MODELS, TABLE_2, Rows, format_mean, format_table, write_results
-from vitrail.transfer.transfer import (
-    NONE,
-    RUNS,
-    Extra,
-    SuitePlan,
-    TransferResult,
-    TransferTarget,
-    list_remarks,
-    make_plan,
-    transfer_to_all,
-)
+from vitrail.transfer.suite_data import SuiteData, list_data_notes, open_suite_parts
+from vitrail.transfer.suite_plan import Extra, SuitePlan, TransferTarget
+from vitrail.transfer.suite_table import NOTHING, PAPER_MODELS, TABLE_2, Rows, SuiteTable, format_mean
+from vitrail.transfer.transfer import NONE, TransferResult, list_remarks
 
 
 @dataclass(frozen=True)
@@ -60,34 +49,9 @@ REAL_TITLE, REAL_HITS, REAL_COUNT = "ImageNet ReaL", "real_hits", "real_count"
 REAL_URL = "https://github.com/google-research/reassessed-imagenet"
 
 
-def run_paper_suite(
-    model: str,
-    data: str,
-    folder: Path | None = None,
-    runs: int = RUNS,
-    overrides: Sequence[str] = (),
-    rates: Sequence[float] | None = None,
-) -> Iterator[str]:
-    """Run the suite and yield lines to print; the last are the table. suite.json and suite.md grow with every data set.
-
-    Args:
-        model: MODEL to transfer from.
-        data: a folder or a TOML file, as vitrail.transfer.suite_data describes.
-        folder: of the suite; runs/suite-paper-MODEL if None.
-        runs: trainings on all images of each data set, with the seeds 0, 1, …
-        overrides: `key=value` for every run.
-        rates: learning rates to try instead of the paper's.
-    """
-    plan = make_plan("paper", model, folder, runs, overrides, rates)
-    places = find_suite_data(data, SETS, {**SETS, **vtab_tasks.TASKS})
-    yield from places.remarks
-    targets = [_make_target(SETS[name], place, places.real) for name, place in places.sets.items()]
-    results = yield from transfer_to_all(plan, targets, lambda results: _write(plan, results, places))
-    yield from format_results(plan, results, places)
-
-
-def _make_target(each: PaperSet, place: DataLocation, real: Path | None) -> TransferTarget:
+def make_target(plan: SuitePlan, name: str, places: SuiteData) -> TransferTarget:
     """Open the data of a set. Images are held out of the part train, even if there is a part val."""
+    each, place, real = SETS[name], places.sets[name], places.real
     if place.raw:
         raise ConfigError(f"{each.name}: raw is for the tasks of VTAB: leave it out")
     recipe, parts = find_recipe(each.recipe), open_suite_parts(each.name, place.data)
@@ -155,29 +119,32 @@ def real_accuracies(result: TransferResult) -> list[float]:
     return [run.extra[REAL_HITS] / run.extra[REAL_COUNT] for run in result.runs if run.extra.get(REAL_COUNT)]
 
 
-def format_results(plan: SuitePlan, results: dict[str, TransferResult], places: SuiteData) -> list[str]:
-    """Return the table and the remarks below it, as lines of Markdown."""
-    columns = ("top-1, %", plan.model, "runs", "learning rate", *PAPER_MODELS)
+def make_tables(model: str, results: dict[str, TransferResult]) -> list[SuiteTable]:
+    """Return the paper's table with our results in it."""
+    return [SuiteTable(("top-1, %", model, "runs", "learning rate", *PAPER_MODELS), table_rows(results))]
+
+
+def list_notes(results: dict[str, TransferResult], places: SuiteData) -> list[str]:
+    """Return the sentences below the table."""
     sources = {name: f"it is to be had from {each.url}" for name, each in SETS.items()}
-    lines = [*format_table(columns, table_rows(results)), "", *list_remarks(results, places.sets, sources)]
+    notes = list(list_remarks(results, places.sets, sources))
     if IMAGENET in places.sets and places.real is None:
-        lines.append(f"- {REAL_TITLE} has no labels: real.json is to be had from {REAL_URL}")
-    return [*lines, "- VTAB is a suite of its own: --suite vtab"]
+        notes.append(f"{REAL_TITLE} has no labels: real.json is to be had from {REAL_URL}")
+    return [*notes, "VTAB is a suite of its own: --suite vtab"]
 
 
-def _write(plan: SuitePlan, results: dict[str, TransferResult], places: SuiteData) -> None:
-    content: dict[str, Any] = {
+def describe_results(plan: SuitePlan, results: dict[str, TransferResult], places: SuiteData) -> dict[str, Any]:
+    """Return the content of suite.json."""
+    return {
         "suite": "paper",
         "model": plan.model,
         "papers_protocol": not any(result.deviations for result in results.values()),
-        "sets": {name: _as_json(result) for name, result in results.items()},
+        "sets": {name: _describe_set(result) for name, result in results.items()},
         "missing": {name: each.url for name, each in SETS.items() if name not in places.sets},
         "paper": {title: dict(zip(PAPER_MODELS, numbers, strict=True)) for title, numbers in TABLE_2.items()},
     }
-    title = f"The paper's transfer suite: {plan.model}"
-    write_results(plan.folder, title, format_results(plan, results, places), content)
 
 
-def _as_json(result: TransferResult) -> dict[str, Any]:
+def _describe_set(result: TransferResult) -> dict[str, Any]:
     shares = real_accuracies(result)
-    return {**result.as_json(), **({"real_mean": sum(shares) / len(shares)} if shares else {})}
+    return {**result.to_dict(), **({"real_mean": sum(shares) / len(shares)} if shares else {})}

@@ -7,7 +7,7 @@ import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitrail.system.files import write_whole
 
@@ -34,6 +34,15 @@ TABLE_2 = {
 Rows = list[tuple[str, ...]]
 
 
+class SuiteTable(NamedTuple):
+    """A table of results."""
+
+    columns: tuple[str, ...]
+    rows: Rows
+    left: int = 1
+    """The number of columns at the front that hold words; the others hold numbers."""
+
+
 def mean_and_deviation(shares: Sequence[float]) -> tuple[float, float | None]:
     """Return the mean and the sample deviation (n − 1) of the runs; the deviation of one run is None."""
     return statistics.fmean(shares), statistics.stdev(shares) if len(shares) > 1 else None
@@ -43,6 +52,12 @@ def format_mean(shares: Sequence[float]) -> str:
     """Return mean and deviation in per cent, such as 91.20 ± 0.15."""
     mean, deviation = mean_and_deviation(shares)
     return f"{mean:.2%}".rstrip("%") + ("" if deviation is None else f" ± {100 * deviation:.2f}")
+
+
+def format_results(tables: Sequence[SuiteTable], notes: Sequence[str]) -> list[str]:
+    """Return tables and the notes below them as lines of Markdown."""
+    lines = [line for table in tables for line in (*format_table(*table), "")]
+    return [*lines, *(f"- {note}" for note in notes)]
 
 
 def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:

@@ -1,4 +1,4 @@
-"""`vitrail evaluate --suite vtab`: 19 tasks, 1,000 training images each, one protocol for all.
+"""The suite "vtab": 19 tasks, 1,000 training images each, one protocol for all.
 
 1,000 training images of each task are drawn and written as shards into the suite's folder: every run uses the same
 images, and people can look at them. With several learning rates, 800 images train and 200 choose the rate; the final
@@ -9,7 +9,7 @@ runs/suite-vtab-NAME/TASK/images/choosing/{train,val}, images/all
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,28 +23,18 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.recipes import find_recipe
 from vitrail.system.files import write_whole
 from vitrail.training.config import RunConfig
-from vitrail.transfer import paper_suite
 from vitrail.transfer.suite_data import (
     DataLocation,
     PickedSamples,
     RelabelledSource,
     SuiteData,
     SuiteParts,
-    find_suite_data,
     list_data_notes,
     open_suite_parts,
 )
-from vitrail.transfer.suite_table import NOTHING, PAPER_MODELS, TABLE_2, Rows, format_mean, format_table, write_results
-from vitrail.transfer.transfer import (
-    RUNS,
-    SuitePlan,
-    TransferResult,
-    TransferTarget,
-    list_remarks,
-    make_plan,
-    run_on_first_rank,
-    transfer_to_all,
-)
+from vitrail.transfer.suite_plan import SuitePlan, TransferTarget
+from vitrail.transfer.suite_table import NOTHING, PAPER_MODELS, TABLE_2, Rows, SuiteTable, format_mean
+from vitrail.transfer.transfer import TransferResult, list_remarks, run_on_first_rank
 from vitrail.transfer.vtab_tasks import GROUPS, TASKS, VtabTask
 
 TRAIN, VAL = 800, 200
@@ -55,31 +45,12 @@ TITLE = "VTAB (19 tasks)"
 CHOOSING, ALL = "choosing", "all"
 
 
-def run_vtab_suite(
-    model: str,
-    data: str,
-    folder: Path | None = None,
-    runs: int = RUNS,
-    overrides: Sequence[str] = (),
-    rates: Sequence[float] | None = None,
-) -> Iterator[str]:
-    """Run the suite and yield lines to print; the last are the table. The arguments are those of `run_paper_suite`.
-
-    By default the paper's only learning rate is used, and nothing is chosen.
-    """
-    plan = make_plan("vtab", model, folder, runs, overrides, rates)
-    places = find_suite_data(data, TASKS, {**paper_suite.SETS, **TASKS})
-    yield from places.remarks
-    targets = [_make_target(plan, TASKS[name], place) for name, place in places.sets.items()]
-    results = yield from transfer_to_all(plan, targets, lambda results: _write(plan, results, places))
-    yield from format_results(plan, results, places)
-
-
 # ---- A task's images -------------------------------------------------------------------------------------------------
 
 
-def _make_target(plan: SuitePlan, task: VtabTask, place: DataLocation) -> TransferTarget:
+def make_target(plan: SuitePlan, name: str, places: SuiteData) -> TransferTarget:
     """Draw the images of a task; they are written before the first run."""
+    task, place = TASKS[name], places.sets[name]
     parts = relabel_parts(task, place, open_suite_parts(task.name, place.data))
     train, val = split_train_val(parts)
     folder = plan.folder / task.name / "images"
@@ -212,27 +183,31 @@ def _average(results: dict[str, TransferResult], names: Sequence[str]) -> list[f
     return [sum(shares) / len(shares) for shares in by_seed]
 
 
-def format_results(plan: SuitePlan, results: dict[str, TransferResult], places: SuiteData) -> list[str]:
-    """Return the tables of tasks and of means, and the remarks below them, as lines of Markdown."""
-    columns = ("task", "group", plan.model, "runs", "learning rate", "test images")
-    tasks = format_table(columns, table_rows(results), left=2)
+def make_tables(model: str, results: dict[str, TransferResult]) -> list[SuiteTable]:
+    """Return the table of the tasks, and that of the means beside the paper's."""
+    columns = ("task", "group", model, "runs", "learning rate", "test images")
     summary = [
         (title, format_mean(shares), *TABLE_2.get(title, (NOTHING,) * len(PAPER_MODELS)))
         for title, shares in mean_accuracies(results).items()
     ]
-    together = format_table(("top-1, %", plan.model, *PAPER_MODELS), summary)
+    tasks = SuiteTable(columns, table_rows(results), left=2)
+    return [tasks, SuiteTable(("top-1, %", model, *PAPER_MODELS), summary)]
+
+
+def list_notes(results: dict[str, TransferResult], places: SuiteData) -> list[str]:
+    """Return the sentences below the tables."""
     sources = {name: f"{task.origin}, {task.url}, in TensorFlow Datasets {task.tfds}" for name, task in TASKS.items()}
-    return [*tasks, "", *together, "", *list_remarks(results, places.sets, sources)]
+    return list(list_remarks(results, places.sets, sources))
 
 
-def _write(plan: SuitePlan, results: dict[str, TransferResult], places: SuiteData) -> None:
-    content: dict[str, Any] = {
+def describe_results(plan: SuitePlan, results: dict[str, TransferResult], places: SuiteData) -> dict[str, Any]:
+    """Return the content of suite.json."""
+    return {
         "suite": "vtab",
         "model": plan.model,
         "papers_protocol": not any(result.deviations for result in results.values()),
-        "tasks": {name: {"group": TASKS[name].group, **result.as_json()} for name, result in results.items()},
+        "tasks": {name: {"group": TASKS[name].group, **result.to_dict()} for name, result in results.items()},
         "means": {title: sum(shares) / len(shares) for title, shares in mean_accuracies(results).items()},
         "missing": {name: task.url for name, task in TASKS.items() if name not in places.sets},
         "paper": dict(zip(PAPER_MODELS, TABLE_2[TITLE], strict=True)),
     }
-    write_results(plan.folder, f"VTAB: {plan.model}", format_results(plan, results, places), content)
