@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from vitrail.cli.printing import print_lines
 from vitrail.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vitrail.transfer.suite import SuiteName
 
 
 def run_suite_command(
@@ -27,7 +30,7 @@ def run_suite_command(
             print_lines(describe_event(kind, values))
 
         result = run_suite(
-            suite,  # type: ignore[arg-type]  # it says which there are
+            cast("SuiteName", suite),  # it says which there are
             model,
             data,
             folder=out,

@@ -170,7 +170,7 @@ def _try_rates(
     config: RunConfig, target: TransferTarget, candidates: tuple[float, ...], on_event: OnEvent
 ) -> tuple[Trial, ...]:
     tried = []
-    for trial in run_trials(config, candidates):
+    for trial in run_trials(config, candidates, on_event=on_event):
         tried.append(trial)
         on_event("trial", {"set": target.name, **_describe_trial(trial), "part": target.chosen_on})
     return tuple(tried)
