@@ -40,9 +40,11 @@ def sha256(path: Path) -> str:
 def short_name(text: str) -> str:
     """Return the last part of a model's or a data set's name, with only characters that a folder name may have.
 
-    For the `model` folder inside a run folder, return the name of the run.
+    For the `model` folder inside a run folder, return the name of the run; for its `best` folder, "NAME-best".
     """
     path = Path(text.removeprefix("hf:").removeprefix("timm:"))
     if path.name == "model" and path.parent.name:
         path = path.parent
+    elif path.name == "best" and path.parent.name:
+        path = path.with_name(f"{path.parent.name}-best")
     return re.sub(r"[^\w.+-]+", "-", path.name).strip("-.") or "data"

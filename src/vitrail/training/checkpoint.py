@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vitrail.training.averaging import Average
 from vitrail.training.run import Progress, RunSetup, RunState, TrainingRun
+from vitrail.weights.formats.native import describe_config
 
 
 def save_checkpoint(run: TrainingRun, state: RunState) -> None:
@@ -23,7 +24,10 @@ def save_checkpoint(run: TrainingRun, state: RunState) -> None:
     progress.window_total = {name: pair.tolist() for name, pair in run.ranks.sum_over_ranks(state.window).items()}
     if run.ranks.is_first:
         run.records.bring_to_disk()
-    saved = {**vars(progress), "scaler": learner.scaler.state_dict()}
+    model = learner.objective.model
+    # With its description, a checkpoint can be loaded as a model without the data and the first weights of the run.
+    described = describe_config(model.architecture, model.preprocessing, model.labels, model.origin)
+    saved = {**vars(progress), "scaler": learner.scaler.state_dict(), "model": described}
     tensors = name_tensors(learner.objective, learner.optimizer, learner.average)
     run.checkpoints.save(progress.step, tensors, saved, best=progress.best[0] if progress.best else None)
 
@@ -42,9 +46,7 @@ def resume(setup: RunSetup) -> RunState:
         saved = setup.checkpoints.load(path, tensors)
         if saved["scaler"]:
             learner.scaler.load_state_dict(saved["scaler"])
-        progress = Progress(**{name: saved[name] for name in vars(state.progress)})
-        progress.best = None if progress.best is None else (progress.best[0], progress.best[1])
-        state.progress = progress
+        state.progress = progress = Progress.from_saved(saved)
         for name, pair in progress.window_total.items():
             total = torch.tensor(pair, dtype=torch.float64, device=ranks.device)
             state.window[name] = total if ranks.is_first else torch.zeros_like(total)

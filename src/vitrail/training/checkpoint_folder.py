@@ -24,10 +24,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from vitrail.errors import TrainingError
 from vitrail.system.files import flush_to_disk, sha256
@@ -97,8 +99,7 @@ class CheckpointFolder:
 
     def list_steps(self) -> dict[int, Path]:
         """Return the paths of all checkpoints by their step, the oldest first."""
-        paths = {path.name.removeprefix(FINISHED): path for path in self.folder.glob(f"{FINISHED}*")}
-        return {int(step): paths[step] for step in sorted(filter(str.isdecimal, paths), key=int)}
+        return list_checkpoints(self.folder)
 
     def save(self, step: int, tensors: dict[str, Tensor], record: Record, best: int | None = None) -> None:
         """Copy the tensors now, and write the checkpoint in the background.
@@ -148,7 +149,7 @@ class CheckpointFolder:
         Raises:
             TrainingError: The checkpoint has other tensors, or cannot be read.
         """
-        record: Record = json.loads((path / STATE).read_text(encoding="utf-8"))
+        record = read_state(path)
         if missing := set(record["tensors"]) ^ set(tensors):
             raise TrainingError(
                 f"{path} was written by a run of another kind: {min(missing)} is not in both; give another run.folder"
@@ -215,6 +216,40 @@ class CheckpointFolder:
             f"no checkpoint can be written to {self.folder}: {why}; {last}; fix this (if the disk is full, free space) "
             "and start the same command again"
         )
+
+
+def list_checkpoints(folder: Path) -> dict[int, Path]:
+    """Return the paths of all checkpoints in a folder by their step, the oldest first."""
+    paths = {path.name.removeprefix(FINISHED): path for path in folder.glob(f"{FINISHED}*")}
+    return {int(step): paths[step] for step in sorted(filter(str.isdecimal, paths), key=int)}
+
+
+def read_state(path: Path) -> Record:
+    """Return everything in a checkpoint that is not a tensor."""
+    record: Record = json.loads((path / STATE).read_text(encoding="utf-8"))
+    return record
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Return the objective's weights in a checkpoint, averaged if there is an average, whole and on the CPU.
+
+    Tensors without dimensions have one here. One process reads the parts of all ranks.
+
+    Raises:
+        TrainingError: The checkpoint cannot be read.
+    """
+    try:
+        reader = HuggingFaceStorageReader(str(path))
+        stored = reader.read_metadata().state_dict_metadata
+        prefix = "average/" if any(name.startswith("average/") for name in stored) else "objective/"
+        tensors: dict[str, Tensor] = {}
+        for name, info in stored.items():
+            if name.startswith(prefix) and isinstance(info, TensorStorageMetadata):
+                tensors[name] = torch.empty(info.size, dtype=info.properties.dtype)
+        state_dict_loader.load(tensors, storage_reader=reader, no_dist=True)
+    except (CheckpointException, OSError) as error:
+        raise TrainingError(f"{path} cannot be read: {_cause(error)}") from None
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
 def find_damage(path: Path) -> str | None:

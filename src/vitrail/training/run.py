@@ -1,9 +1,10 @@
-"""What a run is made of (`Run`), and how far it has come (`RunState`)."""
+"""What a run is made of (`TrainingRun`), and how far it has come (`RunState`)."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -93,6 +94,13 @@ class Progress:
     """Length of the last step's gradient."""
     seconds: float = 0.0
     """Training time so far, over all starts."""
+
+    @classmethod
+    def from_saved(cls, saved: dict[str, Any]) -> Self:
+        """Return the progress in a checkpoint's state.json."""
+        progress = cls(**{name: saved[name] for name in vars(cls())})
+        progress.best = None if progress.best is None else (progress.best[0], progress.best[1])
+        return progress
 
 
 @dataclass

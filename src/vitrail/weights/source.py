@@ -9,8 +9,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from vitrail.errors import ConfigError, WeightsError, did_you_mean
+from vitrail.system.files import short_name
 from vitrail.weights.files import convert_read_errors
 from vitrail.weights.formats.base import FolderFiles
 
@@ -28,6 +30,10 @@ DESCRIPTIONS = ("*.json", "README.md", "SHA256SUMS")
 PANE = "pane"
 """The name of the small model inside the package; a folder of that name is `./pane`."""
 PANE_FOLDER = Path(__file__).parent.parent / PANE
+LAST_FOLDER, BEST_FOLDER, BEST_FILE = "model", "best", "best.json"
+"""In a run: its last weights, its best weights if those are others, and which of the two are the best."""
+Which = Literal["last", "best"]
+"""Which weights of a run: those of its last step, or those with the best evaluation."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +59,48 @@ def locate_weights(source: str | Path) -> WeightsLocation:
     path = Path(source).expanduser()
     if text and path.is_dir():
         # A run has its model in an inner folder.
-        inner = path / "model"
+        inner = path / LAST_FOLDER
         if (path / "checkpoints").is_dir() and not inner.is_dir():
             raise WeightsError(f"{path} is a run that is not finished: give its command again to go on with it")
-        return _locate_in_folder(path.resolve().name, inner if (inner / "config.json").is_file() else path)
+        return _locate_in_folder(short_name(str(path.resolve())), inner if (inner / "config.json").is_file() else path)
     if path.is_file():
         return _locate_file(path)
     kinds = f"a folder, a file ({', '.join(SUFFIXES)}), hf:owner/name, timm:name or {PANE}"
     raise WeightsError(f"there is no model {text!r}{_suggest_source(text, path) or ':'} give {kinds}")
+
+
+def choose_weights(model: str, which: str = "last") -> str:
+    """Return the MODEL to load for the last or the best weights of a run.
+
+    Args:
+        model: MODEL; for "best" the folder of a finished run.
+        which: "last", which returns the model as it is, or "best".
+
+    Raises:
+        ConfigError: another word, or "best" for a model that is no run.
+        WeightsError: the run is not finished, or has no best weights.
+    """
+    if which not in get_args(Which):
+        raise ConfigError(f"which = {which!r}{did_you_mean(which, get_args(Which)) or ':'} there are last and best")
+    if which == "last":
+        return model
+    path = Path(model).expanduser()
+    if model == PANE or not (path / "checkpoints").is_dir():
+        raise ConfigError(f"only a run has best weights, and {model} is no run folder: leave out which=best")
+    if not (path / LAST_FOLDER).is_dir():
+        raise WeightsError(
+            f"{model} is a run that is not finished: give its command again to go on with it, or read its checkpoint "
+            f'in Python with vitrail.Run("{model}").load("best")'
+        )
+    best = FolderFiles(path).json(BEST_FILE)
+    if not best:
+        raise WeightsError(
+            f"{model} has no {BEST_FILE}: either nothing was evaluated while it trained, or an earlier vitrail wrote "
+            f'it; for the latter there is vitrail.Run("{model}").load("best") in Python'
+        )
+    if best.get("folder") not in (LAST_FOLDER, BEST_FOLDER):
+        raise WeightsError(f"{path / BEST_FILE} is not as it was written: it names no folder of the run")
+    return model if best["folder"] == LAST_FOLDER else str(Path(model) / BEST_FOLDER)
 
 
 def _suggest_source(text: str, path: Path) -> str:
