@@ -24,6 +24,7 @@ import vitrail
 from samples import randomise
 from vitrail.errors import ConfigError, DataError, InputError
 from vitrail.inference import predictor as predict
+from vitrail.inference import prepare
 from vitrail.inference.class_names import get_display_labels, list_class_words, list_wnids
 from vitrail.inference.predictor import AHEAD, Predictor
 from vitrail.model.architecture import TimmArchitecture
@@ -313,7 +314,7 @@ def test_many_threads_at_once_are_as_one(tmp_path):
 
 
 def test_decoding_in_threads_leaves_the_warnings_of_the_process_as_they_were(monkeypatch):
-    both, gone, decode = threading.Barrier(2), threading.Event(), predict.decode_image
+    both, gone, decode = threading.Barrier(2), threading.Event(), prepare.decode_image
 
     def overlapping(content: bytes, most_pixels: int) -> torch.Tensor:
         """As `decode` does it; the first to enter is the first to leave."""
@@ -328,7 +329,7 @@ def test_decoding_in_threads_leaves_the_warnings_of_the_process_as_they_were(mon
         gone.set()
         return decode(content, most_pixels)
 
-    monkeypatch.setattr(predict, "decode_image", overlapping)
+    monkeypatch.setattr(prepare, "decode_image", overlapping)
     monkeypatch.setattr(predict, "resolve_worker_count", lambda _: 2)
     before = list(warnings.filters)
     assert len(Predictor(MODEL, device="cpu")([picture(0), picture(1)])) == 2

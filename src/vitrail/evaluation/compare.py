@@ -12,10 +12,11 @@ import torch
 
 from vitrail.config import TrainingCost
 from vitrail.evaluation.evaluate import open_scored_part, score_model
-from vitrail.inference.batches import InferenceOptions, Progress, single_rank
+from vitrail.inference.batches import InferenceOptions, single_rank
 from vitrail.model.base import ImageModel
 from vitrail.model.cost import compute_cost
 from vitrail.system.device import device_name
+from vitrail.system.events import Progress
 from vitrail.system.intervals import Estimate
 from vitrail.system.precision import choose_precision
 from vitrail.system.ranks import require_one_process

@@ -21,9 +21,10 @@ from vitrail.evaluation.predictions import PredictionTable, predict_all, select_
 from vitrail.evaluation.real import count_real_hits, read_real_labels
 from vitrail.evaluation.report import EvaluationReport, RealAccuracy, make_report
 from vitrail.inference import class_names
-from vitrail.inference.batches import InferenceOptions, Progress, single_rank
+from vitrail.inference.batches import InferenceOptions, single_rank
 from vitrail.model.base import ImageModel
 from vitrail.system.device import device_name
+from vitrail.system.events import Progress
 from vitrail.system.files import short_name, write_whole
 from vitrail.system.intervals import estimate_share
 from vitrail.system.ranks import Ranks, join_ranks

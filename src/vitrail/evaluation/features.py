@@ -26,8 +26,10 @@ from vitrail import __version__
 from vitrail.data.sources.source import Source, Subset, compute_fingerprint
 from vitrail.data.sources.table_cache import MAX_AGE_SECONDS, find_cache_folder
 from vitrail.errors import DataError, WeightsError
-from vitrail.inference.batches import InferenceOptions, Progress, cast_half_to_float32, run_batches, single_rank
+from vitrail.inference.batches import InferenceOptions, open_model, run_batches, single_rank
+from vitrail.inference.torch_engine import cast_half_to_float32
 from vitrail.model.base import ImageModel
+from vitrail.system.events import Progress
 from vitrail.system.files import move_into_place
 from vitrail.system.precision import choose_precision
 from vitrail.weights.digest import compute_weights_digest, view_bytes
@@ -169,7 +171,11 @@ def _compute(
         if progress is not None:
             progress(start + done, start + total)
 
-    for batch, computed in run_batches(model, rest, model.embed, options, progress=report_progress):
+    engine = open_model(model, options)
+    for batch, (_, computed) in run_batches(
+        engine, rest, options, progress=report_progress, logits=False, embeddings=True
+    ):
+        assert computed is not None
         mask = batch.mask
         done = rows.done + int((batch.indices >= 0).sum())
         values = computed.cpu()[mask].float()

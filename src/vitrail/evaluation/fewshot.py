@@ -20,7 +20,8 @@ from vitrail.evaluation.features import Cache, Features, extract_features
 from vitrail.evaluation.least_squares import L2, SEEDS, SHOTS, score_few_shot
 from vitrail.evaluation.linear_probe import assign_folds, choose_strength
 from vitrail.evaluation.neighbours import NEIGHBOURS, score_knn
-from vitrail.inference.batches import InferenceOptions, Progress, single_rank
+from vitrail.inference.batches import InferenceOptions, single_rank
+from vitrail.system.events import Progress
 from vitrail.system.intervals import wilson_interval
 from vitrail.system.ranks import require_one_process
 from vitrail.weights.load import load

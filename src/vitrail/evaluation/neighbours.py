@@ -15,7 +15,8 @@ from vitrail.data.sources.source import ListSource
 from vitrail.data.transforms.preprocess import prepare
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.features import Cache, Features, extract_features
-from vitrail.inference.batches import InferenceOptions, Progress
+from vitrail.inference.batches import InferenceOptions
+from vitrail.system.events import Progress
 from vitrail.weights.load import load
 
 NEIGHBOURS, TEMPERATURE = 20, 0.07

@@ -17,8 +17,9 @@ from torch import Tensor
 from vitrail.data.sources.source import Source, Subset
 from vitrail.errors import WeightsError
 from vitrail.evaluation.labels import LabelMap
-from vitrail.inference.batches import InferenceOptions, Progress, run_batches, single_rank
+from vitrail.inference.batches import InferenceOptions, open_model, run_batches, single_rank
 from vitrail.model.base import ImageModel
+from vitrail.system.events import Progress
 from vitrail.system.ranks import Ranks
 
 
@@ -87,8 +88,9 @@ def predict_all(
     # An empty first row set: a rank may get no image at all.
     no_logits, no_labels = torch.empty(0, model.num_classes, dtype=torch.float64), torch.empty(0, dtype=torch.int64)
     rows, indices = [_score_batch(no_logits, no_labels, accepted)], [np.empty(0, np.int64)]
-    for batch, output in run_batches(model, source, model, options, ranks, progress):
-        logits = output.cpu()[batch.mask].double()
+    for batch, output in run_batches(open_model(model, options, ranks), source, options, ranks, progress):
+        assert output.logits is not None
+        logits = output.logits.cpu()[batch.mask].double()
         if not torch.isfinite(logits).all():
             raise WeightsError("the model's outputs are not finite: its weights are damaged, or --precision is too low")
         rows.append(_score_batch(logits.masked_fill(~allowed, -torch.inf), batch.labels[batch.mask], accepted))

@@ -18,8 +18,9 @@ from vitrail.data.sources.folder import IMAGE_SUFFIXES, walk_files
 from vitrail.data.sources.source import MOST_BYTES, make_printable
 from vitrail.data.transforms.decode import open_image
 from vitrail.errors import ConfigError, DataError, MissingExtraError
-from vitrail.inference.batches import Progress
-from vitrail.inference.predictor import TOP, FloatArray, Prediction, Predictor, check_top
+from vitrail.inference.engine import FloatArray
+from vitrail.inference.predictor import TOP, Prediction, Predictor, check_top
+from vitrail.system.events import Progress
 from vitrail.system.files import move_into_place
 
 STANDARD_INPUT = "-"

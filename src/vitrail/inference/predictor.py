@@ -5,49 +5,33 @@ Shapes: B images, K classes, D the size of the representation.
 
 from __future__ import annotations
 
-import os
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
-from typing import Any, TypeGuard, overload
+from typing import Any, overload
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from vitrail.data.parallel import resolve_worker_count
-from vitrail.data.sources.source import make_printable, read_image
-from vitrail.data.transforms.decode import IGNORE_WARNINGS, MOST_PIXELS_TRAINING, check_size, decode_image, to_channels
-from vitrail.data.transforms.preprocess import normalise, resize_and_crop
+from vitrail.data.transforms.decode import MOST_PIXELS_TRAINING
 from vitrail.errors import ConfigError, DataError, InputError, VitrailError
-from vitrail.fast.optimize import FastModel, optimize
-from vitrail.inference.batches import cast_half_to_float32
-from vitrail.inference.class_names import get_display_labels
+from vitrail.fast.optimize import FastModel
+from vitrail.inference.engine import Engine, FloatArray, Model, get_model, open_engine, to_array, to_probabilities
+from vitrail.inference.prepare import ALLOWED, OneImage, describe_image, fit_image, is_one_image, name_kind
 from vitrail.model.base import ImageModel
-from vitrail.system.device import choose_device
-from vitrail.weights.load import load
 
 AHEAD = 2
 """Batches that are decoded ahead, while one is computed."""
 MOST_THREADS = 16
 """Threads that decode for one call. Each may hold a large image in memory."""
 TOP = 5
-ALLOWED = (
-    "a path, the bytes of a file, a Pillow image, a uint8 NumPy array (height, width[, channels]) or a uint8 tensor "
-    "(channels, height, width)"
-)
-
-OneImage = str | os.PathLike[str] | bytes | bytearray | memoryview | Image.Image | NDArray[Any] | Tensor
 RankedLabels = list[tuple[str, float]]
 """Labels and their probabilities, best first."""
-FloatArray = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +65,18 @@ class Predictor:
         [("tabby", 0.71), ("Egyptian cat", 0.12)]
 
     Args:
-        model: a model, or anything that `vitrail.load` takes. A model object is moved to the device, put into
-            evaluation mode, and cast from half precision to float32.
+        model: a model, anything that `vitrail.load` takes, an exported .onnx or .xml file, or an engine. A model object
+            is moved to the device, put into evaluation mode, and cast from half precision to float32.
         device: cpu, cuda, …; auto takes a GPU if the machine has one.
         batch_size: images that run at a time, at least 1.
-        precision: fp32, the exact one; or a faster one: bf16, fp8 (GPU only), int8 (CPU only), or auto, which takes the
+        precision: fp32, the exact one; or a faster one: bf16, fp16 and fp8 (GPU), int8 (CPU), or auto, which takes the
             fastest on this machine. `predictor.fast.distance` is then the distance from the exact results.
         most_pixels: images with more pixels are refused before they are decoded.
         on_message: called with lines of text while a faster model than fp32 is prepared.
 
     Attributes:
         labels: the names of the classes in words, in the order of the probabilities; () for a model without classes.
-        model: the model, on the device.
-        fast: the faster version of the model that computes; None for fp32.
+        engine: what computes; see vitrail/inference/engine.py.
 
     Raises:
         ConfigError: if an option or the model is not valid.
@@ -101,7 +84,7 @@ class Predictor:
 
     def __init__(
         self,
-        model: ImageModel | str | Path,
+        model: Model | Engine,
         *,
         device: str = "auto",
         batch_size: int = 32,
@@ -111,18 +94,23 @@ class Predictor:
     ) -> None:
         if batch_size < 1:
             raise ConfigError(f"batch_size = {batch_size}: give 1 or more")
-        if not isinstance(model, ImageModel | str | Path):
-            raise ConfigError(f"a {_kind(model)} is no model: give one of vitrail's, or what vitrail.load takes")
-        self.device = choose_device(device)
-        self.model: ImageModel = model if isinstance(model, ImageModel) else load(model, device=self.device)
-        self._dtype = cast_half_to_float32(self.model)
-        self.model.to(self.device).eval()
+        self.engine = (
+            model
+            if isinstance(model, Engine)
+            else open_engine(model, device=device, precision=precision, batch=batch_size, on_message=on_message)
+        )
         self.batch_size, self.most_pixels = batch_size, most_pixels
-        self.fast: FastModel | None = None
-        if precision != "fp32":
-            self.fast = optimize(self.model.float(), "throughput", precision, batch=batch_size, on_message=on_message)
-            self._dtype = torch.float32
-        self.labels = get_display_labels(self.model)
+        self.labels = self.engine.labels
+
+    @property
+    def model(self) -> ImageModel:
+        """The model, on the device; an exported file has none, and asking raises a NotApplicableError."""
+        return get_model(self.engine)
+
+    @property
+    def fast(self) -> FastModel | None:
+        """The faster version of the model that computes; None in fp32 and for exported files."""
+        return getattr(self.engine, "fast", None)
 
     @overload
     def __call__(self, images: OneImage, top: int = TOP) -> RankedLabels: ...  # type: ignore[overload-overlap]  # a str
@@ -148,9 +136,10 @@ class Predictor:
 
     def embed(self, images: OneImage | Iterable[OneImage]) -> FloatArray:
         """Return the representation y, (B, D), of one image (B = 1) or many."""
+        self.engine.check_request(logits=False, embeddings=True)
         predictions = self._predict_or_raise(images, probabilities=False, embeddings=True)
         rows = [prediction.embedding for prediction in predictions if prediction.embedding is not None]
-        return np.stack(rows) if rows else np.empty((0, self._representation_size()), np.float32)
+        return np.stack(rows) if rows else np.empty((0, self.engine.embedding_size or 0), np.float32)
 
     def rank_labels(self, probabilities: FloatArray, top: int = TOP) -> RankedLabels:
         """Return the `top` labels for the probabilities (K,) of one image, best first."""
@@ -172,8 +161,7 @@ class Predictor:
         Raises:
             ConfigError: if probabilities are requested of a model without classes.
         """
-        if probabilities:
-            self._check_classes()
+        self.engine.check_request(probabilities, embeddings)
         return self._predict_ahead(images, probabilities, embeddings)
 
     def _predict_ahead(
@@ -196,7 +184,7 @@ class Predictor:
             pool.shutdown(cancel_futures=True)
 
     def _predict_probabilities(self, images: OneImage | Iterable[OneImage]) -> list[FloatArray]:
-        self._check_classes()
+        self.engine.check_request(logits=True, embeddings=False)
         predictions = self._predict_or_raise(images, probabilities=True, embeddings=False)
         return [prediction.probabilities for prediction in predictions if prediction.probabilities is not None]
 
@@ -212,9 +200,11 @@ class Predictor:
             yield prediction
             return
         if hasattr(images, "read"):  # iterating over it would give lines, not images
-            raise InputError(f"an open file ({_kind(images)}) is no image: give its path, or what its read() returns")
+            raise InputError(
+                f"an open file ({name_kind(images)}) is no image: give its path, or what its read() returns"
+            )
         if not isinstance(images, Iterable) or isinstance(images, Mapping):
-            raise InputError(f"{_kind(images)} is no image: give {ALLOWED}, or a list of these")
+            raise InputError(f"{name_kind(images)} is no image: give {ALLOWED}, or a list of these")
         many: Iterable[Any] = images
         with closing(self._predict_ahead(many, probabilities, embeddings)) as predictions:
             for prediction in predictions:
@@ -240,59 +230,24 @@ class Predictor:
             for index, (name, pixels) in enumerate(zip(names, prepared, strict=True), start=first)
         ]
 
-    @torch.inference_mode()
     def _compute(
         self, pixels: Tensor, probabilities: bool, embeddings: bool
     ) -> Iterator[tuple[FloatArray | None, FloatArray | None]]:
         """Turn pixels, (B, C, height, width) uint8, into the probabilities and the embedding of each image."""
-        model, nothing = self.model, [None] * len(pixels)
-        images = normalise(pixels.to(self.device), model.preprocessing, self._dtype)
-        logits = y = None
-        if self.fast is not None:
-            representations, scores = self.fast.embed_and_classify(images)
-            logits, y = scores if probabilities else None, representations if embeddings else None
-        elif probabilities and embeddings:
-            features = model.forward_features(images)
-            logits, y = model.forward_head(features), model.pool_features(features)
-        elif probabilities:
-            logits = model(images)
-        else:
-            y = model.embed(images)
+        nothing = [None] * len(pixels)
+        logits, y = self.engine.compute(pixels, logits=probabilities, embeddings=embeddings)
         return zip(
-            nothing if logits is None else _to_array(logits.softmax(dim=1)),
-            nothing if y is None else _to_array(y),
+            nothing if logits is None else to_probabilities(logits),
+            nothing if y is None else to_array(y),
             strict=True,
         )
 
     def _prepare_image(self, image: OneImage) -> Tensor | VitrailError:
         """Return the image resized and cropped, (C, height, width) uint8, or the error if it cannot be used."""
         try:
-            with IGNORE_WARNINGS:
-                pixels = to_channels(self._read_pixels(image), self.model.in_channels)
-                return resize_and_crop(pixels, self.model.preprocessing)
+            return fit_image(image, self.engine.preprocessing, self.most_pixels)
         except (DataError, InputError) as error:
             return error
-
-    def _read_pixels(self, image: OneImage) -> Tensor:
-        if isinstance(image, Image.Image):
-            return _read_pillow(image, self.most_pixels)
-        if isinstance(image, np.ndarray | Tensor):
-            _check_pixels(image, self.model.in_channels)
-        elif not is_one_image(image):
-            raise InputError(f"a {_kind(image)} is no image: give {ALLOWED}")
-        content = read_image(bytes(image) if isinstance(image, bytearray | memoryview) else image)
-        return content.cpu() if isinstance(content, Tensor) else decode_image(content, self.most_pixels)
-
-    def _check_classes(self) -> None:
-        if not self.labels:
-            raise ConfigError("the model has no classes, and therefore no labels: use embed")
-
-    def _representation_size(self) -> int:
-        """Return D. Not every architecture states it, so a blank image is computed."""
-        blank = torch.zeros(1, self.model.in_channels, *self.model.preprocessing.image_size, dtype=torch.uint8)
-        ((_, y),) = self._compute(blank, probabilities=False, embeddings=True)
-        assert y is not None
-        return len(y)
 
 
 def rank_labels(probabilities: FloatArray, labels: Sequence[str], top: int) -> RankedLabels:
@@ -307,62 +262,9 @@ def check_top(top: int) -> None:
         raise ConfigError(f"top = {top}: give 1 or more")
 
 
-def is_one_image(images: object) -> TypeGuard[OneImage]:
-    """Return whether the argument is a single image, not a collection of images."""
-    return isinstance(images, str | os.PathLike | bytes | bytearray | memoryview | Image.Image | np.ndarray | Tensor)
-
-
-def _check_pixels(image: NDArray[Any] | Tensor, channels: int) -> None:
-    """Raise an InputError if an array or a tensor is not an image that a model with so many channels can take."""
-    is_tensor = isinstance(image, Tensor)
-    shape = tuple(image.shape)
-    if image.dtype != (torch.uint8 if is_tensor else np.uint8) or len(shape) not in (2, 3) or 0 in shape:
-        several = "; several images go in a list" if len(shape) == 4 else ""
-        raise InputError(f"{image.dtype} of shape {shape} is no image: give {ALLOWED}{several}")
-    own = 1 if len(shape) == 2 else shape[0 if is_tensor else 2]
-    if own not in (1, 3, channels) or (own == 3 and channels not in (1, 3)):
-        place = "first in a tensor" if is_tensor else "last in a NumPy array"
-        raise InputError(f"shape {shape} has {own} channels (they come {place}), but the model takes {channels}")
-
-
-_LOADING = [threading.Lock() for _ in range(64)]
-"""Pillow reads a file when its pixels are first needed. Two threads must not trigger that at once."""
-
-
-def _read_pillow(image: Image.Image, most_pixels: int) -> Tensor:
-    check_size(image.height, image.width, most_pixels)
-    try:
-        with _LOADING[id(image) // 16 % len(_LOADING)]:
-            image.load()
-        content = read_image(image)
-    except VitrailError:
-        raise
-    except Exception as error:  # Pillow fails in many ways on a damaged file
-        raise DataError(f"damaged: {(str(error).strip().splitlines() or [_kind(error)])[0]}") from None
-    assert isinstance(content, Tensor)
-    return content
-
-
 def _refuse_non_finite(prediction: Prediction) -> Prediction:
     """Replace the prediction by an error if it contains infinities or NaN."""
     if all(row is None or np.isfinite(row).all() for row in (prediction.probabilities, prediction.embedding)):
         return prediction
     error = InputError("the model's result for it is not a number: the weights may be damaged")
     return Prediction(prediction.index, prediction.name, error=error)
-
-
-def _to_array(rows: Tensor) -> FloatArray:
-    array: FloatArray = rows.float().cpu().numpy()
-    return array
-
-
-def describe_image(image: object) -> str:
-    """Return the path of an image on one line, or the kind of any other image: "a tensor", …"""
-    if isinstance(image, str | os.PathLike):
-        return make_printable(image)
-    kinds = {np.ndarray: "a NumPy array", Tensor: "a tensor", Image.Image: "a Pillow image"}
-    return next((name for kind, name in kinds.items() if isinstance(image, kind)), f"a {_kind(image)}")
-
-
-def _kind(value: object) -> str:
-    return type(value).__name__

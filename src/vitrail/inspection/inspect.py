@@ -1,26 +1,33 @@
-"""What `vitrail inspect` does: measure models, draw the figures, and write one report."""
+"""Inspect models: measure them, draw the figures, and write one report."""
 
 from __future__ import annotations
 
 import itertools
-import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from vitrail.errors import ConfigError, DataError, NotApplicableError, VitrailError, WeightsError
-from vitrail.inference.batches import Progress
+from vitrail.errors import ConfigError, DataError, VitrailError, WeightsError
+from vitrail.inference.engine import Model
 from vitrail.inspection.draw.figures import draw_between, draw_findings, find_farthest
 from vitrail.inspection.findings import Absent, Findings, Layers
-from vitrail.inspection.images import InspectionImages, pick_from_folder, pick_from_source, pick_photographs
+from vitrail.inspection.image_choice import (
+    ImageChoice,
+    Images,
+    choose_from_source,
+    choose_images,
+    choose_photographs,
+)
+from vitrail.inspection.images import MOST, InspectionImages, fit_images
 from vitrail.inspection.inspect_model import compare_layers, inspect_model
 from vitrail.inspection.page.report import write_report
+from vitrail.inspection.result import InspectionResult
 from vitrail.inspection.write_data import write_data, write_layers
 from vitrail.model.base import ImageModel
 from vitrail.system.device import choose_device
+from vitrail.system.events import OnEvent, ignore_event, open_listener, send_progress
 from vitrail.system.files import short_name
 from vitrail.training import records
 from vitrail.training.build import open_training_data
@@ -30,67 +37,109 @@ from vitrail.training.run_folder import CONFIG_FILE
 from vitrail.weights.load import load
 from vitrail.weights.source import PANE, locate_weights
 
-MOST = 128
-"""Images that distances are measured on: the paper's number."""
 REPORT, METRICS = "report.html", "metrics.jsonl"
 WRITTEN = (".png", ".svg", ".npz", ".csv")
-
-ImagePicker = Callable[[int, int, int], InspectionImages]
-"""(channels, most images, most pixels of each) → images."""
-
-
-@dataclass(frozen=True)
-class InspectionResult:
-    """The files that an inspection wrote."""
-
-    report: Path
-    figures: tuple[Path, ...]
-    data: tuple[Path, ...]
-    notes: tuple[str, ...]
-    """Lines for the user, about files that could not be read."""
+UNNAMED = "model"
+"""The name of a model that was given as an object."""
 
 
-def inspect_models(
-    models: Sequence[str],
-    images: str | None = None,
-    out: Path | None = None,
+def inspect(
+    model: Model | Sequence[Model] | None = None,
     *,
+    images: Images | None = None,
+    out: str | Path | None = None,
     most: int = MOST,
     device: str = "auto",
-    progress: Progress | None = None,
+    on_event: OnEvent | None = None,
 ) -> InspectionResult:
-    """Inspect one model, or several side by side, and write the report.
+    """Look inside a model, or several side by side, and write the report.
+
+        result = vitrail.inspect("runs/pets", images="photos/")
+        result.guesses["pets"][0]                   # an image, and what the model says about it
+        result.attention_distance["pets"]           # in pixels, by layer and head
 
     Args:
-        models: anything that `vitrail.load` takes, one or more.
-        images: a folder with images, an image, or a data set; by default the validation data of the first run among
-            the models, or else two photographs.
-        out: the report's file, or a folder for it; by default in the run's folder, or else below ./runs.
+        model: a loaded model, anything that `vitrail.load` takes, or a list of these. None takes the run below ./runs
+            that finished last, or else pane. A model object is moved to the device, and cast from half precision to
+            float32.
+        images: a folder with images, an image, a data set, or a list of images or (image, label) pairs; None takes the
+            validation data of the first run among the models, or else two photographs.
+        out: the file of the report, or a folder for it; by default in the run's folder, or else below ./runs.
         most: the largest number of images to measure on.
         device: cpu, cuda, …; auto takes a GPU if the machine has one.
-        progress: called with the number of images that are done, and of all images.
+        on_event: called with what happens; None shows a bar on a terminal or in a notebook.
+
+    Events:
+        chosen: model, reason ("newest run" or "built in"), if no model was given.
+        progress: task "reading images", then "looking inside" for each model.
+
+    Returns:
+        The files that were written, and the numbers behind them.
 
     Raises:
-        ConfigError: if the report cannot be written.
+        ConfigError: if an option is not valid, or the report cannot be written.
+        WeightsError: if a model cannot be loaded.
         DataError: if there are no images.
     """
-    path = choose_report_path(models, out)
-    with _explain_write_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)  # fail before measuring, which may take hours
-    loaded = [load(name, device=choose_device(device)) for name in models]
-    return inspect_loaded(models, loaded, _choose_picker(models, images), path, most, progress)
+    if most < 1:
+        raise ConfigError(f"most = {most}: give 1 or more")
+    with open_listener(on_event) as listener:
+        models = [model] if isinstance(model, ImageModel | str | Path) else list(model or [])
+        if wrong := [each for each in models if not isinstance(each, ImageModel | str | Path)]:
+            kind = type(wrong[0]).__name__
+            raise ConfigError(f"a {kind} is no model: give one of vitrail's, or what vitrail.load takes")
+        models = models or [_choose_model(listener)]
+        names = [None if isinstance(each, ImageModel) else str(each) for each in models]
+        path = choose_report_path(names, None if out is None else Path(out))
+        with _explain_write_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)  # fail before measuring, which may take hours
+        place = choose_device(device)
+        loaded = [each.to(place) if isinstance(each, ImageModel) else load(each, device=place) for each in models]
+        choice = _choose_default_images(names) if images is None else choose_images(images)
+        return inspect_loaded(names, loaded, choice, path, most, listener)
+
+
+def inspect_loaded(
+    names: Sequence[str | None],
+    models: Sequence[ImageModel],
+    choice: ImageChoice,
+    path: Path,
+    most: int = MOST,
+    on_event: OnEvent = ignore_event,
+) -> InspectionResult:
+    """Inspect models that are loaded already.
+
+    Args:
+        names: what they were loaded by; None for a model that was given as an object.
+        models: the models, on any device.
+        choice: the images to choose from.
+        path: the file of the report.
+        most: the largest number of images to measure on.
+        on_event: called with `progress` events.
+    """
+    picked = fit_images(choice, models, most, progress=send_progress(on_event, "reading images"))
+    progress = send_progress(on_event, "looking inside")
+    runs = [_read_run_records(name) for name in names]
+    findings = [
+        inspect_model(model, title, own, card=_read_card(name), records=run.records, progress=progress)
+        for model, name, title, own, run in zip(models, names, _name_models(names), picked, runs, strict=True)
+    ]
+    between: Layers | Absent | None = None
+    if len(models) == 2:
+        between = compare_layers(models[0], models[1], picked[0], picked[1], progress)
+    broken = {name for images in picked if isinstance(images, InspectionImages) for name in images.broken}
+    notes = [note for run in runs for note in run.notes] + [f"left out: {name}" for name in sorted(broken)]
+    return _write_files(findings, between, path, tuple(notes))
 
 
 def find_newest_run(folder: Path = Path("runs")) -> Path | None:
     """Return the folder of the run that finished last, or None if no run has finished."""
     finished = [found.parent.parent for depth in ("*", "*/*") for found in folder.glob(f"{depth}/model/config.json")]
-    runs = [inspect_models for inspect_models in finished if (inspect_models / CONFIG_FILE).is_file()]
-    return max(
-        runs, key=lambda inspect_models: (inspect_models / "model" / "config.json").stat().st_mtime_ns, default=None
-    )
+    runs = [run for run in finished if (run / CONFIG_FILE).is_file()]
+    return max(runs, key=lambda run: (run / "model" / "config.json").stat().st_mtime_ns, default=None)
 
 
-def choose_report_path(names: Sequence[str], out: Path | None) -> Path:
+def choose_report_path(names: Sequence[str | None], out: Path | None) -> Path:
     """Return the path of the report: `out` (a file or a folder), else in the run's folder, else below ./runs."""
     if out is None:
         alone = find_run_folder(names[0]) if len(names) == 1 else None
@@ -98,47 +147,18 @@ def choose_report_path(names: Sequence[str], out: Path | None) -> Path:
     if out.is_dir():
         return out / REPORT
     if out.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"--out {out}: give a file that ends in .html, or an existing folder")
+        raise ConfigError(f"out = {out}: give a file that ends in .html, or an existing folder")
     return out
 
 
-def find_run_folder(model: str) -> Path | None:
+def find_run_folder(model: str | None) -> Path | None:
     """Return the run folder that contains the model, or None."""
-    if model == PANE:
+    if model is None or model == PANE:
         return None
     path = Path(model).expanduser()
     if path.resolve().name == "model":
         path = path.parent if path.name == "model" else path.resolve().parent
     return path if (path / CONFIG_FILE).is_file() and (path / METRICS).is_file() else None
-
-
-def inspect_loaded(
-    names: Sequence[str],
-    models: Sequence[ImageModel],
-    pick: ImagePicker,
-    path: Path,
-    most: int,
-    progress: Progress | None = None,
-) -> InspectionResult:
-    """Inspect models that are loaded already; `names` are the strings they were loaded by, `path` is the report's."""
-    pixels = 2 * max(math.prod(model.preprocessing.resized) for model in models)
-    picked = {
-        channels: _try_to_pick(pick, channels, most, pixels) for channels in {model.in_channels for model in models}
-    }
-    runs = [_read_run_records(name) for name in names]
-    findings = [
-        inspect_model(
-            model, title, picked[model.in_channels], card=_read_card(name), records=run.records, progress=progress
-        )
-        for model, name, title, run in zip(models, names, _name_models(names), runs, strict=True)
-    ]
-    between: Layers | Absent | None = None
-    if len(models) == 2:
-        first, second = models
-        between = compare_layers(first, second, picked[first.in_channels], picked[second.in_channels], progress)
-    broken = {name for images in picked.values() if isinstance(images, InspectionImages) for name in images.broken}
-    notes = [note for run in runs for note in run.notes] + [f"left out: {name}" for name in sorted(broken)]
-    return _write_files(findings, between, path, tuple(notes))
 
 
 def _write_files(
@@ -166,7 +186,7 @@ def _write_files(
             data += write_layers(between, root, "between")
         write_report(findings, figures, path, between, between_figure)
     drawings = [file for each in figures for file in each.values()] + ([between_figure] if between_figure else [])
-    return InspectionResult(path, tuple(drawings), tuple(data), notes)
+    return InspectionResult(path, tuple(drawings), tuple(data), notes, tuple(findings), between)
 
 
 @contextmanager
@@ -174,11 +194,13 @@ def _explain_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror}): give another place by --out") from None
+        raise ConfigError(f"{path} cannot be written ({error.strerror}): give another place as out") from None
 
 
-def _shorten(name: str) -> str:
+def _shorten(name: str | None) -> str:
     """Return the last part of a path, also of a path like "."; other names in a form that suits a file name."""
+    if name is None:
+        return UNNAMED
     return short_name(name if _is_no_path(name) else str(Path(name).expanduser().resolve()))
 
 
@@ -186,59 +208,51 @@ def _is_no_path(name: str) -> bool:
     return name == PANE or name.startswith(("hf:", "timm:"))
 
 
-def _name_models(names: Sequence[str]) -> list[str]:
+def _name_models(names: Sequence[str | None]) -> list[str]:
     """Name the models for the report: without paths, because strangers may read it, and without repetition."""
     titles: list[str] = []
     for name in names:
-        base = name if _is_no_path(name) else _shorten(name)
+        base = name if name is not None and _is_no_path(name) else _shorten(name)
         taken = {_shorten(other) for other in titles}
         numbered = (f"{base} {number}" for number in itertools.count(2))
         titles.append(next(each for each in itertools.chain([base], numbered) if _shorten(each) not in taken))
     return titles
 
 
-def _try_to_pick(pick: ImagePicker, channels: int, most: int, pixels: int) -> InspectionImages | Absent:
-    try:
-        return pick(channels, most, pixels)
-    except NotApplicableError as error:  # such as five channels: much can be measured without images
-        return Absent(str(error))
+def _choose_model(listener: OnEvent) -> str:
+    """Choose the newest run, or else pane, and tell the listener."""
+    newest = find_newest_run()
+    name, reason = (PANE, "built in") if newest is None else (str(newest), "newest run")
+    listener("chosen", {"model": name, "reason": reason})
+    return name
 
 
-def _choose_picker(names: Sequence[str], images: str | None) -> ImagePicker:
-    """Choose the given images, else the validation data of the first run among the models, else photographs."""
-    if images is not None:
-        place = images
-        return lambda channels, most, pixels: pick_from_folder(place, channels, most, pixels=pixels)
+def _choose_default_images(names: Sequence[str | None]) -> ImageChoice:
+    """Choose the validation data of the first run among the models, else photographs."""
     for name in names:
         folder = find_run_folder(name)
         try:
-            picker = None if folder is None else make_run_picker(resolve(read_toml(folder / CONFIG_FILE)))
+            choice = None if folder is None else choose_run_images(resolve(read_toml(folder / CONFIG_FILE)))
         except VitrailError:  # a newer version may have written the configuration
-            picker = None
-        if picker is not None:
-            return picker
-    return pick_default_images
+            choice = None
+        if choice is not None:
+            return choice
+    return choose_photographs()
 
 
-def pick_default_images(channels: int, most: int, pixels: int) -> InspectionImages:
-    """Pick crops of two photographs, which are always available; `pixels` is not needed for them."""
-    return pick_photographs(channels, most)
-
-
-def make_run_picker(config: RunConfig) -> ImagePicker | None:
-    """Return what picks the images that a run was validated on, or else trained on; None if they cannot be opened."""
+def choose_run_images(config: RunConfig) -> ImageChoice | None:
+    """Choose the images that a run was validated on, or else trained on; None if they cannot be opened."""
     try:
         parts = open_training_data(config.data)
     except (VitrailError, OSError):
         return None
     source, part = (parts.training, "trained on") if parts.evaluation is None else (parts.evaluation, "validated on")
-    name = f"{_shorten(config.data.source)}, which the run was {part}"
-    return lambda channels, most, pixels: pick_from_source(source, name, channels, most, pixels=pixels)
+    return choose_from_source(source, f"{_shorten(config.data.source)}, which the run was {part}")
 
 
-def _read_card(name: str) -> str:
+def _read_card(name: str | None) -> str:
     """Return the README.md beside the weights without the run's configuration, which has paths of this machine."""
-    if name.startswith("timm:"):
+    if name is None or name.startswith("timm:"):
         return ""
     try:
         card = locate_weights(name).folder_files.text("README.md") or ""
@@ -254,7 +268,7 @@ class _RunRecords(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def _read_run_records(name: str) -> _RunRecords:
+def _read_run_records(name: str | None) -> _RunRecords:
     folder = find_run_folder(name)
     try:
         return _RunRecords() if folder is None else _RunRecords(tuple(records.read_records(folder / METRICS)))

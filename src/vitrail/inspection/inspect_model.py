@@ -11,16 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import NotApplicableError
-from vitrail.inference.batches import Progress, cast_half_to_float32
-from vitrail.inference.class_names import get_display_labels
+from vitrail.inference.engine import open_engine
+from vitrail.inference.predictor import rank_labels
+from vitrail.inference.torch_engine import cast_half_to_float32
 from vitrail.inspection.findings import Absent, Distance, Findings, Layers, ShownImage
-from vitrail.inspection.images import InspectionImages, prepare_batch, render_input
+from vitrail.inspection.images import InspectionImages, normalise_batch, render_input
 from vitrail.inspection.measure import anatomy
 from vitrail.inspection.measure.attention import mean_attention_distance, measure_attention, name_attention_layers
 from vitrail.inspection.measure.filters import measure_filters
 from vitrail.inspection.measure.positions import measure_positions
 from vitrail.inspection.measure.similarity import measure_layers, measure_layers_between, measure_tokens
 from vitrail.model.base import ImageModel
+from vitrail.system.events import Progress
 from vitrail.weights.card import list_facts
 
 GUESSES = 5
@@ -44,7 +46,7 @@ def inspect_model(
     Args:
         model: the model, on any device.
         name: its name in the report, without a path of this machine.
-        picked: the images to show and to measure on, or why there are none.
+        picked: the images to show and to measure on, fitted to the model, or why there are none.
         card: the text of the model card.
         records: the measurements of the run that trained the model.
         progress: called with the number of images that are done, and of all images.
@@ -63,12 +65,12 @@ def inspect_model(
     )
     if isinstance(picked, Absent):
         return replace(findings, distance=picked, attention=picked, tokens=picked, layers=picked)
-    shown = prepare_batch([pixels for _, pixels in picked.shown], model)
-    measured = prepare_batch(picked.measured, model)
+    shown = normalise_batch([pixels for _, pixels in picked.shown], model)
+    measured = normalise_batch(picked.measured, model)
     with report_progress(model, PASSES * len(measured) + 3 * len(shown), progress):
         return replace(
             findings,
-            images=_describe_images(model, picked, shown),
+            images=_describe_images(model, picked.shown),
             images_from=picked.shown_from,
             measured_on=picked.measured_on,
             distance=_measure_if_applicable(lambda: _measure_distance(model, measured)),
@@ -85,28 +87,33 @@ def compare_layers(
     other: InspectionImages | Absent,
     progress: Progress | None = None,
 ) -> Layers | Absent:
-    """Compare the layers of two models on the same images, each with its own preprocessing; or say why not."""
+    """Compare the layers of two models on the same images, each fitted to its own model; or say why not."""
     if isinstance(one, Absent):
         return one
     if isinstance(other, Absent):
         return other
-    images = prepare_batch(one.measured, first), prepare_batch(other.measured, second)
+    images = normalise_batch(one.measured, first), normalise_batch(other.measured, second)
     with report_progress(second, len(other.measured), progress):
         return _measure_if_applicable(lambda: measure_layers_between(first, images[0], second, images[1]))
 
 
-def predict_labels(model: ImageModel, images: Tensor, most: int = GUESSES) -> list[tuple[tuple[str, float], ...]]:
-    """Return the most probable labels of each image with their probabilities; () for a model without classes."""
-    if not model.num_classes:
-        return [()] * len(images)
-    labels = get_display_labels(model)
-    with torch.inference_mode(), anatomy.evaluation_mode(model):
-        probabilities = torch.cat([model(part).softmax(dim=1) for part in anatomy.split_batch(model, images)])
-    values, classes = probabilities.topk(min(most, model.num_classes), dim=1)
-    return [
-        tuple((labels[number], value) for value, number in zip(row, column, strict=True))
-        for row, column in zip(values.tolist(), classes.tolist(), strict=True)
-    ]
+def predict_labels(
+    model: ImageModel, fitted: Sequence[Tensor], most: int = GUESSES
+) -> list[tuple[tuple[str, float], ...]]:
+    """Return the most probable labels of each image with their probabilities; () for a model without classes.
+
+    Args:
+        model: the model, on any device.
+        fitted: images of the model's size, each (C, height, width) uint8.
+        most: at most so many labels.
+    """
+    if not model.num_classes or not fitted:
+        return [()] * len(fitted)
+    with anatomy.evaluation_mode(model):
+        engine = open_engine(model, device=next(model.parameters()).device)
+        parts = anatomy.split_batch(model, torch.stack(list(fitted)))
+        rows = [row for part in parts for row in engine.classify(part)]
+    return [tuple(rank_labels(row, engine.labels, most)) for row in rows]
 
 
 @contextmanager
@@ -134,11 +141,10 @@ def report_progress(model: ImageModel, total: int, progress: Progress | None) ->
         hook.remove()
 
 
-def _describe_images(model: ImageModel, picked: InspectionImages, images: Tensor) -> tuple[ShownImage, ...]:
-    guesses = predict_labels(model, images)
+def _describe_images(model: ImageModel, shown: Sequence[tuple[str, Tensor]]) -> tuple[ShownImage, ...]:
+    guesses = predict_labels(model, [fitted for _, fitted in shown])
     return tuple(
-        ShownImage(name, render_input(pixels, model), best)
-        for (name, pixels), best in zip(picked.shown, guesses, strict=True)
+        ShownImage(name, render_input(fitted), best) for (name, fitted), best in zip(shown, guesses, strict=True)
     )
 
 

@@ -20,8 +20,8 @@ from vitrail.data.transforms.preprocess import normalise
 from vitrail.errors import ConfigError, MissingExtraError, NotApplicableError, WeightsError
 from vitrail.fast.cpu.packed import pack_layers
 from vitrail.fast.optimize import FastModel, optimize
-from vitrail.inference.batches import cast_half_to_float32
 from vitrail.inference.class_names import make_display_labels
+from vitrail.inference.torch_engine import cast_half_to_float32
 from vitrail.inspection.measure.anatomy import patch_grid, prefix_names
 from vitrail.inspection.measure.attention import rollout_by_layer
 from vitrail.model.base import ImageModel

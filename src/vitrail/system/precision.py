@@ -8,6 +8,9 @@ from vitrail.errors import ConfigError
 from vitrail.system import processor
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+INFERENCE_PRECISIONS = ("fp32", "bf16", "fp16", "fp8", "int8", "auto")
+"""The words for every model that predicts: fp32 is exact, fp16 and fp8 are for GPUs, int8 for CPUs, and auto is the
+fastest that is close enough on this machine."""
 
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:
@@ -19,7 +22,7 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         name = "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
     if name == "fp16" and device.type != "cuda":
-        raise ConfigError("run.precision = 'fp16' needs a GPU: give bf16 or fp32")
+        raise ConfigError("precision fp16 needs a GPU: give bf16 or fp32")
     if name == "bf16" and device.type == "cpu":
         processor.prevent_amx_crash()
     return PRECISIONS[name]

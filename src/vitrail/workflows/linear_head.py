@@ -24,7 +24,8 @@ from vitrail.errors import ConfigError, DataError, WeightsError, did_you_mean
 from vitrail.evaluation.features import Features, extract_features
 from vitrail.evaluation.linear_classifier import LinearClassifier
 from vitrail.evaluation.linear_probe import STRENGTHS, OutOfFoldPredictions, cross_validate, fit_probe
-from vitrail.inference.batches import InferenceOptions, Progress, run_batches
+from vitrail.inference.batches import InferenceOptions, open_model, run_batches
+from vitrail.system.events import Progress
 from vitrail.model.base import ImageModel
 from vitrail.model.heads import DistilledHead
 from vitrail.system.files import short_name, write_whole
@@ -246,7 +247,8 @@ def compute_logits(network: ImageModel, train: Features, source: Source, options
     """Return the model's logits for the first readable images."""
     subset = Subset(source, train.indices[:CHECKED_IMAGES].numpy())
     options = InferenceOptions(len(subset), 0, options.device, "fp32")
-    return torch.cat([logits.cpu() for _, logits in run_batches(network, subset, network, options)])
+    batches = run_batches(open_model(network, options), subset, options)
+    return torch.cat([output.logits.cpu() for _, output in batches if output.logits is not None])
 
 
 def _is_near(one: Tensor, other: Tensor, share: float) -> bool:
