@@ -138,7 +138,7 @@ def test_what_training_cost_travels_with_the_weights_and_adds_up(tmp_path):
     assert cost.complete
     assert cost.flops == 3 * flops * 4 * 32
     tree = runs.tree(tmp_path / "second", schedule={"steps": 2, "warmup_steps": 0})
-    tree["model"] = {"weights": str(first.model), "dropout": 0.0}
+    tree["model"] = {"weights": str(first.weights), "dropout": 0.0}
     second = vitrail.load(run_training(runs.resolve(tree)).folder).training_cost
     assert second.complete
     assert second.flops == cost.flops + 3 * flops * 2 * 32

@@ -11,6 +11,7 @@ from pictures import make_folder
 
 from vitrail.data.open import open_data
 from vitrail.errors import ConfigError, DataError, Stopped, TrainingError
+from vitrail.model.create import create_model
 from vitrail.training import loop
 from vitrail.training.build import open_training_data
 from vitrail.training.config import DataConfig
@@ -47,17 +48,16 @@ def test_a_rate_that_diverges_does_not_end_the_others(tmp_path):
     first, second = run_trials(config, [1e30, 0.01])
     assert first.failure.startswith("no finite gradient in the 2 steps")
     assert math.isnan(first.accuracy)
-    assert str(first).startswith("learning rate 1e+30: no finite gradient")
     assert not second.failure
     assert choose_best([first, second]) is second
 
 
 @pytest.mark.parametrize("error", [TrainingError("the disk is full"), Stopped("stopped after step 1")])
 def test_what_says_nothing_about_the_rate_ends_the_sweep(tmp_path, monkeypatch, error):
-    def start(config):
+    def fail(config, **options):
         raise error
 
-    monkeypatch.setattr("vitrail.training.sweep.run_training", start)
+    monkeypatch.setattr("vitrail.training.sweep.run_training", fail)
     with pytest.raises(type(error), match=str(error)):
         list(run_trials(short(tmp_path), [0.01, 0.03]))
 
@@ -69,15 +69,24 @@ def test_the_best_is_the_most_accurate_and_of_equals_the_one_with_the_lower_loss
     assert choose_best([low, high]) is high
     assert choose_best([low, high, even, diverged]) is even
     assert choose_best([high, Trial(0.5, here, 0.75, 0.9)]) is high, "of equals in both the first"
-    assert str(high) == "learning rate 0.2: accuracy 75.0%, loss 0.9000"
     with pytest.raises(TrainingError, match=r"\(0.4\)"):
         choose_best([diverged])
 
 
 def test_a_loss_that_is_no_number_is_not_chosen(tmp_path, monkeypatch):
-    measured = TrainingResult(tmp_path, tmp_path / "model", 4, {"accuracy": 1.0, "loss": math.nan}, evaluated=9)
-    monkeypatch.setattr("vitrail.training.sweep.run_training", lambda config: measured)
-    (trial,) = run_trials(short(tmp_path), [0.01])
+    config = short(tmp_path)
+    measured = TrainingResult(
+        model=create_model("Ti/16", device="meta"),
+        folder=tmp_path,
+        weights=tmp_path / "model",
+        config=config,
+        steps=4,
+        accuracy=None,
+        evaluation={"accuracy": 1.0, "loss": math.nan},
+        evaluated=9,
+    )
+    monkeypatch.setattr("vitrail.training.sweep.run_training", lambda config, **options: measured)
+    (trial,) = run_trials(config, [0.01])
     assert trial.failure == "its loss is no number"
 
 

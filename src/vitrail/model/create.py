@@ -16,6 +16,7 @@ from vitrail.model.architecture import (
     TimmArchitecture,
     VitArchitecture,
 )
+from vitrail.model.base import ImageModel
 from vitrail.model.bit import BitResNet
 from vitrail.model.initialise import initialise
 from vitrail.model.timm_model import TimmModel
@@ -149,6 +150,23 @@ def build_empty_model(architecture: Architecture | TimmArchitecture) -> VisionTr
         if isinstance(architecture, ResNetArchitecture):
             return BitResNet(architecture)
         return VisionTransformer(architecture)
+
+
+def copy_model(model: ImageModel, **options: Any) -> ImageModel:
+    """Return a copy of a model with tensors of its own, ready to evaluate.
+
+    Args:
+        model: stays as it is.
+        options: fields of the architecture to change that no tensor depends on, such as dropout.
+    """
+    architecture = model.architecture
+    fields = {name: getattr(architecture, name) for name in type(architecture).model_fields}
+    copied: ImageModel = build_empty_model(type(architecture)(**{**fields, **options}))
+    copied.load_state_dict({name: tensor.detach().clone() for name, tensor in model.state_dict().items()}, assign=True)
+    copied.preprocessing, copied.labels = model.preprocessing, model.labels
+    copied.origin, copied.training_cost, copied.learned_from = model.origin, model.training_cost, model.learned_from
+    copied.unused_tensors = dict(model.unused_tensors)
+    return copied.eval()
 
 
 def check_dtype(dtype: torch.dtype | None) -> None:

@@ -20,7 +20,7 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.fast.gpu.cuda_graph import CudaGraph
 from vitrail.model.base import ImageModel
 from vitrail.model.cost import compute_cost
-from vitrail.model.create import create_from_architecture
+from vitrail.model.create import copy_model, create_from_architecture
 from vitrail.model.initialise import initialise_head
 from vitrail.model.timm_model import TimmModel
 from vitrail.model.variants import make_architecture
@@ -268,8 +268,8 @@ def build_model(config: RunConfig, source: Source, start: ImageModel | None = No
                 f"model.{min(wrong)} is decided by the weights: only {', '.join(TRAINING_ONLY)} can be given with them"
             )
         # In fp32 whatever the file holds: small steps would vanish in the rounding of bf16.
-        if start is not None and not section.options:
-            model = start.float()
+        if start is not None:
+            model = (copy_model(start, **section.options) if section.options else start).float()
             model.replace_head(classes)
             if section.image_size is not None:
                 model.resize(section.image_size)

@@ -2,87 +2,100 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from vitrail.config import TrainingCost
 from vitrail.model.base import ImageModel
-from vitrail.model.cost import FORWARD_AND_BACKWARD, compute_cost
-from vitrail.model.create import build_empty_model
 from vitrail.system.device import device_name
+from vitrail.system.intervals import Estimate, estimate_share
+from vitrail.system.results import Result, Rows
+from vitrail.training.best import save_best
+from vitrail.training.config import RunConfig
 from vitrail.training.curves import draw_curves
-from vitrail.training.distributed import gather_tensor
 from vitrail.training.records import read_records
 from vitrail.training.resolve import to_toml
-from vitrail.training.run import Learner, Progress, TrainingRun
+from vitrail.training.run import Progress, TrainingRun
+from vitrail.training.trained_model import build_trained_model, collect_weights, training_cost
 from vitrail.weights.save import save
 
+MODEL_FOLDER, CURVES_FILE = "model", "curves.png"
 
-@dataclass(frozen=True)
-class TrainingResult:
-    """Where a finished run's files are, and what its last evaluation measured."""
 
+@dataclass(frozen=True, repr=False)
+class TrainingResult(Result):
+    """A finished run: the trained model, where its files are, and what its last evaluation measured."""
+
+    model: ImageModel = field(compare=False)
+    """The trained model on the CPU, ready to evaluate."""
     folder: Path
-    model: Path
+    weights: Path
+    """The folder with the model, which `vitrail.load` reads."""
+    config: RunConfig
     steps: int
+    accuracy: Estimate | None
+    """The accuracy of the last evaluation; None if there was none, or the objective has no classes."""
     evaluation: dict[str, float] | None
-    """The measurements of the last evaluation, if there was one."""
+    """All measurements of the last evaluation, if there was one."""
     evaluated: int
     """The number of images of that evaluation."""
+    report: Path | None = None
+    """The page about the model; None if none was made."""
+
+    def summary(self) -> Rows:
+        """Return the accuracy, the length of the run and its files."""
+        rows = [("accuracy", describe_accuracy(self.accuracy, self.evaluated))]
+        if self.evaluation is not None:
+            rows += [(name, f"{value:.4f}") for name, value in self.evaluation.items() if name != "accuracy"]
+        rows += [("steps", f"{self.steps:,}"), ("weights", str(self.weights))]
+        return rows if self.report is None else [*rows, ("report", str(self.report))]
+
+    def figures(self) -> Sequence[Path]:
+        """Return the learning curves."""
+        return (self.folder / CURVES_FILE,)
+
+
+def describe_accuracy(accuracy: Estimate | None, images: int) -> str:
+    """Return an accuracy with its interval and the number of images as text."""
+    if accuracy is None:
+        return "not measured"
+    return f"{accuracy.value:.1%} of {images:,} images (95% interval {accuracy.low:.1%} to {accuracy.high:.1%})"
 
 
 def save_result(run: TrainingRun, progress: Progress) -> TrainingResult:
     """Write the model and the curves. All ranks must call this; the first one writes."""
     folder = run.config.run.folder
-    weights = collect_weights(run.learner)
     records = read_records(run.records.path) if run.ranks.is_first else []
+    model = build_trained_model(run.learner.objective.model, collect_weights(run.learner))
+    model.training_cost, model.learned_from = training_cost(run, progress), run.data_fingerprint
     if run.ranks.is_first:
-        model = build_trained_model(run.learner.objective.model, weights)
-        model.training_cost, model.learned_from = training_cost(run, progress), run.data_fingerprint
-        save(model, folder / "model", notes=card_text(run, progress, records))
-        draw_curves(records, folder / "curves.png", str(folder))
+        save(model, folder / MODEL_FOLDER, notes=card_text(run, progress, records))
+        save_best(run, progress, records)
+        draw_curves(records, folder / CURVES_FILE, str(folder))
     evaluations = [record for record in records if record["kind"] == "evaluation" and record["step"] == run.steps]
     measured = {n: v for n, v in evaluations[-1].items() if isinstance(v, float)} if evaluations else None
+    measured, images = run.ranks.broadcast_from_first(measured), count_evaluation_images(run)
     return TrainingResult(
-        folder, folder / "model", run.steps, run.ranks.broadcast_from_first(measured), count_evaluation_images(run)
+        model=model,
+        folder=folder,
+        weights=folder / MODEL_FOLDER,
+        config=run.config,
+        steps=run.steps,
+        accuracy=_estimate_accuracy(measured, images),
+        evaluation=measured,
+        evaluated=images,
     )
 
 
-def collect_weights(learner: Learner) -> dict[str, Tensor]:
-    """Return the objective's weights, averaged if there is an average, whole and on the CPU. All ranks must call it."""
-    tensors = learner.average.tensors if learner.average is not None else learner.objective.state_dict()
-    return {name: gather_tensor(tensor.detach()).cpu() for name, tensor in tensors.items()}
+def _estimate_accuracy(measured: dict[str, float] | None, images: int) -> Estimate | None:
+    if measured is None or "accuracy" not in measured or not images:
+        return None
+    return estimate_share(round(measured["accuracy"] * images), images)
 
 
 def count_evaluation_images(run: TrainingRun) -> int:
     return len(run.evaluation_loader.source) if run.evaluation_loader is not None else 0
-
-
-def build_trained_model(trained: ImageModel, weights: dict[str, Tensor]) -> ImageModel:
-    """Build a new model with the weights of an objective's state, ready to evaluate."""
-    model = build_empty_model(trained.architecture)
-    own = {name.removeprefix("model."): tensor for name, tensor in weights.items() if name.startswith("model.")}
-    model.load_state_dict(own, assign=True)
-    model.preprocessing, model.labels = trained.preprocessing, trained.labels
-    if trained.origin is not None and trained.origin.format != "native":
-        # The source and the licence of the first weights also hold for weights that were trained from them.
-        notes = (*trained.origin.notes, "trained further since")
-        model.origin = trained.origin.model_copy(update={"notes": notes})
-    return model.eval()
-
-
-def training_cost(run: TrainingRun, progress: Progress) -> TrainingCost:
-    """Return what the run has cost so far, including the cost of the weights that it started from."""
-    model = run.learner.objective.model
-    cost = TrainingCost(
-        flops=FORWARD_AND_BACKWARD * compute_cost(model.architecture).flops * progress.position,
-        device_seconds=progress.seconds * run.ranks.size,
-        devices=(device_name(run.ranks.device),),
-    )
-    return cost if run.config.model.weights is None else cost.after(model.training_cost)
 
 
 def card_text(run: TrainingRun, progress: Progress, records: list[dict[str, Any]]) -> str:

@@ -6,7 +6,10 @@ runs/name/
     tensorboard/         the same for TensorBoard
     checkpoints/         where a stopped run goes on from
     model/               the result; `vitrail.load` takes this folder or the one above
+    best/                the weights with the best evaluation, if they are not the last ones
+    best.json            the step of the best evaluation, and which of the two folders has its weights
     curves.png, .svg     the learning curves
+    start/               the weights that it starts from, if they came from no file
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ ADJUSTABLE = {"data": {"source", "workers", "in_memory"}, "optimizer": {"accumul
 CONFIG_FILE, LOCK_FILE, DATA_FILE, WEIGHTS_FILE = "config.toml", ".lock", ".data", ".weights"
 TRIAL_PREFIX = "sweep-"
 """Folders with this prefix, inside a run's folder, are the runs of a sweep that comes before it."""
+START_FOLDER = "start"
+"""The folder, inside a run's folder, of the weights that the run starts from, if they came from no file."""
 
 
 @contextmanager
@@ -44,7 +49,7 @@ def claim_folder(setup: RunSetup) -> Iterator[None]:
     if ranks.is_first:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _check_other_files(folder)
+            check_other_files(folder)
             lock = _lock(folder)
             check_same_run(setup.config, setup.data_fingerprint, setup.weights_digest)
         except (ConfigError, TrainingError) as error:
@@ -61,10 +66,10 @@ def claim_folder(setup: RunSetup) -> Iterator[None]:
             os.close(lock)
 
 
-def _check_other_files(folder: Path) -> None:
-    """Refuse a folder with files of another kind: nothing is written among them."""
-    names = [path.name for path in folder.iterdir()]
-    others = [name for name in names if name != LOCK_FILE and not name.startswith(TRIAL_PREFIX)]
+def check_other_files(folder: Path) -> None:
+    """Raise a ConfigError if a folder has files of another kind: nothing is written among them."""
+    names = [path.name for path in folder.iterdir()] if folder.exists() else []
+    others = [name for name in names if name not in (LOCK_FILE, START_FOLDER) and not name.startswith(TRIAL_PREFIX)]
     if others and CONFIG_FILE not in names:
         raise ConfigError(f"{folder} holds {min(others)} and is no run: give a new run.folder")
 

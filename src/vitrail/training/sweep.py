@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vitrail.data.sources.source import Source
 from vitrail.errors import Diverged, TrainingError
+from vitrail.model.base import ImageModel
+from vitrail.model.create import copy_model
+from vitrail.system.events import OnEvent
 from vitrail.training.config import RunConfig
 from vitrail.training.run_folder import TRIAL_PREFIX
 from vitrail.training.run_training import run_training
@@ -25,22 +29,33 @@ class Trial:
     failure: str = ""
     """Why the run has no usable result; empty if it has one."""
 
-    def __str__(self) -> str:
-        outcome = self.failure or f"accuracy {self.accuracy:.1%}, loss {self.loss:.4f}"
-        return f"learning rate {self.rate:.3g}: {outcome}"
 
-
-def run_trials(config: RunConfig, rates: Sequence[float]) -> Iterator[Trial]:
+def run_trials(
+    config: RunConfig,
+    rates: Sequence[float],
+    *,
+    source: Source | None = None,
+    start: ImageModel | None = None,
+    on_event: OnEvent | None = None,
+) -> Iterator[Trial]:
     """Train with each learning rate, in `sweep-RATE` inside the run's folder, and yield each trial when it is done.
 
     A rate that diverges does not end the sweep; an error that says nothing about the rate, such as a full disk, does.
     Finished trials are not trained again. The configuration must have a part to validate on.
+
+    Args:
+        config: The configuration.
+        rates: The learning rates.
+        source: Images that are open already, in place of `data.source`.
+        start: The model of `model.weights`, if it is loaded already. It stays as it is: each trial trains a copy.
+        on_event: Called with what happens in each training.
     """
     for rate in rates:
         trial = change_config(config, {"optimizer": {"learning_rate": rate}}, f"{TRIAL_PREFIX}{rate:.3g}")
         folder = trial.run.folder
         try:
-            measured = run_training(trial).evaluation
+            copied = None if start is None else copy_model(start)
+            measured = run_training(trial, source=source, start=copied, on_event=on_event).evaluation
         except Diverged as error:
             yield Trial(rate, folder, failure=str(error))
             continue

@@ -9,13 +9,13 @@ import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.config import Origin, show_size
-from vitrail.errors import ConfigError, WeightsError, did_you_mean
+from vitrail.errors import ConfigError, WeightsError
 from vitrail.model.architecture import Architecture, ResNetArchitecture, TimmArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.model.bit import BitResNet
@@ -31,7 +31,7 @@ from vitrail.weights.formats.native import UNUSED_PREFIX, NativeFormat, describe
 from vitrail.weights.formats.timm import TimmFormat
 from vitrail.weights.formats.timm_config import TimmConfig, read_labels, read_preprocessing
 from vitrail.weights.formats.torchvision import TorchvisionFormat
-from vitrail.weights.source import PANE, PANE_FOLDER, locate_weights
+from vitrail.weights.source import PANE, PANE_FOLDER, Which, choose_weights, locate_weights
 from vitrail.weights.tensor_rules import TensorMatch, check_complete, compute_file_shapes, match_tensors, shorten_list
 
 log = logging.getLogger("vitrail")
@@ -42,8 +42,6 @@ FORMATS: dict[str, WeightFormat] = {
     for weight_format in (NATIVE_FORMAT, TimmFormat(), TorchvisionFormat(), HuggingFaceFormat(), GoogleFormat())
 }
 TRAINING_ONLY = ("dropout", "attention_dropout", "stochastic_depth")
-KNOWN_OPTIONS = ("num_heads", "gelu", "norm_eps", *TRAINING_ONLY)
-"""Options that the shapes of the weights do not show, so the caller may give them."""
 COUNTER = "num_batches_tracked"
 """The end of the name of batch norm's counter, the only integer tensor that is read from a file."""
 READERS = 2
@@ -58,7 +56,13 @@ def load(
     image_size: int | tuple[int, int] | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
-    **known: Any,
+    which: Which = "last",
+    num_heads: int | None = None,
+    gelu: Literal["tanh", "exact", "quick"] | None = None,
+    norm_eps: float | None = None,
+    dropout: float | None = None,
+    attention_dropout: float | None = None,
+    stochastic_depth: float | None = None,
 ) -> Model:
     """Load a model from weights of any origin, ready to evaluate. No code from a file is ever run.
 
@@ -71,8 +75,14 @@ def load(
         image_size: change the image size for good: the position embedding is interpolated to the new grid.
         device: where the parameters live; the CPU if None.
         dtype: type of the parameters; the file's if None, and float32 for `pane`.
-        known: options that the file may not store: num_heads, gelu, norm_eps, dropout, attention_dropout,
-            stochastic_depth.
+        which: which weights of a run: "last", or "best", those with the best evaluation while it trained.
+        num_heads: attention heads. This and the next two are facts that the shapes of the weights do not show: give
+            them if the file does not say them.
+        gelu: tanh approximation, exact, or "quick", the sigmoid approximation.
+        norm_eps: epsilon of the norms.
+        dropout: rate in [0, 1), for training. This and the next two replace what the file says.
+        attention_dropout: rate in [0, 1) for attention weights, for training.
+        stochastic_depth: rate in [0, 1) for the last block, for training.
 
     Returns:
         The model, with `preprocessing`, `labels` and `origin`. Facts that the file does not say and that were
@@ -80,8 +90,18 @@ def load(
 
     Raises:
         WeightsError: the source cannot be found, read or understood.
-        ConfigError: an unknown or impossible option.
+        ConfigError: an impossible option.
     """
+    known = {
+        "num_heads": num_heads,
+        "gelu": gelu,
+        "norm_eps": norm_eps,
+        "dropout": dropout,
+        "attention_dropout": attention_dropout,
+        "stochastic_depth": stochastic_depth,
+    }
+    if which != "last":
+        source = choose_weights(str(source), which)
     target = None if device is None else parse_device(device)
     check_dtype(dtype)
     model, _ = load_with_files(source, known)
@@ -91,20 +111,20 @@ def load(
             log.warning("%s is the model inside vitrail; what lies in this folder is ./%s", PANE, PANE)
     for note in model.origin.notes if model.origin is not None else ():
         log.warning("%s: %s", source, note)
+    model.to(dtype=dtype)  # before the size changes: positions are then interpolated in this precision
     if num_classes is not None:
         model.replace_head(num_classes)
     if image_size is not None:
         model.resize(image_size)
-    return model.to(device=target, dtype=dtype).eval()
+    return model.to(device=target).eval()
 
 
 def load_with_files(source: str | Path, known: Mapping[str, Any] | None = None) -> tuple[Model, tuple[Path, ...]]:
-    """Load the model as it is stored; return it and its files (no files for `timm:name`)."""
-    known = known or {}
-    if wrong := [name for name in known if name not in KNOWN_OPTIONS]:
-        allowed = ("num_classes", "image_size", "device", "dtype", *KNOWN_OPTIONS)
-        hint = did_you_mean(wrong[0], allowed) or f": there are {', '.join(allowed)}"
-        raise ConfigError(f"unknown option {wrong[0]!r}{hint}")
+    """Load the model as it is stored; return it and its files (no files for `timm:name`).
+
+    `known` are options of the architecture that the caller says (see `load`); None means that the caller does not say.
+    """
+    known = {name: value for name, value in (known or {}).items() if value is not None}
     if str(source).startswith("timm:"):
         tensors, folder_files = _load_from_timm(str(source))
         return _build_model(str(source), str(source), tensors, folder_files, known), ()
@@ -114,6 +134,16 @@ def load_with_files(source: str | Path, known: Mapping[str, Any] | None = None) 
         together = files[0] if len(files) == 1 else _SplitCheckpoint(files)
         folder_files = dataclasses.replace(located.folder_files, wrapper_key=together.wrapper_key)
         return _build_model(str(source), located.name, together, folder_files, known), located.files
+
+
+def build_from_config(config: dict[str, Any]) -> Model:
+    """Build the model that a native config.json describes: on the meta device, without memory or values."""
+    folder_files = FolderFiles(contents={"config.json": config})
+    described = NATIVE_FORMAT.describe_checkpoint({}, folder_files)
+    model: Model = build_empty_model(described.architecture)
+    model.preprocessing, model.labels = described.preprocessing, described.labels
+    model.origin = NATIVE_FORMAT.read_origin(folder_files)
+    return model
 
 
 def recognise_format(
