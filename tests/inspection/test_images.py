@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,17 +12,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pictures import make_folder, make_tar, picture
+from PIL import Image
 
 import vitrail
 from vitrail.data.open import open_data
-from vitrail.data.sources.source import ListSource
+from vitrail.data.sources.list_source import ListSource
 from vitrail.data.transforms.decode import decode_image
 from vitrail.data.transforms.preprocess import prepare
 from vitrail.errors import DataError, NotApplicableError
-from vitrail.inspection import images
+from vitrail.inference.prepare import fit_pixels
+from vitrail.inspection import image_choice
+from vitrail.inspection.findings import Absent
+from vitrail.inspection.image_choice import choose_from_source, choose_images, choose_photographs
 from vitrail.inspection.images import (
+    fit_images,
+    normalise_batch,
     pick_from_folder,
-    pick_from_source,
     pick_photographs,
     prepare_batch,
     render_input,
@@ -157,29 +163,81 @@ def test_a_locked_folder_is_told(tmp_path):
         pick_from_folder(str(root), 3)
 
 
+def fit(samples, model=None, **options):
+    """Fit the images of a choice, or of a list of (image, label) pairs, to one model."""
+    choice = choose_from_source(ListSource(samples), "a list") if isinstance(samples, list) else samples
+    (picked,) = fit_images(choice, [model or tiny()], **options)
+    return picked
+
+
 def test_names_tell_labels_where_they_are_known():
     samples = [(picture(0), 1), (picture(1), -1), (picture(2), 7), (b"broken", 0)]
-    picked = pick_from_source(ListSource(samples, ["cat", "dog"]), "a list", 3)
+    picked = fit(choose_from_source(ListSource(samples, ["cat", "dog"]), "a list"))
     assert [name for name, _ in picked.shown] == ["sample 0 (label: dog)", "sample 1", "sample 2"]
     assert picked.broken == ("sample 3: not an image of a known kind",)
     assert picked.measured_on == "3 of the 4 images of a list"
-    without = pick_from_source(ListSource([("/some/where.png", 0)] * 2 + samples[:1]), "a list", 3)
+    without = fit([("/some/where.png", 0)] * 2 + samples[:1])
     assert [name for name, _ in without.shown] == ["sample 2"]
     assert without.broken[0].startswith("/some/where.png: cannot be read")
 
 
 def test_files_are_called_by_their_own_name(tmp_path):
     source = open_data(make_folder(tmp_path / "photos", {"cat": 1, "dog": 1}))
-    names = [name for name, _ in pick_from_source(source, "photos", 3).shown]
+    names = [name for name, _ in fit(choose_from_source(source, "photos")).shown]
     assert names == ["0000.png (label: cat)", "0000.png (label: dog)"]
 
 
-def test_large_images_are_made_smaller():
-    large = torch.arange(60 * 40, dtype=torch.int32).view(1, 60, 40).to(torch.uint8).expand(3, -1, -1)
-    picked = pick_from_source(ListSource([(large, 0), (large[:, :10, :10], 0)]), "a list", 3, pixels=100)
+def test_lists_of_images_in_any_form(tmp_path):
+    path = tmp_path / "one.png"
+    path.write_bytes(picture(0))
+    pixels = decode_image(picture(0))
+    forms = [path, str(path), path.read_bytes(), Image.open(path), pixels.permute(1, 2, 0).numpy(), pixels]
+    picked = fit(choose_images(forms))
+    assert [name for name, _ in picked.shown] == ["one.png", "one.png", *(f"sample {number}" for number in range(2, 6))]
+    assert all(torch.equal(each, picked.measured[0]) for each in picked.measured)
+    assert picked.broken == ()
+    assert picked.measured_on == "6 images of a list"
+    assert same(fit(choose_images(pixels)).measured, picked.measured[:1]), "one image is a list of one"
+    assert fit(choose_images([(path, 0), (pixels, 1)])).measured_on == "2 images of a list"
+    assert same(fit(choose_images(ListSource([(pixels, 0)]))).measured, picked.measured[:1])
+    with pytest.raises(DataError, match="empty"):
+        choose_images([])
+
+
+def test_large_images_are_made_smaller(tmp_path):
+    large = np.arange(60 * 40, dtype=np.int32).reshape(60, 40).astype(np.uint8)
+    (tmp_path / "photos").mkdir()
+    Image.fromarray(large).save(tmp_path / "photos" / "0.png")
+    Image.fromarray(large[:10, :10]).save(tmp_path / "photos" / "1.png")
+    picked = pick_from_folder(str(tmp_path / "photos"), 3, pixels=100)
     assert same([pixels for _, pixels in picked.shown], picked.measured)
     assert [tuple(pixels.shape) for pixels in picked.measured] == [(3, 12, 8), (3, 10, 10)]
-    assert torch.equal(picked.measured[1], large[:, :10, :10])
+    assert np.array_equal(picked.measured[1][0].numpy(), large[:10, :10])
+
+
+def test_only_what_the_models_see_is_kept():
+    """A crop that is a view would keep the whole photograph in memory."""
+    photos = [(torch.zeros(3, 300, 1200, dtype=torch.uint8), 0), (torch.zeros(3, 16, 16, dtype=torch.uint8), 0)]
+    covering = tiny()
+    covering.preprocessing = covering.preprocessing.model_copy(update={"resize": "cover", "crop_fraction": 0.5})
+    for picked in fit_images(choose_from_source(ListSource(photos), "a list"), [tiny(), covering]):
+        assert {pixels.untyped_storage().nbytes() for pixels in picked.measured} == {3 * 16 * 16}
+
+
+def test_each_image_is_read_once_for_all_models():
+    reads = []
+    source = ListSource([(picture(number, size=(50, 30)), 0) for number in range(4)])
+    choice = choose_from_source(source, "a list")
+    counted = replace(choice, read=lambda index: reads.append(index) or choice.read(index))
+    one, other = fit_images(counted, [tiny(), tiny(1, image_size=24)])
+    assert reads == [0, 1, 2, 3]
+    assert [tuple(images.measured[0].shape) for images in (one, other)] == [(3, 16, 16), (1, 24, 24)]
+
+
+def test_progress_counts_the_images_that_are_read():
+    told = []
+    fit([(picture(0), 0), (b"broken", 0)], progress=lambda done, total: told.append((done, total)))
+    assert told == [(1, 2), (2, 2)]
 
 
 def test_the_photographs_are_the_same_every_time():
@@ -201,7 +259,7 @@ def test_the_photographs_are_the_same_every_time():
 
 def test_the_crops_cover_a_photograph():
     numbered = torch.arange(42 * 64).view(1, 42, 64)
-    assert torch.cat([crop.flatten() for crop in images._crop_squares(numbered)]).unique().numel() == 42 * 64
+    assert torch.cat([crop.flatten() for crop in image_choice._crop_squares(numbered)]).unique().numel() == 42 * 64
 
 
 def test_a_model_sees_what_prepare_gives_it():
@@ -216,8 +274,9 @@ def test_a_model_sees_what_prepare_gives_it():
     assert model(ready).shape == (3, 5)
     assert prepare_batch([], model).shape == (0, 3, 16, 24)
     assert not ready.requires_grad
+    assert torch.equal(ready, normalise_batch([fit_pixels(each, model.preprocessing) for each in pixels], model))
     for each, image in zip(pixels, ready, strict=True):
-        shown = render_input(each, model)
+        shown = render_input(fit_pixels(each, model.preprocessing))
         assert (shown.shape, shown.dtype) == ((16, 24, 3), np.uint8)
         expected = (shown / 255 - np.array([0.1, 0.2, 0.3])) / 0.5
         assert np.abs(expected - image.permute(1, 2, 0).numpy()).max() < 1e-6
@@ -232,23 +291,25 @@ def test_grey_models_see_grey_and_others_see_grey_thrice(picked):
     for channels in (1, 3):
         model = tiny(channels)
         assert model(prepare_batch(pixels, model)).shape == (len(pixels), 5)
-        assert render_input(pixels[0], model).shape == (16, 16, channels)
+        assert render_input(fit_pixels(pixels[0], model.preprocessing)).shape == (16, 16, channels)
     assert torch.equal(
         prepare_batch(pixels, tiny(1)), torch.stack([prepare(each, tiny(1).preprocessing) for each in pixels])
     )
 
 
 def test_other_channels_come_from_data_of_as_many(tmp_path):
-    for ask in (
-        lambda: pick_photographs(4),
-        lambda: pick_from_folder(str(flat(tmp_path / "photos", 1)), 4),
-        lambda: pick_from_source(ListSource([(picture(0), 0)]), "a list", 4),
-    ):
+    folder = flat(tmp_path / "photos", 1)
+    for ask in (lambda: pick_photographs(4), lambda: pick_from_folder(str(folder), 4)):
         with pytest.raises(NotApplicableError, match="takes 4"):
             ask()
+    for choice in (choose_photographs(), choose_images(folder), choose_images([picture(0)])):
+        assert "takes 4" in fit(choice, tiny(4)).why
     pixels = torch.randint(0, 256, (4, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    picked = pick_from_source(ListSource([(pixels, 0), (pixels[:3], 0)]), "a list", 4)
+    picked = fit([(pixels, 0), (pixels[:3], 0)], tiny(4))
     assert same(picked.measured, [pixels])
     assert picked.broken == ("sample 1: 3 channels, and the model takes 4",)
-    assert np.array_equal(render_input(pixels, tiny(4)), pixels[:3].permute(1, 2, 0).numpy())
-    assert render_input(pixels[:2], tiny(2)).shape == (16, 16, 1)
+    assert np.array_equal(render_input(pixels), pixels[:3].permute(1, 2, 0).numpy())
+    assert render_input(pixels[:2]).shape == (16, 16, 1)
+    three, four = fit_images(choose_photographs(), [tiny(3), tiny(4)], most=4)
+    assert len(three.measured) == 4, "though the other model can use none of them"
+    assert isinstance(four, Absent)

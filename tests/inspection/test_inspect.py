@@ -15,7 +15,7 @@ from samples import randomise
 from vitrail.errors import ConfigError, DataError
 from vitrail.inspection import inspect
 from vitrail.inspection.findings import Absent
-from vitrail.inspection.inspect import choose_report_path, find_newest_run, find_run_folder, inspect_models
+from vitrail.inspection.inspect import choose_report_path, find_newest_run, find_run_folder
 from vitrail.model.architecture import TimmArchitecture
 from vitrail.model.create import build_empty_model
 from vitrail.training.run_training import run_training
@@ -116,15 +116,15 @@ def test_where_the_report_goes(finished, tmp_path):
     assert choose_report_path([str(folder), "b"], None).as_posix() == "runs/inspect-digits-b/report.html"
     assert choose_report_path(["a"], tmp_path) == tmp_path / "report.html"
     assert choose_report_path(["a"], tmp_path / "x.html") == tmp_path / "x.html"
-    with pytest.raises(ConfigError, match=r"--out .*\.html"):
+    with pytest.raises(ConfigError, match=r"out .*\.html"):
         choose_report_path(["a"], tmp_path / "x.pdf")
     assert find_run_folder(str(tmp_path)) is None
 
 
 def test_a_place_that_cannot_be_written(finished, tmp_path, looked):
     (tmp_path / "report_files").write_text("in the way")
-    with pytest.raises(ConfigError, match="--out"):
-        inspect_models([str(finished[1].folder)], out=tmp_path / "report.html")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        inspect.inspect(str(finished[1].folder), out=tmp_path / "report.html")
 
 
 KINDS = {
@@ -144,7 +144,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_model(kind, tmp_path, looked):
     options, missing = KINDS[kind]
-    inspect_models([saved(tmp_path / "model-1", **options)], out=tmp_path)
+    inspect.inspect(saved(tmp_path / "model-1", **options), out=tmp_path)
     findings, between = looked
     assert absent(findings) == missing
     assert between is None
@@ -159,7 +159,7 @@ def test_a_hybrid_and_a_resnet(tmp_path, looked):
     hybrid = saved(tmp_path / "hybrid", "R26+Ti/32", image_size=64)
     resnet = str(tmp_path / "bit")
     vitrail.save(randomise(vitrail.create_model("BiT-R50x1", image_size=64, num_classes=5)), resnet)
-    inspect_models([hybrid, resnet], str(make_folder(tmp_path / "photos", {"few": 4})), tmp_path)
+    inspect.inspect([hybrid, resnet], images=make_folder(tmp_path / "photos", {"few": 4}), out=tmp_path)
     one, other, between = looked
     assert len(one.filters) == 2, "the projection's, and the root's"
     assert absent(one) == set()
@@ -175,7 +175,7 @@ def test_networks_of_timm(name, missing, tmp_path, looked):
     model = build_empty_model(TimmArchitecture(name=name, image_size=(32, 32), num_classes=3))
     model.load_state_dict({key: torch_like(tensor) for key, tensor in model.state_dict().items()}, assign=True)
     vitrail.save(randomise(model), tmp_path / "timm")
-    inspect_models([str(tmp_path / "timm")], out=tmp_path)
+    inspect.inspect(str(tmp_path / "timm"), out=tmp_path)
     assert absent(looked[0]) == missing
 
 
@@ -186,7 +186,7 @@ def torch_like(tensor):
 
 
 def test_five_channels_have_no_photographs_but_filters(tmp_path, looked):
-    inspect_models([saved(tmp_path / "model-1", in_channels=5)], out=tmp_path)
+    inspect.inspect(saved(tmp_path / "model-1", in_channels=5), out=tmp_path)
     findings = looked[0]
     assert absent(findings) == {"distance", "attention", "tokens", "layers"}
     assert "takes 5" in findings.distance.why
@@ -196,11 +196,11 @@ def test_five_channels_have_no_photographs_but_filters(tmp_path, looked):
 def test_images_that_are_given(tmp_path, looked):
     folder = make_folder(tmp_path / "photos", {"cats": 6, "dogs": 5})
     (folder / "dogs" / "0000.png").write_bytes(picture(3)[:40])
-    done = inspect_models([saved(tmp_path / "model-1")], str(folder), tmp_path, most=9)
+    done = inspect.inspect(saved(tmp_path / "model-1"), images=str(folder), out=tmp_path, most=9)
     assert looked[0].measured_on == "8 of the 11 images of photos"
     assert [note.split(": ")[:2] for note in done.notes] == [["left out", "dogs/0000.png"]]
     with pytest.raises(DataError, match="does not exist"):
-        inspect_models([str(tmp_path / "model-1")], str(tmp_path / "nowhere"), tmp_path)
+        inspect.inspect(tmp_path / "model-1", images=tmp_path / "nowhere", out=tmp_path)
 
 
 def test_a_run_whose_data_is_gone_falls_back_on_photographs(tmp_path, looked):
@@ -212,9 +212,9 @@ def test_a_run_whose_data_is_gone_falls_back_on_photographs(tmp_path, looked):
         schedule={"steps": 2, "warmup_steps": 0},
     )
     run_training(config)
-    inspect_models([str(tmp_path / "run")])
+    inspect.inspect(str(tmp_path / "run"))
     (tmp_path / "photos").rename(tmp_path / "elsewhere")
-    inspect_models([str(tmp_path / "run" / "model")])
+    inspect.inspect(str(tmp_path / "run" / "model"))
     assert looked[0].measured_on == "2 images of photos, which the run was validated on"
     assert "crops of the two photographs" in looked[2].measured_on
     assert looked[2].records
@@ -223,7 +223,7 @@ def test_a_run_whose_data_is_gone_falls_back_on_photographs(tmp_path, looked):
 @pytest.mark.slow
 def test_two_models_side_by_side(tmp_path):
     one, other = saved(tmp_path / "one"), saved(tmp_path / "other", depth=3, seed=1)
-    done = inspect_models([one, other], out=tmp_path / "both.html")
+    done = inspect.inspect([one, other], out=tmp_path / "both.html")
     assert {"one", "other", "between.png", "between.svg", "between.npz", "between.csv"} == {
         path.name for path in (tmp_path / "both_files").iterdir()
     }
@@ -235,7 +235,7 @@ def test_two_models_side_by_side(tmp_path):
 
 def test_the_same_model_twice_keeps_its_files_apart(tmp_path, looked):
     model = saved(tmp_path / "one")
-    inspect_models([model, model], out=tmp_path / "both.html")
+    inspect.inspect([model, model], out=tmp_path / "both.html")
     assert {path.name for path in (tmp_path / "both_files").iterdir() if path.is_dir()} == {"one", "one-2"}
     assert [each.name for each in looked[:2]] == ["one", "one 2"]
     np.testing.assert_allclose(np.diagonal(looked[2].cka), 1, atol=1e-5)
@@ -246,7 +246,7 @@ def test_what_a_run_left_can_be_damaged(tmp_path, looked):
     run_training(runs.config(tmp_path / "run", schedule={"steps": 2, "warmup_steps": 0}))
     (tmp_path / "run" / "config.toml").write_text("[run]\nnew_thing = 3\n")
     (tmp_path / "run" / "metrics.jsonl").write_text('{"kind": "train", "step": "x"}\nnonsense\n')
-    done = inspect_models([str(tmp_path / "run")])
+    done = inspect.inspect(str(tmp_path / "run"))
     assert looked[0].images_from == "the two photographs inside scikit-learn"
     assert not looked[0].records
     assert any("without training curves" in note for note in done.notes)
@@ -254,7 +254,7 @@ def test_what_a_run_left_can_be_damaged(tmp_path, looked):
 
 def test_a_dot_is_a_model_too(finished, tmp_path, looked, monkeypatch):
     monkeypatch.chdir(finished[1].folder / "model")
-    done = inspect_models(["."])
+    done = inspect.inspect(".")
     assert looked[0].name == "digits"
     assert done.report.resolve() == (finished[1].folder / "report.html").resolve()
     assert looked[0].records
@@ -267,10 +267,3 @@ def test_control_c_in_the_report_does_not_spoil_the_run(finished, monkeypatch):
     monkeypatch.setattr(inspect, "inspect_model", interrupt)
     config, result = finished
     assert list(write_run_report(config, result)) == [f"report: stopped; vitrail inspect {result.folder} makes it"]
-
-
-def test_progress_comes_to_its_end(tmp_path, looked):
-    told = []
-    inspect_models([saved(tmp_path / "model-1")], out=tmp_path, progress=lambda done, total: told.append((done, total)))
-    assert told == sorted(told)
-    assert told[-1][0] == told[-1][1]

@@ -14,9 +14,9 @@ INSPECTED = """
 import sys
 from pathlib import Path
 import vitrail
-from vitrail.inspection.inspect import inspect_models
+from vitrail.inspection.inspect import inspect
 vitrail.save(vitrail.create_model("B/16", image_size=384, seed=0), "b16")
-inspect_models(["b16"], "photos", Path("report.html"))
+inspect("b16", images="photos", out="report.html")
 print(Path("/proc/self/status").read_text())
 """
 

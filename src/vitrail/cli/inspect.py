@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from vitrail.cli.printing import announce_pane, interruptible, print_lines, progress_bar
+from vitrail.cli.printing import announce_pane, interruptible, print_lines
 
 
 def inspect(
@@ -36,21 +36,27 @@ def inspect(
     vitrail inspect MODEL --images photos/ writes report.html, which needs no network, and every figure as PNG and SVG
     with its data. vitrail inspect A B puts two models side by side.
     """
-    from vitrail.inspection.inspect import find_newest_run, inspect_models
-    from vitrail.weights.source import PANE
+    from vitrail.inspection.inspect import inspect as inspect_models
+    from vitrail.system.event_display import EventDisplay
 
-    if not models:
-        newest = find_newest_run()
-        models = [PANE if newest is None else str(newest)]
-        if newest is None:
-            announce_pane("vitrail inspect MODEL takes another")
-        else:
-            print(
-                f"no model named: using {newest}, the newest run; vitrail inspect MODEL takes another", file=sys.stderr
-            )
-    with interruptible("the report is not finished"), progress_bar("looking inside") as progress:
-        result = inspect_models(models, images, out, most=most, device=device, progress=progress)
+    with interruptible("the report is not finished"), EventDisplay(plain_lines=True) as display:
+
+        def listen(kind: str, values: dict[str, Any]) -> None:
+            if kind == "chosen":
+                print_choice(values)
+            display(kind, values)
+
+        result = inspect_models(models, images=images, out=out, most=most, device=device, on_event=listen)
     print_lines(result.notes)
-    print_lines(f"figure: {path}" for path in result.figures)
-    print_lines(f"data: {path}" for path in result.data)
+    print_lines(f"figure: {path}" for path in result.figure_files)
+    print_lines(f"data: {path}" for path in result.data_files)
     print_lines([f"report: {result.report}"])
+
+
+def print_choice(values: dict[str, Any]) -> None:
+    """Print which model is taken because none was named."""
+    if values["reason"] == "newest run":
+        taken = f"no model named: using {values['model']}, the newest run"
+        print(f"{taken}; vitrail inspect MODEL takes another", file=sys.stderr)
+    else:
+        announce_pane("vitrail inspect MODEL takes another")

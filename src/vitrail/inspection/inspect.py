@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError, VitrailError, WeightsError
 from vitrail.inference.engine import Model
 from vitrail.inspection.draw.figures import draw_between, draw_findings, find_farthest
@@ -84,11 +85,7 @@ def inspect(
     if most < 1:
         raise ConfigError(f"most = {most}: give 1 or more")
     with open_listener(on_event) as listener:
-        models = [model] if isinstance(model, ImageModel | str | Path) else list(model or [])
-        if wrong := [each for each in models if not isinstance(each, ImageModel | str | Path)]:
-            kind = type(wrong[0]).__name__
-            raise ConfigError(f"a {kind} is no model: give one of vitrail's, or what vitrail.load takes")
-        models = models or [_choose_model(listener)]
+        models = _list_models(model) or [_choose_model(listener)]
         names = [None if isinstance(each, ImageModel) else str(each) for each in models]
         path = choose_report_path(names, None if out is None else Path(out))
         with _explain_write_errors(path):
@@ -219,6 +216,15 @@ def _name_models(names: Sequence[str | None]) -> list[str]:
     return titles
 
 
+def _list_models(model: Model | Sequence[Model] | None) -> list[Model]:
+    given: list[Any] = [] if model is None else list(model) if isinstance(model, list | tuple) else [model]
+    for each in given:
+        if not isinstance(each, ImageModel | str | Path):
+            kind = type(each).__name__
+            raise ConfigError(f"a {kind} is no model: give one of vitrail's, or what vitrail.load takes")
+    return given
+
+
 def _choose_model(listener: OnEvent) -> str:
     """Choose the newest run, or else pane, and tell the listener."""
     newest = find_newest_run()
@@ -240,10 +246,13 @@ def _choose_default_images(names: Sequence[str | None]) -> ImageChoice:
     return choose_photographs()
 
 
-def choose_run_images(config: RunConfig) -> ImageChoice | None:
-    """Choose the images that a run was validated on, or else trained on; None if they cannot be opened."""
+def choose_run_images(config: RunConfig, opened: Source | None = None) -> ImageChoice | None:
+    """Choose the images that a run was validated on, or else trained on; None if they cannot be opened.
+
+    `opened` images take the place of `data.source`.
+    """
     try:
-        parts = open_training_data(config.data)
+        parts = open_training_data(config.data, opened)
     except (VitrailError, OSError):
         return None
     source, part = (parts.training, "trained on") if parts.evaluation is None else (parts.evaluation, "validated on")

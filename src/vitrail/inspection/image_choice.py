@@ -1,0 +1,164 @@
+"""Choose the images that a report shows and measures on. They are read later, one at a time.
+
+Shapes: C channels, height × width pixels.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.data.open import choose_test_split, list_splits, open_data
+from vitrail.data.sources.folder import IMAGE_SUFFIXES, walk_files
+from vitrail.data.sources.list_source import ListSource
+from vitrail.data.sources.source import Source, make_printable, read_file
+from vitrail.data.transforms.decode import decode_image
+from vitrail.errors import DataError
+from vitrail.inference.class_names import translate_wnid
+from vitrail.inference.prepare import OneImage, is_one_image
+
+DATA_SUFFIXES = (".csv", ".parquet", ".tar")
+PHOTOGRAPHS = "the two photographs inside scikit-learn"
+SQUARES = ((1.0, 1, 2), (0.6, 2, 3), (0.45, 2, 4))
+"""Crops of a photograph: the side as a share of its shorter side, and the number of crops down and across."""
+
+Images = Source | OneImage | Sequence[Any]
+"""A folder, an image, a data set, or a list of images or of (image, label) pairs."""
+
+
+@dataclass(frozen=True)
+class ImageChoice:
+    """Images to choose from. They are read one at a time: a camera's would fill the memory together."""
+
+    count: int
+    read: Callable[[int], tuple[str, Tensor]]
+    """Returns the name and the pixels of one image, (C, height, width) uint8 at full size; may raise a DataError."""
+    name_image: Callable[[int], str]
+    """Returns the name of one image, even if it cannot be read."""
+    describe: Callable[[int], str]
+    """Says what so many of the images are: "8 of the 1,000 images of photos"."""
+    shown: ImageChoice | None = None
+    """Other images to show; None to show some of those that are measured on."""
+
+
+def choose_images(images: Images) -> ImageChoice:
+    """Choose from a folder with images at any depth, an image, a data set, or a list of images or labelled images.
+
+    Of a data set with splits, the test split is taken. Nothing is decoded yet.
+
+    Raises:
+        DataError: if there are no images.
+    """
+    if isinstance(images, str | os.PathLike):
+        return _choose_from_place(os.fspath(images))
+    if isinstance(images, Source):
+        return choose_from_source(images, "a data set")
+    several: Any = [images] if is_one_image(images) else images
+    listed = list(several)
+    if not listed:
+        raise DataError("the list of images is empty: give one image or more")
+    if all(isinstance(each, tuple) for each in listed):
+        return choose_from_source(open_data(listed), "a list")
+    return choose_from_source(ListSource([(image, -1) for image in listed]), "a list")
+
+
+def choose_from_source(source: Source, name: str) -> ImageChoice:
+    """Choose from an open data set; `name` is its name in the report."""
+    return ImageChoice(
+        len(source), partial(_read_sample, source), source.display_name, partial(_count_of, len(source), name)
+    )
+
+
+def choose_photographs() -> ImageChoice:
+    """Choose two photographs that come with scikit-learn, and crops of them to measure on: the same every time."""
+    from sklearn.datasets import load_sample_images
+
+    sample = load_sample_images()
+    photos = [torch.from_numpy(np.array(image)).permute(2, 0, 1) for image in sample.images]
+    crops = [crop for photo in photos for crop in _crop_squares(photo)]
+    names = [Path(name).name for name in sample.filenames]
+    shown = ImageChoice(
+        len(photos), lambda index: (names[index], photos[index]), names.__getitem__, lambda some: PHOTOGRAPHS
+    )
+    return ImageChoice(
+        len(crops),
+        lambda index: (f"crop {index}", crops[index]),
+        lambda index: f"crop {index}",
+        lambda some: f"{_count(some, 'crop')} of {PHOTOGRAPHS}; the numbers mean more on images of your own",
+        shown,
+    )
+
+
+def _choose_from_place(place: str) -> ImageChoice:
+    path = Path(place).expanduser()
+    if place == "digits" or place.startswith("hf:"):
+        return _choose_from_data(place)
+    try:
+        if path.is_file() and path.name.lower().endswith(IMAGE_SUFFIXES):
+            return _choose_from_files([str(path)], path.parent, lambda some: _public_name(place))
+        below = sorted(walk_files(path)) if path.is_dir() else [str(path)] if path.is_file() else []
+    except OSError as error:
+        raise DataError(f"{make_printable(place)} cannot be read: {error.strerror}") from None
+    if files := [name for name in below if name.lower().endswith(IMAGE_SUFFIXES)]:
+        return _choose_from_files(files, path, partial(_count_of, len(files), _public_name(place)))
+    if any(name.lower().endswith(DATA_SUFFIXES) for name in below):
+        return _choose_from_data(place)
+    problem = "holds no images" if path.is_dir() else "is no image" if path.is_file() else "does not exist"
+    allowed = f"a folder with images ({', '.join(IMAGE_SUFFIXES)}), one image, or a data set"
+    raise DataError(f"{make_printable(place)} {problem}: give {allowed}")
+
+
+def _choose_from_data(place: str) -> ImageChoice:
+    split = choose_test_split(place) or ("train" if "train" in list_splits(place) else None)
+    name = f"{_public_name(place)} ({split})" if split else _public_name(place)
+    return choose_from_source(open_data(place, split), name)
+
+
+def _choose_from_files(files: Sequence[str], root: Path, describe: Callable[[int], str]) -> ImageChoice:
+    def name_image(index: int) -> str:
+        return make_printable(Path(files[index]).relative_to(root).as_posix())
+
+    def read(index: int) -> tuple[str, Tensor]:
+        return name_image(index), decode_image(read_file(Path(files[index])))
+
+    return ImageChoice(len(files), read, name_image, describe)
+
+
+def _read_sample(source: Source, index: int) -> tuple[str, Tensor]:
+    """Return name and label of a sample, and its pixels."""
+    sample = source.read(index)
+    pixels = sample.content if isinstance(sample.content, Tensor) else decode_image(sample.content)
+    name = make_printable(source.display_name(index).rsplit("/", 1)[-1])
+    known = 0 <= sample.label < len(source.classes)
+    return f"{name} (label: {translate_wnid(source.classes[sample.label])})" if known else name, pixels.cpu()
+
+
+def _crop_squares(photo: Tensor) -> Iterator[Tensor]:
+    """Yield squares of several sizes, spread over a photograph from edge to edge."""
+    height, width = photo.shape[1:]
+    for share, down, across in SQUARES:
+        side = int(share * min(height, width))
+        for top in np.linspace(0, height - side, down).astype(int).tolist():
+            for left in np.linspace(0, width - side, across).astype(int).tolist():
+                yield photo[:, top : top + side, left : left + side]
+
+
+def _public_name(place: str) -> str:
+    """Return the last part of a path, because strangers may read the report; other names stay as they are."""
+    return place if place.startswith("hf:") else make_printable(Path(place).expanduser().resolve().name)
+
+
+def _count_of(count: int, name: str, some: int) -> str:
+    return f"{some:,} of the {count:,} images of {name}" if some < count else f"{_count(count, 'image')} of {name}"
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count:,} {what}" + ("" if count == 1 else "s")

@@ -1,0 +1,96 @@
+"""What an inspection returns: the files that it wrote, and the numbers behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vitrail.inspection.findings import Absent, Distance, Findings, Layers
+from vitrail.system.results import Result, Rows, to_plain
+
+
+class ImageGuesses(NamedTuple):
+    """What a model says about one image."""
+
+    image: str
+    """The name of the image in the report."""
+    labels: list[tuple[str, float]]
+    """Labels and their probabilities, best first; none for a model without classes."""
+
+
+@dataclass(frozen=True, repr=False)
+class InspectionResult(Result):
+    """What was found inside one model or several, and the files that show it."""
+
+    report: Path
+    figure_files: tuple[Path, ...]
+    """The figures as .png; an .svg lies beside each."""
+    data_files: tuple[Path, ...]
+    """The numbers behind the figures, as .npz and .csv."""
+    notes: tuple[str, ...]
+    """Lines for the user, about files that could not be read."""
+    findings: tuple[Findings, ...]
+    """Everything that was measured, as arrays, for each model."""
+    between: Layers | Absent | None
+    """How alike the layers of two models are, or why it is not known; None unless there are two models."""
+
+    @property
+    def guesses(self) -> dict[str, list[ImageGuesses]]:
+        """For each model, by its name in the report, what it says about every shown image."""
+        return {
+            each.name: [ImageGuesses(image.name, list(image.guesses)) for image in each.images]
+            for each in self.findings
+        }
+
+    @property
+    def attention_distance(self) -> dict[str, dict[str, list[float]]]:
+        """For each model with attention, by layer, the mean attention distance of every head in pixels.
+
+        A head that never attends to patches has NaN.
+        """
+        return {
+            each.name: dict(zip(each.distance.layers, each.distance.pixels.tolist(), strict=True))
+            for each in self.findings
+            if isinstance(each.distance, Distance)
+        }
+
+    def summary(self) -> Rows:
+        first = self.findings[0]
+        return [
+            ("models", ", ".join(each.name for each in self.findings)),
+            ("images shown", first.images_from),
+            ("measured on", first.measured_on),
+            ("figures", f"{len(self.figure_files)} in {self.report.with_name(f'{self.report.stem}_files')}"),
+            ("report", str(self.report)),
+            *(("note", note) for note in self.notes),
+        ]
+
+    def tables(self) -> Mapping[str, Sequence[Sequence[str]]]:
+        found: dict[str, Sequence[Sequence[str]]] = {}
+        for name, images in self.guesses.items():
+            rows = [(each.image, label, f"{value:.1%}") for each in images for label, value in each.labels[:1]]
+            if rows:
+                found[f"first guesses of {name}"] = [("image", "label", "probability"), *rows]
+        for name, layers in self.attention_distance.items():
+            spans = [(layer, *_show_span(heads)) for layer, heads in layers.items()]
+            found[f"attention distance of {name}, in pixels"] = [("layer", "least", "mean", "most"), *spans]
+        return found
+
+    def figures(self) -> Sequence[Path]:
+        return self.figure_files
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return files, notes, guesses and attention distances as plain data; other numbers are in the data files."""
+        names = ("report", "figure_files", "data_files", "notes", "guesses", "attention_distance")
+        return {name: to_plain(getattr(self, name)) for name in names}
+
+
+def _show_span(heads: Sequence[float]) -> tuple[str, str, str]:
+    known = [value for value in heads if np.isfinite(value)]
+    if not known:
+        return "", "", ""
+    return f"{min(known):.1f}", f"{np.mean(known):.1f}", f"{max(known):.1f}"
