@@ -94,6 +94,22 @@ def test_the_architecture_page_shows_the_map_that_the_code_has():
     assert child.returncode == 0, child.stderr
 
 
+OPENING = {"open", "read_text", "write_text", "read_bytes", "write_bytes", "mkdir", "unlink", "iterdir", "glob"}
+"""Calls that touch files."""
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "cli").glob("*.py")), ids=lambda path: path.name)
+def test_the_command_line_only_parses_and_prints(path):
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [name.name for name in node.names]
+            assert not {module.split(".")[0] for module in modules} & {"torch", "numpy", "PIL", "sklearn"}
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            assert name not in OPENING, f"line {node.lineno} of {path.name} touches a file: {name}"
+
+
 def test_public_names_all_load_and_are_listed():
     for name in vitrail.__all__:
         assert getattr(vitrail, name).__name__ == name

@@ -1,0 +1,137 @@
+"""Events: the caller's function gets them; without one a screen shows a bar, and a log stays empty."""
+
+from __future__ import annotations
+
+import io
+import sys
+import types
+
+import pytest
+
+from vitrail.system.event_display import EventDisplay, describe_training
+from vitrail.system.events import open_listener, send_progress
+
+TRAINING = {
+    "folder": "runs/x",
+    "model": "S/8",
+    "parameters": 1234,
+    "image_size": [96, 160],
+    "training_images": 90,
+    "validation_images": None,
+    "can_hold_out": True,
+    "classes": 2,
+    "class_names": "ants, bees",
+    "steps": 10,
+    "start_step": 4,
+    "batch_size": 8,
+    "devices": 1,
+    "device": "CPU",
+    "precision": "float32",
+}
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """Stands in for a notebook: keeps what is displayed, and what replaced it."""
+    shown: list[str] = []
+
+    class Handle:
+        def update(self, content):
+            shown.append(content.data)
+
+    class HTML:
+        def __init__(self, data):
+            self.data = data
+
+    def display(content, display_id):
+        assert display_id is True
+        shown.append(content.data)
+        return Handle()
+
+    shell = types.SimpleNamespace(kernel=object())
+    ipython = types.ModuleType("IPython")
+    ipython.get_ipython = lambda: shell
+    module = types.ModuleType("IPython.display")
+    module.HTML, module.display = HTML, display
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    return shown
+
+
+def train(listener):
+    listener("training", TRAINING)
+    for step in range(5, 11):
+        listener("step", {"step": step, "steps": 10})
+    listener("evaluation", {"kind": "evaluation", "step": 10, "part": "val", "loss": 0.5, "accuracy": 0.75})
+    listener("trained", {"folder": "runs/x", "step": 10, "steps": 10})
+
+
+def test_the_callers_function_gets_every_event():
+    events = []
+    with open_listener(lambda kind, values: events.append((kind, values))) as listener:
+        send_progress(listener, "features")(3, 7)
+    assert events == [("progress", {"task": "features", "done": 3, "total": 7})]
+
+
+def test_without_a_screen_nothing_is_shown(capsys):
+    with open_listener(None) as listener:
+        train(listener)
+        send_progress(listener, "features")(3, 7)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_command_writes_lines_into_a_log(capsys):
+    with EventDisplay(plain_lines=True) as display:
+        train(display)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "ants, bees" in err
+    assert "96×160" in err
+    assert "accuracy 75.0%" in err
+
+
+def test_a_terminal_gets_a_bar_that_disappears(monkeypatch):
+    stderr = Terminal()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setenv("TERM", "xterm")
+    with open_listener(None) as listener:
+        progress = send_progress(listener, "features [a]")
+        progress(3, 7)
+        progress(7, 7)
+    assert "features [a]" in stderr.getvalue()
+    assert stderr.getvalue().rstrip().endswith("\x1b[2K")
+
+
+def test_a_notebook_gets_html(notebook, capsys):
+    with open_listener(None) as listener:
+        train(listener)
+        send_progress(listener, "<i>features</i>")(3, 7)
+    assert any('<progress value="10" max="10"' in content for content in notebook)
+    assert any("accuracy 75.0%" in content for content in notebook)
+    assert any("&lt;i&gt;features" in content for content in notebook)
+    assert notebook[-1] == ""  # the bar of a pass does not stay
+    assert capsys.readouterr() == ("", "")
+
+
+def test_an_error_in_the_middle_leaves_no_bar(monkeypatch):
+    stderr = Terminal()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setenv("TERM", "xterm")
+    with pytest.raises(ValueError, match="broken"), open_listener(None) as listener:
+        listener("training", TRAINING)
+        raise ValueError("broken")
+    assert sys.stderr is stderr
+
+
+def test_what_is_about_to_be_trained():
+    text = "\n".join(describe_training(TRAINING))
+    assert "data.holdout" in text
+    assert "step 4" in text
+    assert "finished already" in "\n".join(describe_training({**TRAINING, "start_step": 10}))
