@@ -1,4 +1,4 @@
-"""Photographs for tests: crops of the two that ship inside scikit-learn, in every format, mode, size and orientation."""
+"""Photographs for tests: crops of the two inside scikit-learn, in every format, mode, size and orientation."""
 
 from __future__ import annotations
 

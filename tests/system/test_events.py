@@ -124,9 +124,15 @@ def test_an_error_in_the_middle_leaves_no_bar(monkeypatch):
     stderr = Terminal()
     monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setenv("TERM", "xterm")
-    with pytest.raises(ValueError, match="broken"), open_listener(None) as listener:
-        listener("training", TRAINING)
-        raise ValueError("broken")
+
+    def fail():
+        with open_listener(None) as listener:
+            listener("training", TRAINING)
+            assert sys.stderr is not stderr  # what is written goes above the bar
+            raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        fail()
     assert sys.stderr is stderr
 
 
