@@ -33,7 +33,6 @@ app = typer.Typer(
     name="vitrail",
     help="The Vision Transformer paper as software: the whole model family, from patches to figures.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

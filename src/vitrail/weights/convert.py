@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,11 +15,13 @@ from torch import Tensor
 from vitrail.config import Preprocessing
 from vitrail.errors import ConfigError, WeightsError, did_you_mean
 from vitrail.model.base import ImageModel
+from vitrail.system.events import OnEvent, open_listener
+from vitrail.system.results import Result, Rows
 from vitrail.weights.card import Certificate, format_model_card
 from vitrail.weights.formats.native import compute_sha256
 from vitrail.weights.load import FORMATS, load_with_files
 from vitrail.weights.save import MODEL_CARD, draft_folder, write_model
-from vitrail.weights.source import HUB_NAME, SUFFIXES
+from vitrail.weights.source import HUB_NAME, SUFFIXES, Which, choose_weights
 
 TOLERANCE = 1e-3
 """Largest allowed difference, in standard deviations of an output. A faithful conversion has 0, one that must change
@@ -25,39 +29,121 @@ the eps of a norm about 1e-4, a wrong one 0.1 and more."""
 SEED, IMAGES = 0, 2
 
 
-def convert(source: str | Path, target: str | Path, to: str, **known: Any) -> Certificate:
+@dataclass(frozen=True, repr=False)
+class ConversionResult(Result):
+    """A model in another format, and how far its outputs are from the source's."""
+
+    folder: Path
+    format: str
+    max_difference: float
+    """Largest absolute difference between the outputs (representation and logits)."""
+    relative_difference: float
+    """Largest difference divided by the standard deviation of that output."""
+    preprocessing_note: str
+    """Differences between the two preprocessings; empty if there are none."""
+    notes: tuple[str, ...]
+    """Facts about the source that were concluded, because its files do not say them."""
+    url: str | None = None
+    """Where it was uploaded to, if it was."""
+
+    @property
+    def preprocessing_matches(self) -> bool:
+        """Whether the written model prepares images as the source does."""
+        return not self.preprocessing_note
+
+    def summary(self) -> Rows:
+        """Return the differences and where the files are."""
+        rows = [("note", note) for note in self.notes]
+        relative = f"{self.relative_difference:.3g} of an output's deviation"
+        rows += [
+            ("largest difference", f"{self.max_difference:.3g} ({relative})"),
+            ("preprocessing", self.preprocessing_note or "matches"),
+            ("written", f"{self.folder} (its README.md says how to load it)"),
+        ]
+        return rows if self.url is None else [*rows, ("uploaded", self.url)]
+
+
+def convert(
+    source: str | Path | ImageModel,
+    target: str | Path,
+    to: str,
+    *,
+    which: Which = "last",
+    num_heads: int | None = None,
+    gelu: Literal["tanh", "exact", "quick"] | None = None,
+    norm_eps: float | None = None,
+    push: str | None = None,
+    on_event: OnEvent | None = None,
+) -> ConversionResult:
     """Write the model `source` into the new folder `target`, and check that it computes the same there.
 
+    Events: `converted`, with the fields of the result, once the folder is written and before it is uploaded.
+
     Args:
-        source: any source that `load` takes.
+        source: any source that `load` takes, or a loaded model.
         target: a new or empty folder.
         to: the format: native, timm, torchvision, huggingface or google.
-        known: options that the source may not store, as in `load`: num_heads=6, gelu="tanh".
+        which: which weights of a run, as in `load`.
+        num_heads: attention heads. This and the next two are facts that the source may not store, as in `load`.
+        gelu: tanh approximation, exact, or "quick", the sigmoid approximation.
+        norm_eps: epsilon of the norms.
+        push: `hf:owner/name`, where the folder is uploaded to in the end.
+        on_event: called with what happens (see vitrail/system/events.py).
 
     Returns:
-        The measured difference between the two models; it is also written into the model card.
+        The folder, and the measured difference between the two models, which is also written into the model card.
 
     Raises:
+        ConfigError: an unknown format, or an option that is impossible or does not fit the source.
         WeightsError: the format cannot hold the model, or the written model computes something else. Then nothing is
-            written.
+            written. Or the folder, which is written, cannot be uploaded.
     """
+    if push is not None:
+        parse_destination(push)  # before the work
     if to not in FORMATS:
         raise ConfigError(f"unknown format {to!r}{did_you_mean(to, FORMATS) or '.'} There are {', '.join(FORMATS)}")
-    target, weight_format = Path(target).expanduser(), FORMATS[to]
-    if target.suffix in SUFFIXES:
-        raise ConfigError(f"{target} will be a folder with {weight_format.weights_file}: drop the {target.suffix}")
-    with draft_folder(target) as draft:
-        model, files = load_with_files(source, known)
-        write_model(model, weight_format, draft)
-        converted, converted_files = load_with_files(draft)
-        certificate = compare_models(model.eval(), converted.eval(), files, converted_files)
-        if not certificate.relative_difference <= TOLERANCE:  # written this way, NaN fails too
-            raise WeightsError(
-                f"as {to} this model would compute something else, so nothing was written: its outputs differ by up to "
-                f"{certificate.max_difference:.3g}, or {certificate.relative_difference:.3g} of their deviation"
-            )
-        (draft / MODEL_CARD).write_text(format_model_card(model, target.name, to, certificate), encoding="utf-8")
-    return certificate
+    folder, weight_format = Path(target).expanduser(), FORMATS[to]
+    if folder.suffix in SUFFIXES:
+        raise ConfigError(f"{folder} will be a folder with {weight_format.weights_file}: drop the {folder.suffix}")
+    known = {"num_heads": num_heads, "gelu": gelu, "norm_eps": norm_eps}
+    with open_listener(on_event) as listener:
+        with draft_folder(folder) as draft:
+            model, files = _open_source(source, which, known)
+            write_model(model, weight_format, draft)
+            converted, converted_files = load_with_files(draft)
+            certificate = compare_models(model.eval(), converted.eval(), files, converted_files)
+            _check_certificate(certificate, to)
+            (draft / MODEL_CARD).write_text(format_model_card(model, folder.name, to, certificate), encoding="utf-8")
+        result = ConversionResult(
+            folder=folder,
+            format=to,
+            max_difference=certificate.max_difference,
+            relative_difference=certificate.relative_difference,
+            preprocessing_note=certificate.preprocessing_note,
+            notes=certificate.notes,
+        )
+        listener("converted", result.to_dict())
+        return result if push is None else replace(result, url=push_to_hub(folder, push))
+
+
+def _open_source(
+    source: str | Path | ImageModel, which: Which, known: dict[str, Any]
+) -> tuple[ImageModel, tuple[Path, ...]]:
+    """Return the model of a source and its files. A loaded model is copied: the check changes its type for a while."""
+    if not isinstance(source, ImageModel):
+        return load_with_files(source if which == "last" else choose_weights(str(source), which), known)
+    if which != "last" or any(value is not None for value in known.values()):
+        raise ConfigError("which, num_heads, gelu and norm_eps are for a source on the disk: a loaded model knows them")
+    return copy.deepcopy(source).cpu(), ()
+
+
+def _check_certificate(certificate: Certificate, to: str) -> None:
+    """Raise a WeightsError if the written model computes something else."""
+    if not certificate.relative_difference <= TOLERANCE:  # written this way, NaN fails too
+        raise WeightsError(
+            f"as {to} this model would compute something else, so nothing was written: its outputs differ by up to "
+            f"{certificate.max_difference:.3g}, or {certificate.relative_difference:.3g} of their deviation"
+        )
 
 
 def push_to_hub(folder: str | Path, destination: str) -> str:

@@ -1,0 +1,29 @@
+"""The words that a shell offers for arguments and options. Nothing heavy is imported: a shell waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+
+def offer(words: Iterable[str]) -> Callable[[str], list[str]]:
+    """Return a function that gives the words which begin with what a person has typed."""
+    offered = tuple(words)
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in offered if word.startswith(incomplete)]
+
+    return complete
+
+
+complete_which = offer(["last", "best"])
+complete_format = offer(["native", "timm", "torchvision", "huggingface", "google"])
+complete_kind = offer(["onnx", "onnx-int8", "torch", "aoti", "openvino"])
+complete_precision = offer(["fp32", "bf16", "fp16", "fp8", "int8", "auto"])
+complete_device = offer(["auto", "cpu", "cuda"])
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Return the names of recipes that begin with what a person has typed; files are offered by the shell."""
+    from vitrail.recipes import RECIPES
+
+    return offer(RECIPES)(incomplete)
