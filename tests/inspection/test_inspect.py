@@ -19,16 +19,14 @@ from vitrail.inspection.inspect import choose_report_path, find_newest_run, find
 from vitrail.model.architecture import TimmArchitecture
 from vitrail.model.create import build_empty_model
 from vitrail.training.run_training import run_training
-from vitrail.workflows.run_report import write_run_report
 
 SMALL = {"width": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64, "num_classes": 5, "seed": 0}
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run on digits, and its configuration."""
-    config = runs.config(tmp_path_factory.mktemp("runs") / "digits")
-    return config, run_training(config)
+    """A run on digits."""
+    return run_training(runs.config(tmp_path_factory.mktemp("runs") / "digits"))
 
 
 @pytest.fixture
@@ -57,43 +55,6 @@ def absent(findings) -> set[str]:
     return {part for part in parts if isinstance(getattr(findings, part), Absent)}
 
 
-def test_every_finished_run_has_its_report(finished):
-    config, result = finished
-    (line,) = write_run_report(config, result)
-    assert line == f"report: {result.folder / 'report.html'}"
-    page = (result.folder / "report.html").read_text()
-    assert "validated on" in page, "its own images"
-    assert 'id="curves"' in page
-    names = {path.name for path in (result.folder / "report_files").iterdir()}
-    for name in ("filters-1", "positions", "distance", "rollout", "tokens", "layers", "curves"):
-        assert {f"{name}.png", f"{name}.svg"} <= names
-        assert {f"{name}.npz", f"{name}.csv"} & names
-    assert str(result.folder.parent) not in page, "a report may go to strangers"
-
-
-def test_a_run_that_wants_none_has_none(finished):
-    config, result = finished
-    without = config.model_copy(update={"run": config.run.model_copy(update={"report": False})})
-    assert list(write_run_report(without, result)) == []
-
-
-def test_what_goes_wrong_in_the_report_does_not_spoil_the_run(finished, monkeypatch):
-    config, result = finished
-
-    def fail(*given):
-        raise RuntimeError("no fonts")
-
-    monkeypatch.setattr(inspect, "draw_findings", fail)
-    (line,) = write_run_report(config, result)
-    assert "RuntimeError: no fonts" in line
-    assert f"vitrail inspect {result.folder}" in line
-
-
-def test_of_several_ranks_the_first_reports(finished, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    assert list(write_run_report(*finished)) == []
-
-
 def test_without_a_model_it_is_the_newest_run(finished, tmp_path, monkeypatch, looked):
     monkeypatch.chdir(tmp_path)
     assert find_newest_run() is None
@@ -101,7 +62,7 @@ def test_without_a_model_it_is_the_newest_run(finished, tmp_path, monkeypatch, l
         place = tmp_path / name
         (place / "model").mkdir(parents=True)
         for file in ("config.toml", "metrics.jsonl", "model/config.json"):
-            (place / file).write_bytes((finished[1].folder / file).read_bytes())
+            (place / file).write_bytes((finished.folder / file).read_bytes())
         os.utime(place / "model/config.json", (number, number))
     assert find_newest_run().as_posix() == "runs/old"
     os.utime(tmp_path / "runs/quickstart/pretrain/model/config.json", (9, 9))
@@ -109,7 +70,7 @@ def test_without_a_model_it_is_the_newest_run(finished, tmp_path, monkeypatch, l
 
 
 def test_where_the_report_goes(finished, tmp_path):
-    folder = finished[1].folder
+    folder = finished.folder
     assert choose_report_path([str(folder)], None) == folder / "report.html"
     assert choose_report_path([str(folder / "model")], None) == folder / "report.html"
     assert choose_report_path(["hf:owner/name"], None).as_posix() == "runs/inspect-name/report.html"
@@ -124,7 +85,7 @@ def test_where_the_report_goes(finished, tmp_path):
 def test_a_place_that_cannot_be_written(finished, tmp_path, looked):
     (tmp_path / "report_files").write_text("in the way")
     with pytest.raises(ConfigError, match="cannot be written"):
-        inspect.inspect(str(finished[1].folder), out=tmp_path / "report.html")
+        inspect.inspect(str(finished.folder), out=tmp_path / "report.html")
 
 
 KINDS = {
@@ -253,17 +214,8 @@ def test_what_a_run_left_can_be_damaged(tmp_path, looked):
 
 
 def test_a_dot_is_a_model_too(finished, tmp_path, looked, monkeypatch):
-    monkeypatch.chdir(finished[1].folder / "model")
+    monkeypatch.chdir(finished.folder / "model")
     done = inspect.inspect(".")
     assert looked[0].name == "digits"
-    assert done.report.resolve() == (finished[1].folder / "report.html").resolve()
+    assert done.report.resolve() == (finished.folder / "report.html").resolve()
     assert looked[0].records
-
-
-def test_control_c_in_the_report_does_not_spoil_the_run(finished, monkeypatch):
-    def interrupt(*given, **others):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(inspect, "inspect_model", interrupt)
-    config, result = finished
-    assert list(write_run_report(config, result)) == [f"report: stopped; vitrail inspect {result.folder} makes it"]
