@@ -19,7 +19,8 @@ import pytest
 from PIL import Image
 
 from vitrail.cli import main
-from vitrail.data.sources.source import ListSource, Sample
+from vitrail.data.sources.list_source import ListSource
+from vitrail.data.sources.source import Sample
 
 GOOD = ""
 UNREADABLE, TRUNCATED, DUPLICATE, EXTENSION = "unreadable", "truncated", "duplicate", "extension"

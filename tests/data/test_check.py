@@ -21,7 +21,8 @@ from pictures import make_folder, make_parquet, make_tar
 from vitrail.data.check.check import check_data
 from vitrail.data.check.report import FACTS, FINDING_KINDS, DataReport, SplitFacts
 from vitrail.data.parallel import KILLED, map_samples
-from vitrail.data.sources.source import ListSource, make_printable
+from vitrail.data.sources.list_source import ListSource
+from vitrail.data.sources.source import make_printable
 from vitrail.errors import ConfigError, DataError
 
 

@@ -22,7 +22,8 @@ from vitrail.config import Preprocessing
 from vitrail.data import torch_loader
 from vitrail.data.loader import EvaluationLoader, TrainingLoader
 from vitrail.data.open import open_data
-from vitrail.data.sources.source import ListSource, Sample
+from vitrail.data.sources.list_source import ListSource
+from vitrail.data.sources.source import Sample
 from vitrail.data.transforms.augment import Augmentation
 from vitrail.data.transforms.decode import decode_image
 from vitrail.data.transforms.preprocess import resize_and_crop

@@ -17,8 +17,9 @@ from vitrail.config import Preprocessing
 from vitrail.data.loader import EvaluationLoader, TrainingLoader
 from vitrail.data.open import open_data
 from vitrail.data.sources import memory
+from vitrail.data.sources.list_source import ListSource
 from vitrail.data.sources.memory import InMemorySource
-from vitrail.data.sources.source import ListSource, Source
+from vitrail.data.sources.source import Source
 from vitrail.data.transforms.augment import Augmentation
 from vitrail.data.transforms.decode import decode_image
 from vitrail.errors import DataError

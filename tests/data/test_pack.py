@@ -519,7 +519,7 @@ def test_a_full_disk_is_told_and_can_be_mended(photos, packed, tmp_path, monkeyp
 
 def test_splits_with_different_classes_are_refused():
     from vitrail.data.packing.pack import _agree_on_classes
-    from vitrail.data.sources.source import ListSource
+    from vitrail.data.sources.list_source import ListSource
 
     sources = {"train": ListSource([], ("a", "b")), "val": ListSource([], ("b",))}
     with pytest.raises(DataError, match="different classes"):

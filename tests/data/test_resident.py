@@ -20,8 +20,8 @@ from vitrail.data.loader import EvaluationLoader, TrainingLoader
 from vitrail.data.open import open_data
 from vitrail.data.order import derive_seed
 from vitrail.data.resident import CachedBatches, ResidentImages, ResidentLoader
+from vitrail.data.sources.list_source import ListSource
 from vitrail.data.sources.memory import InMemorySource
-from vitrail.data.sources.source import ListSource
 from vitrail.data.transforms.augment import Augmentation
 from vitrail.data.transforms.batch_augment import augment_batch
 from vitrail.data.transforms.decode import decode_image, to_channels

@@ -20,7 +20,8 @@ from pictures import picture
 
 import vitrail
 from vitrail.data.open import open_data
-from vitrail.data.sources.source import ListSource, Source, Subset
+from vitrail.data.sources.list_source import ListSource
+from vitrail.data.sources.source import Source, Subset
 from vitrail.errors import DataError
 from vitrail.evaluation.features import Features, compute_weights_digest, extract_features, features_folder
 from vitrail.inference.batches import InferenceOptions

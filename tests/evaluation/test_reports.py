@@ -19,7 +19,7 @@ from pictures import picture
 
 import vitrail
 from vitrail.data.open import open_data
-from vitrail.data.sources.source import ListSource
+from vitrail.data.sources.list_source import ListSource
 from vitrail.data.transforms.preprocess import prepare
 from vitrail.errors import ConfigError, DataError, WeightsError
 from vitrail.evaluation.evaluate import score_model

@@ -12,7 +12,7 @@ import stand_ins
 from pictures import make_folder, make_parquet, picture
 
 from vitrail.data.open import open_data
-from vitrail.data.sources.source import ListSource
+from vitrail.data.sources.list_source import ListSource
 from vitrail.errors import ConfigError, DataError
 from vitrail.recipes import find_recipe
 from vitrail.transfer import suite_table, transfer

@@ -18,7 +18,7 @@ from pictures import make_folder, make_parquet
 from stand_ins import one_by_one, run_lines, shown, table
 
 from vitrail.data.open import open_data
-from vitrail.data.sources.source import ListSource
+from vitrail.data.sources.list_source import ListSource
 from vitrail.data.transforms.augment import draw_crop_box
 from vitrail.errors import ConfigError, DataError
 from vitrail.training import loop
@@ -230,6 +230,9 @@ class Many(ListSource):
 
     def name(self, index: int) -> str:
         return f"{self.prefix}{index}"
+
+    def identity(self, index: int) -> str:
+        return self.name(index)
 
 
 def parts(train: int, val: int | None = None) -> SuiteParts:

@@ -1,4 +1,4 @@
-"""Open a data set from its name. Every command and function of vitrail takes the same names:
+"""Open a data set. Every command and function of vitrail takes the same names:
 
 photos/                  one folder per class, or train/, val/ and test/ with one folder per class in each
 tiny-imagenet-200/       Tiny-ImageNet as released: its val/ has a table of file names and classes
@@ -7,6 +7,12 @@ photos/*.parquet         a Parquet file, or a folder of Parquet files named afte
 shards/                  tar files in the WebDataset layout, named after their splits
 digits                   the built-in data set (write ./digits for a folder of that name)
 hf:owner/name            a data set on the Hugging Face hub (needs the extra `datasets`)
+
+From Python, functions also take images that a program has at hand, and a Source, which is open already:
+
+[(image, label), …]                     an image is a path, the bytes of a file, a Pillow image, an array or a tensor of
+                                        uint8; a label is the name of a class, or its number
+{"train": [(image, label), …], …}       such a list for each split
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +34,8 @@ from vitrail.data.sources.folder import (
     open_csv,
     read_csv_splits,
 )
-from vitrail.data.sources.source import SPLITS, ListSource, Source, hold_out
+from vitrail.data.sources.list_source import ListSource, Pairs, list_class_names
+from vitrail.data.sources.source import SPLITS, Source, hold_out
 from vitrail.errors import ConfigError, DataError, MissingExtraError, did_you_mean
 
 DEFAULT_HOLDOUT = 0.1
@@ -38,7 +45,9 @@ CLASS_NAME_FILES = ("classes.txt", "labels.txt")
 LABELS_TO_INSPECT = 1000
 """How many labels are read to decide whether a split has labels."""
 
-Data = str | Path | Source | Sequence[tuple[Any, int]]
+Data = str | Path | Source | Pairs | Mapping[str, Pairs]
+"""A name as listed at the top of this module, an open Source, a list of (image, label) pairs, or a dictionary with such
+a list for each split."""
 SplitOpeners = dict[str, Callable[[], Source]]
 """For each split that exists, a function that opens it."""
 
@@ -52,7 +61,8 @@ def open_data(
     """Open a data set, or one split of it.
 
     Args:
-        data: a name as listed at the top of this module, a Source, or a list of (image, label) pairs.
+        data: a name as listed at the top of this module, a Source, a list of (image, label) pairs, or a dictionary with
+            a list for each split.
         split: "train", "val" or "test" (or a synonym such as "validation"); None opens the whole data set.
         holdout: the share of each class, between 0 and 1, that becomes "val" when the data has no such split. The
             default is a tenth for data without any splits, and nothing for data with splits.
@@ -79,11 +89,11 @@ def _open_split(data: Data, openers: SplitOpeners, split: str, holdout: float | 
         return openers[split]()
     if split == "test" or (openers and "train" not in openers) or ("val" in openers and split == "train"):
         available = ", ".join(openers) or "one part: leave the split out, or take val, a tenth that is held out"
-        raise DataError(f"{data} has no split {split!r}: it has {available}")
+        raise DataError(f"{name_data(data)} has no split {split!r}: it has {available}")
     if openers and not holdout:
         raise DataError(
-            f"{data} has no split {split!r}: it has {', '.join(openers)}; holdout={DEFAULT_HOLDOUT} would set a part "
-            "of train aside"
+            f"{name_data(data)} has no split {split!r}: it has {', '.join(openers)}; holdout={DEFAULT_HOLDOUT} would "
+            "set a part of train aside"
         )
     whole = openers["train"]() if openers else _open_whole(data, openers)
     rest, held = hold_out(whole, holdout or DEFAULT_HOLDOUT, seed)
@@ -121,17 +131,34 @@ def _has_test_labels(data: Data) -> bool:
         return False
 
 
+def name_data(data: Data) -> str:
+    """Return a short name of a data set for messages: its own name, or such as "a list of 120 images"."""
+    if isinstance(data, str | Path):
+        return str(data)
+    if isinstance(data, Mapping):
+        return f"a dictionary of {_count(len(data), 'list')}"
+    if isinstance(data, list | ListSource):
+        return f"a list of {_count(len(data), 'image')}"
+    return f"{type(data).__name__} of {_count(len(data), 'image')}" if isinstance(data, Source) else type(data).__name__
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 @contextlib.contextmanager
 def _raise_data_errors(data: Data) -> Iterator[None]:
     """Turn an error of the operating system into a DataError."""
     try:
         yield
     except OSError as error:
-        raise DataError(f"{data} cannot be opened: {error.strerror or error}") from None
+        raise DataError(f"{name_data(data)} cannot be opened: {error.strerror or error}") from None
 
 
 def _find_splits(data: Data) -> SplitOpeners:
-    if isinstance(data, Source) or not isinstance(data, str | Path):
+    if isinstance(data, Mapping):
+        return _find_listed_splits(data)
+    if not isinstance(data, str | Path):
         return {}
     text = str(data)
     if text.startswith("hf:"):
@@ -146,6 +173,17 @@ def _find_splits(data: Data) -> SplitOpeners:
     if files := _list_shard_files(path):
         return _group_by_split(path, files)
     return _find_split_folders(path)
+
+
+def _find_listed_splits(data: Mapping[str, Pairs]) -> SplitOpeners:
+    names = {str(name) for name in data}
+    splits = _match_all_splits(name_data(data), names)
+    if not splits:
+        raise DataError(f"the names of the lists are {', '.join(sorted(names)) or 'missing'}: give train, val or test")
+    for name, samples in data.items():
+        _check_is_list(samples, f"{name} is")
+    classes = list_class_names(data.values())  # one list, so that labels agree
+    return {ours: partial(ListSource, data[theirs], classes) for ours, theirs in splits}
 
 
 def _find_split_folders(path: Path) -> SplitOpeners:
@@ -196,7 +234,7 @@ def _match_splits(names: set[str]) -> list[tuple[str, str]]:
     return matches
 
 
-def _match_all_splits(path: Path, names: set[str]) -> list[tuple[str, str]]:
+def _match_all_splits(path: Path | str, names: set[str]) -> list[tuple[str, str]]:
     """As `_match_splits`, but raise a DataError if only some of the names mean a split."""
     matches = _match_splits(names)
     others = names - {theirs for _, theirs in matches}
@@ -210,10 +248,11 @@ def _match_all_splits(path: Path, names: set[str]) -> list[tuple[str, str]]:
 def _open_whole(data: Any, openers: SplitOpeners) -> Source:
     if isinstance(data, Source):
         return data
-    if not isinstance(data, str | Path):
-        return ListSource(data)
     if openers:
-        raise DataError(f"{data} has several splits: name one of {', '.join(openers)}")
+        raise DataError(f"{name_data(data)} has several splits: name one of {', '.join(openers)}")
+    if not isinstance(data, str | Path):
+        _check_is_list(data, "this is")
+        return ListSource(data)
     if str(data) == "digits":
         from vitrail.data.sources.builtin import DigitsSource
 
@@ -227,6 +266,13 @@ def _open_whole(data: Any, openers: SplitOpeners) -> Source:
     if files := _list_shard_files(path):
         return _open_shards(path, files)
     return open_class_folders(path)
+
+
+def _check_is_list(data: Any, subject: str) -> None:
+    if not isinstance(data, list):
+        raise DataError(
+            f"{subject} a {type(data).__name__}: give a list of (image, label) pairs, or the name of a data set"
+        )
 
 
 def _open_file(path: Path) -> Source:

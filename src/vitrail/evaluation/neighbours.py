@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.open import list_splits, open_data
-from vitrail.data.sources.source import ListSource
+from vitrail.data.sources.list_source import ListSource
 from vitrail.data.transforms.preprocess import prepare
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.features import Cache, Features, extract_features

@@ -6,10 +6,8 @@ A source keeps no list of its samples. It is cheap to send to another process an
 from __future__ import annotations
 
 import hashlib
-import operator
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, NamedTuple
@@ -167,37 +165,6 @@ def hash_name(salt: bytes, identity: str) -> int:
     """Return a number that orders samples at random, the same wherever the data is stored."""
     digest = hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=8, salt=salt).digest()
     return int.from_bytes(digest, "big")
-
-
-class ListSource(Source):
-    """A list of (image, label) pairs; images are paths, bytes, Pillow images, arrays or tensors."""
-
-    def __init__(self, samples: Sequence[tuple[Any, int]], classes: Sequence[str] = ()) -> None:
-        self.samples, self.classes = samples, tuple(classes)
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def read(self, index: int) -> Sample:
-        try:
-            image, label = self.samples[index]
-            number = operator.index(label)
-        except (TypeError, ValueError):
-            raise DataError("not a pair of an image and a label that is a whole number") from None
-        return Sample(read_image(image), number)
-
-    def name(self, index: int) -> str:
-        sample = self.samples[index]
-        image = sample[0] if isinstance(sample, tuple | list) and sample else None
-        return make_printable(image) if isinstance(image, str | os.PathLike) else f"sample {index}"
-
-    def labels(self, start: int, stop: int) -> Indices:
-        try:
-            return np.array([operator.index(label) for _, label in self.samples[start:stop]], dtype=np.int64)
-        except (TypeError, ValueError):
-            raise DataError(
-                "a list of samples must hold pairs of an image and a label that is a whole number"
-            ) from None
 
 
 def read_image(image: Any) -> bytes | Tensor:
