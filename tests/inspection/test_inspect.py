@@ -73,6 +73,10 @@ def test_where_the_report_goes(finished, tmp_path):
     folder = finished.folder
     assert choose_report_path([str(folder)], None) == folder / "report.html"
     assert choose_report_path([str(folder / "model")], None) == folder / "report.html"
+    # The report in the run's folder is about its last weights.
+    best = str(folder / "best")
+    assert choose_report_path([best], None).as_posix() == "runs/inspect-digits-best/report.html"
+    assert find_run_folder(best) == folder
     assert choose_report_path(["hf:owner/name"], None).as_posix() == "runs/inspect-name/report.html"
     assert choose_report_path([str(folder), "b"], None).as_posix() == "runs/inspect-digits-b/report.html"
     assert choose_report_path(["a"], tmp_path) == tmp_path / "report.html"

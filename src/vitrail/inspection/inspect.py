@@ -36,7 +36,7 @@ from vitrail.training.config import RunConfig
 from vitrail.training.resolve import read_toml, resolve
 from vitrail.training.run_folder import CONFIG_FILE
 from vitrail.weights.load import load
-from vitrail.weights.source import PANE, locate_weights
+from vitrail.weights.source import BEST_FOLDER, LAST_FOLDER, PANE, locate_weights
 
 REPORT, METRICS = "report.html", "metrics.jsonl"
 WRITTEN = (".png", ".svg", ".npz", ".csv")
@@ -140,6 +140,8 @@ def choose_report_path(names: Sequence[str | None], out: Path | None) -> Path:
     """Return the path of the report: `out` (a file or a folder), else in the run's folder, else below ./runs."""
     if out is None:
         alone = find_run_folder(names[0]) if len(names) == 1 else None
+        if alone is not None and Path(str(names[0])).name == BEST_FOLDER:
+            alone = None  # the report in the run's folder is about its last weights
         return (alone or Path("runs") / "-".join(["inspect", *map(_shorten, names)])) / REPORT
     if out.is_dir():
         return out / REPORT
@@ -149,12 +151,12 @@ def choose_report_path(names: Sequence[str | None], out: Path | None) -> Path:
 
 
 def find_run_folder(model: str | None) -> Path | None:
-    """Return the run folder that contains the model, or None."""
+    """Return the run folder that contains the model, its last or its best, or None."""
     if model is None or model == PANE:
         return None
-    path = Path(model).expanduser()
-    if path.resolve().name == "model":
-        path = path.parent if path.name == "model" else path.resolve().parent
+    path, inner = Path(model).expanduser(), (LAST_FOLDER, BEST_FOLDER)
+    if path.resolve().name in inner:
+        path = path.parent if path.name in inner else path.resolve().parent
     return path if (path / CONFIG_FILE).is_file() and (path / METRICS).is_file() else None
 
 
