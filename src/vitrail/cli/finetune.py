@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrail.cli.printing import announce_pane, interruptible, print_lines, progress_bar
+from vitrail.cli.printing import announce_pane, interruptible, print_lines
+from vitrail.cli.train import describe_training_result
 
-SCRATCH = "scratch"
-"""The name that stands for no model. A folder of that name is ./scratch."""
-ANY_MODEL_KEYS = ("image_size", "weights")
-"""Keys of the model section that fit every model."""
+if TYPE_CHECKING:
+    from vitrail.workflows.finetune_result import FinetuneResult
 
 
 def finetune(
@@ -41,44 +40,107 @@ def finetune(
     steps=500 batch_size=32 learning_rate=0.003 image_size=224 folder=runs/mine. The model goes to runs/finetune-…, and
     the same command resumes it.
     """
-    from vitrail.errors import ConfigError, did_you_mean
-    from vitrail.training.resolve import list_keys
-    from vitrail.weights.load import TRAINING_ONLY
+    from vitrail.system.event_display import EventDisplay
     from vitrail.weights.source import PANE
     from vitrail.workflows.finetune import finetune as run
 
-    overrides = overrides or []
-    options = {each.partition("=")[0].strip().removeprefix("model.") for each in overrides}
-    if "weights" in options:
-        raise ConfigError("give --from MODEL in place of model.weights")
-    if start is None and options & (set(list_keys("model")) - {*ANY_MODEL_KEYS, *TRAINING_ONLY}):
-        start = SCRATCH  # an architecture was given
-    if start is not None and start != SCRATCH and not Path(start).exists() and did_you_mean(start, [SCRATCH]):
-        raise ConfigError(f"there is no model {start!r}{did_you_mean(start, [SCRATCH])}")
-    model = PANE if start is None else start
-    if quick:
-        _fit_linear_head(data, model, sweep, overrides, is_default=start is None)
-        return
-    lines = run(data, None if model == SCRATCH else model, sweep, overrides)
-    print_lines(_announce_default(lines, is_default=start is None))
+    settings, model = overrides or [], PANE if start is None else start
+    with EventDisplay(plain_lines=True) as display:
+        printer = _Printer(display, announces_pane=start is None)
+        if not quick:
+            result = run(data, model, sweep=sweep, settings=settings, on_event=printer)
+            print_lines(describe_training_result(result, printer.seen.get("report", {})))
+            return
+        with interruptible("the features computed so far are kept"):
+            result = run(data, model, quick=True, sweep=sweep, settings=settings, on_event=printer)
+            print_lines(_describe_quick_result(result, printer.seen["features"]["images"], data, model))
 
 
-def _fit_linear_head(data: str, model: str, sweep: bool, overrides: list[str], is_default: bool) -> None:
-    from vitrail.errors import ConfigError
-    from vitrail.workflows.linear_head import fit_linear_head
+class _Printer:
+    """A listener that prints a line for each event, after the display has shown it."""
 
-    if sweep:
-        raise ConfigError("--quick trains nothing, so there is no learning rate to --sweep: give one of them")
-    if model == SCRATCH:
-        raise ConfigError("--quick needs a trained model: give --from MODEL, or no --from")
-    with interruptible("the features computed so far are kept"), progress_bar("features") as progress:
-        print_lines(_announce_default(fit_linear_head(data, model, overrides, progress=progress), is_default))
+    def __init__(self, display: Any, announces_pane: bool) -> None:
+        self.display, self.announces_pane = display, announces_pane
+        self.seen: dict[str, dict[str, Any]] = {}
+        """The values of the last event of each kind."""
+
+    def __call__(self, kind: str, values: dict[str, Any]) -> None:
+        self.display(kind, values)
+        self.seen[kind] = values
+        starts_from_pane = kind == "features" or (kind == "choices" and self.seen["data"]["start"] is not None)
+        if self.announces_pane and starts_from_pane:
+            announce_pane("--from MODEL takes another, --from scratch none")
+        print_lines(_describe_event(kind, values, self.seen))
 
 
-def _announce_default(lines: Iterator[str], is_default: bool) -> Iterator[str]:
-    """Yield the lines; if no model was named, say so before the first, when the command is known to be valid."""
-    first = next(lines)
-    if is_default:
-        announce_pane("--from MODEL takes another, --from scratch none")
-    yield first
-    yield from lines
+def _describe_event(kind: str, values: dict[str, Any], seen: dict[str, dict[str, Any]]) -> Iterator[str]:
+    if kind == "data" and values["start"] is None:
+        yield "training from scratch, which needs many images; `--from MODEL` starts from a trained model"
+    elif kind == "choices":
+        yield _format_choices(values, seen["data"])
+    elif kind == "trial":
+        outcome = values["failure"] or f"accuracy {values['accuracy']:.1%}, loss {values['loss']:.4f}"
+        yield f"learning rate {values['rate']:.3g}: {outcome}"
+    elif kind == "chosen":
+        on_all = f" on all images, including those that gave the {values['accuracy']:.1%}"
+        yield f"chosen: {values['rate']:.3g}; now trained again{on_all if values['trains_on_all'] else ''}"
+    elif kind == "features":
+        yield (
+            f"{values['images']:,} images of {values['classes']} classes at {_format_size(values['image_size'])} "
+            f"pixels: {values['features']} features each, from {values['model']}"
+        )
+        if unreadable := values["all_images"] - values["images"]:
+            counts = f"{unreadable:,} of {values['all_images']:,} images"
+            yield f"left out, for they cannot be read: {counts}; `vitrail data check` names them"
+    elif kind == "cross_validation" and values["accuracy"] is None:
+        yield "every class has one image: how good it is cannot be told"
+    elif kind == "cross_validation":
+        yield f"accuracy on images that it was fitted without: {_format_accuracy(values)}"
+    elif kind == "score" and values["problem"]:
+        yield f"{values['split']} is not scored: {values['problem']}"
+    elif kind == "score":
+        yield f"{values['split']} accuracy: {_format_accuracy(values)}"
+
+
+def _format_choices(values: dict[str, Any], data: dict[str, Any]) -> str:
+    size = _format_size(values["image_size"]) if values["image_size"] else "its own size"
+    length = f"{values['steps']} steps" if values["steps"] is not None else f"{values['epochs']:g} epochs"
+    flip = "mirrored at random (data.augmentation.flip=0 where left and right matter)"
+    return (
+        f"{data['images']:,} images of {data['classes']} classes, about {data['short_side']} pixels: training at "
+        f"{size} for {length} of {values['batch_size']}, learning rate {values['learning_rate']:g}; crops "
+        f"from {values['crop_area'][0]:.0%} of the area on, {flip if values['flip'] else 'not mirrored'}"
+    )
+
+
+def _format_size(size: list[int]) -> str:
+    from vitrail.config import show_size
+
+    return show_size((size[0], size[1]))
+
+
+def _format_accuracy(values: dict[str, Any]) -> str:
+    share = values["accuracy"]
+    interval = f"95% interval {share['low']:.1%} to {share['high']:.1%}"
+    return f"{share['value']:.1%} of {values['images']:,} ({interval})"
+
+
+def _describe_quick_result(result: FinetuneResult, images: int, data: str, model: str) -> Iterator[str]:
+    """Yield a line for each of the most confident suspects, then their number, the model and the next command."""
+    from vitrail.workflows.finetune_result import MISLABELLED_FILE, MOST_LISTED
+
+    for name, label, thinks, probability in result.suspects[:MOST_LISTED]:
+        yield f"perhaps mislabelled: {name} is labelled {label}, looks like {thinks} ({probability:.0%})"
+    if result.suspects:
+        path = result.folder / MISLABELLED_FILE
+        yield f"perhaps mislabelled, in all: {len(result.suspects):,} of {images:,} images, see {path}"
+        if result.has_weak_suspects and result.accuracy is not None:
+            right = f"{result.accuracy.value:.0%} right"
+            yield f"with {right}, most of these will be its own mistakes: a better model doubts fewer"
+    else:
+        yield "no image seems to be mislabelled"
+    yield f"model: {result.weights}"
+    yield (
+        f'next: in Python, model = vitrail.load("{result.folder}"); or train all of it, which takes longer and may be '
+        f"better: vitrail finetune --data {shlex.quote(data)} --from {shlex.quote(model)}"
+    )

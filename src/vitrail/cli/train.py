@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vitrail.cli.completion import complete_recipe
 from vitrail.cli.printing import print_lines, print_table
+
+if TYPE_CHECKING:
+    from vitrail.training.result import TrainingResult
+    from vitrail.workflows.finetune_result import FinetuneResult
 
 
 def train(
-    recipe: Annotated[str | None, typer.Argument(help="A recipe's name (see --list), or a .toml file.")] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(autocompletion=complete_recipe, help="A recipe's name (see --list), or a .toml file."),
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="key=value …", help="Such as data.source=photos/ run.seed=1.")
     ] = None,
@@ -37,13 +47,58 @@ def train(
         raise ConfigError("name a recipe (`vitrail train --list` shows them) or a .toml file")
     if not recipe.endswith(".toml"):
         find_recipe(recipe)  # fails with the nearest name before torch is imported
+    from vitrail.system.event_display import EventDisplay
     from vitrail.workflows.train import build_config
     from vitrail.workflows.train import train as run
 
-    config = build_config(recipe, overrides or [])
     if show:
         from vitrail.training.resolve import to_toml
 
-        print(to_toml(config), end="")
+        print(to_toml(build_config(recipe, overrides or [])), end="")
         return
-    print_lines(run(config))
+    report: dict[str, Any] = {}
+    with EventDisplay(plain_lines=True) as display:
+
+        def listen(kind: str, values: dict[str, Any]) -> None:
+            display(kind, values)
+            if kind == "report":
+                report.update(values)
+
+        result = run(recipe, overrides or [], on_event=listen)
+    print_lines(describe_training_result(result, report))
+
+
+def describe_training_result(result: TrainingResult | FinetuneResult, report: dict[str, Any]) -> Iterator[str]:
+    """Yield lines on the accuracy, the files, the report, and the next commands to type.
+
+    `report` has the values of the `report` event, or nothing if there was none.
+    """
+    if result.evaluation is not None:
+        measurements = ", ".join(format_measurement(name, value) for name, value in result.evaluation.items())
+        yield f"validation, on {result.evaluated:,} images: {measurements}"
+    yield f"curves: {result.folder / 'curves.png'}"
+    yield from describe_report(report)
+    yield f"model: {result.weights}"
+    has_classes = result.config is not None and result.config.objective.kind == "classification"
+    predicts = f"vitrail predict PHOTO --model {result.folder}; " if has_classes else ""
+    yield (
+        f"next: {predicts}vitrail evaluate --model {result.folder} --data DATA measures it; in Python, "
+        f'model = vitrail.load("{result.folder}")'
+    )
+
+
+def describe_report(report: dict[str, Any]) -> Iterator[str]:
+    """Yield the line of a `report` event."""
+    if not report:
+        return
+    command = f"vitrail inspect {Path(report['folder'])}"
+    if report["path"] is not None:
+        yield f"report: {report['path']}"
+    elif report["problem"] == "stopped":
+        yield f"report: stopped; {command} makes it"
+    else:
+        yield f"report: none could be made ({report['problem']}); {command} tries again"
+
+
+def format_measurement(name: str, value: float) -> str:
+    return f"{name} {value:.1%}" if name in ("accuracy", "top5") else f"{name} {value:.4f}"

@@ -1,4 +1,4 @@
-"""Train a classifier for a folder of images, as the paper does for transfer, with settings chosen for the data.
+"""Make a classifier for some images from a model that has seen others, as the paper does for transfer.
 
 The head is new and starts at zero, the resolution is higher than in pre-training, and SGD follows a cosine schedule. A
 sweep chooses the learning rate on a held-out part and then trains again on all the training data.
@@ -6,259 +6,178 @@ sweep chooses the learning rate on a held-out part and then trains again on all 
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-from vitrail.config import show_size
-from vitrail.data.open import DEFAULT_HOLDOUT, list_splits, open_data
-from vitrail.data.sources.source import Source
-from vitrail.data.transforms.decode import decode_to_pillow
-from vitrail.errors import ConfigError, DataError
-from vitrail.model.architecture import VitArchitecture
+from vitrail.data.open import Data
+from vitrail.errors import ConfigError
+from vitrail.inference.engine import Model
 from vitrail.model.base import ImageModel
-from vitrail.model.cost import compute_cost, count_tokens
-from vitrail.model.timm_model import TimmModel, measure_activation_bytes
-from vitrail.system.files import short_name
-from vitrail.training.build import count_steps, open_training_data
+from vitrail.system.events import OnEvent, open_listener
+from vitrail.system.results import to_plain
+from vitrail.training.build import open_training_data
 from vitrail.training.config import RunConfig
-from vitrail.training.resolve import resolve
+from vitrail.training.resolve import Settings, name_settings, resolve
 from vitrail.training.run_training import run_training
-from vitrail.training.sweep import change_config, choose_best, run_trials
-from vitrail.weights.load import load
-from vitrail.workflows.train import describe_result
-
-LEARNING_RATES = (0.001, 0.003, 0.01, 0.03)
-"""The learning rates that the paper tries, for batches of 512."""
-PAPER_BATCH = 512
-GROWTH = 1.5
-"""Factor of the resolution: the paper goes from 224 to 384."""
-MOST_ON_A_CPU = 10e9
-"""Operations per image above which a CPU keeps the resolution: a B/16 would take hours."""
-FEW = 10_000
-"""Number of images below which crops are gentler than the paper's."""
-SIZE_SAMPLES = 32
-"""Number of images whose size is read to find the resolution of the data."""
-SCRATCH_LEARNING_RATES = (0.0003, 0.001, 0.003)
-
-
-@dataclass(frozen=True)
-class DataSummary:
-    images: int
-    classes: int
-    short_side: int
-    """Shorter side of a typical image, in pixels."""
-    has_validation: bool
-    """Whether the data has a validation split."""
+from vitrail.training.sweep import Trial, change_config, choose_best, run_trials
+from vitrail.weights.source import PANE
+from vitrail.workflows.finetune_result import FinetuneResult
+from vitrail.workflows.finetune_settings import (
+    LEARNING_RATES,
+    SCRATCH_LEARNING_RATES,
+    make_finetune_config,
+    make_scratch_config,
+    name_run_folder,
+    scale_learning_rate,
+    set_intervals,
+    summarise_data,
+)
+from vitrail.workflows.linear_head import fit_linear_head
+from vitrail.workflows.named_data import NamedData, name_data
+from vitrail.workflows.run_report import write_run_report
+from vitrail.workflows.start_model import choose_start, name_model, open_start, save_start
 
 
-def finetune(data: str, model: str | None = None, sweep: bool = False, overrides: Sequence[str] = ()) -> Iterator[str]:
-    """Train a classifier; yield lines to print.
+def finetune(
+    data: Data,
+    model: Model | None = PANE,
+    *,
+    quick: bool = False,
+    sweep: bool = False,
+    folder: str | Path | None = None,
+    settings: Settings | None = None,
+    on_event: OnEvent | None = None,
+) -> FinetuneResult:
+    """Train a classifier for your own images, from a model that has seen others.
+
+        result = vitrail.finetune("photos/")
+        result.model, result.accuracy, result.folder
+
+    Resolution, steps, batch size and learning rate are chosen for the data. The same call goes on with a run that was
+    stopped, and returns the result of one that is finished.
 
     Args:
-        data: DATA, with at least two classes.
-        model: MODEL to start from; None trains from scratch.
-        sweep: choose the learning rate on a held-out part first.
-        overrides: `key=value` settings that replace the chosen ones.
-    """
-    given_keys = {override.partition("=")[0].strip().rpartition(".")[2] for override in overrides}
-    if sweep and "learning_rate" in given_keys:
-        raise ConfigError("--sweep chooses the learning rate: leave optimizer.learning_rate out, or --sweep")
-    summary = summarise_data(data)
-    if model is None:
-        yield "training from scratch, which needs many images; `--from MODEL` starts from a trained model"
-        tree = make_scratch_config(summary)
-        rates: Sequence[float] = SCRATCH_LEARNING_RATES
-    else:
-        tree = make_finetune_config(summary, load(model), model)
-        rates = [scale_learning_rate(rate, tree["data"]["batch_size"]) for rate in LEARNING_RATES]
-    tree["data"]["source"] = data
-    tree["run"]["folder"] = f"runs/{name_run_folder(data, model)}"
-    config = set_intervals(resolve(tree, overrides), given_keys, summary)
-    yield describe_choices(config, summary)
-    if sweep:
-        config = yield from sweep_learning_rates(config, rates, summary)
-    yield from describe_result(config, run_training(config))
+        data: DATA, a Source or a list of (image, label) pairs, with at least two classes.
+        model: MODEL or a loaded model, which stays as it is; "scratch" or None for fresh weights, as does pane with
+            settings of an architecture, such as model.depth.
+        quick: only fit a head to the frozen features, which takes seconds on a CPU, and list doubtful labels.
+        sweep: choose the learning rate on a held-out part first, as the paper does.
+        folder: where the run goes; by default runs/finetune-DATA-from-MODEL, or runs/quick-….
+        settings: what replaces the chosen settings: a dictionary such as {"schedule.steps": 300}, or `key=value` texts.
+        on_event: called with what happens; None shows a bar on a terminal or in a notebook.
 
+    Events:
+        data: data, start (None for fresh weights), images, classes, short_side, has_validation.
+        choices: folder, image_size, steps, epochs, batch_size, learning_rate, crop_area, flip.
+        trial: rate, folder, accuracy, loss, failure, for each learning rate of a sweep.
+        chosen: rate, accuracy, trains_on_all: the learning rate of a sweep.
+        training, step, train, evaluation, checkpoint, trained: see vitrail/system/events.py.
+        report: folder, path, problem: the report's file, or None and why none could be made.
+        progress: passes over images.
+        features, cross_validation, score: of a quick head, see `fit_linear_head`.
 
-def set_intervals(config: RunConfig, given_keys: set[str], summary: DataSummary) -> RunConfig:
-    """Return the configuration with warm-up and intervals that fit its number of steps; `given_keys` stay unchanged."""
-    steps = count_steps(config, summary.images)
-    values_by_section = {
-        "schedule": {"warmup_steps": steps // 10},
-        "run": {"evaluate_every": max(steps // 4, 1), "checkpoint_every": max(steps // 4, 1)},
-    }
-    tree = config.model_dump()
-    for section, values in values_by_section.items():
-        tree[section] |= {key: value for key, value in values.items() if key not in given_keys}
-    return RunConfig(**tree)
-
-
-def sweep_learning_rates(
-    config: RunConfig, rates: Sequence[float], summary: DataSummary
-) -> Generator[str, None, RunConfig]:
-    """Train with each learning rate, yield a line for each, and return the configuration with the best one."""
-    if open_training_data(config.data).evaluation is None:
-        raise ConfigError("--sweep chooses by a part that is held out: leave data.holdout and data.validate_on alone")
-    trials = []
-    for trial in run_trials(config, rates):
-        trials.append(trial)
-        yield str(trial)
-    best = choose_best(trials)
-    update: dict[str, dict[str, Any]] = {"optimizer": {"learning_rate": best.rate}}
-    if not summary.has_validation:
-        update["data"] = {"holdout": 0.0}
-    remark = "" if summary.has_validation else f" on all images, including those that gave the {best.accuracy:.1%}"
-    yield f"chosen: {best.rate:.3g}; now trained again{remark}"
-    return change_config(config, update)
-
-
-def summarise_data(data: str) -> DataSummary:
-    """Count images and classes of the training data and find the typical image size.
+    Returns:
+        The classifier, its accuracy, where its files are, and the configuration.
 
     Raises:
-        DataError: if there are fewer than two classes, or a class without a readable image.
+        ConfigError: A setting is wrong, or does not fit the data, the machine or the run in the folder.
+        DataError: The data has fewer than two classes, or cannot be read.
+        WeightsError: The model cannot be loaded.
+        TrainingError: The machine failed. `Stopped` is a special case: a KeyboardInterrupt, a stop signal, or a
+            KeyboardInterrupt from `on_event`. A checkpoint is saved then, and the same call goes on from there.
     """
-    splits = list_splits(data)
-    source = open_data(data, "train") if splits else open_data(data)
-    if source.num_classes < 2:
-        raise DataError(f"{data} has {source.num_classes} class: a classifier needs a folder for each of two or more")
-    labels = source.labels(0, len(source))
-    counts = np.bincount(labels[labels >= 0], minlength=source.num_classes)  # a missing label fails when it is read
-    if not counts.all():
-        empty = source.classes[int(counts.argmin())] if source.classes else int(counts.argmin())
-        raise DataError(
-            f"{data} has no image of {empty!r} that can be read: `vitrail data check` tells what was left out; export "
-            "those as JPEG, or take the folder away"
-        )
-    return DataSummary(len(source), source.num_classes, _median_short_side(source), "val" in splits)
+    settings = settings if settings is not None else ()
+    start = choose_start(model, settings)
+    with open_listener(on_event) as listener:
+        if not quick:
+            return _train_classifier(name_data(data), start, sweep, folder, settings, listener)
+        if sweep:
+            raise ConfigError("quick trains nothing, so there is no learning rate to sweep: give --quick or --sweep")
+        if start is None:
+            raise ConfigError("quick needs a trained model: name one (--from MODEL), or none at all, which takes pane")
+        return fit_linear_head(data, start, folder=folder, settings=settings, on_event=listener)
 
 
-def _median_short_side(source: Source) -> int:
-    """Return the median over some images, spread evenly over the data."""
-    sides = []
-    for index in range(0, len(source), max(len(source) // SIZE_SAMPLES, 1)):
-        try:
-            content = source.read(index).content
-            sides.append(
-                min(content.shape[1:] if isinstance(content, torch.Tensor) else decode_to_pillow(content).size)
-            )
-        except DataError:
-            continue
-    if not sides:
-        raise DataError("none of the images that were looked at can be read: `vitrail data check` names what is wrong")
-    return int(statistics.median(sides))
-
-
-def make_finetune_config(summary: DataSummary, model: ImageModel, name: str) -> dict[str, Any]:
-    """Return the settings for fine-tuning a model: the paper's, adapted to less data."""
-    size = choose_image_size(model, summary.short_side, torch.cuda.is_available())
-    tree = _make_shared_config(summary)
-    tree["model"] = {"weights": name, "image_size": size}
-    rate = scale_learning_rate(LEARNING_RATES[2], tree["data"]["batch_size"])
-    tree["optimizer"] = {"kind": "sgd", "momentum": 0.9, "learning_rate": rate, "clip_norm": 1.0}
-    tree["optimizer"]["accumulate"] = count_batch_parts(model, size, tree["data"]["batch_size"])
-    return tree
-
-
-def count_batch_parts(model: ImageModel, size: tuple[int, int], batch: int) -> int:
-    """Return the number of parts into which a batch must be split to fit into the GPU's memory; 1 on a CPU."""
-    if not torch.cuda.is_available():
-        return 1
-    a = model.architecture
-    if isinstance(a, VitArchitecture):
-        image_bytes = (
-            34 * count_tokens(a, size) * a.width * a.depth
-        )  # a layer keeps about 34 bytes per token and channel in bf16
-    elif isinstance(model, TimmModel):
-        image_bytes = measure_activation_bytes(model.architecture.copy_at_size(size)) // 2  # bf16 takes half of float32
+def _train_classifier(
+    data: NamedData,
+    start: str | ImageModel | None,
+    sweep: bool,
+    folder: str | Path | None,
+    settings: Settings,
+    listener: OnEvent,
+) -> FinetuneResult:
+    given_keys = {name.rpartition(".")[2] for name in name_settings(settings)}
+    if sweep and "learning_rate" in given_keys:
+        raise ConfigError("a sweep chooses the learning rate: leave optimizer.learning_rate out, or --sweep")
+    if folder is not None and "folder" in given_keys:
+        raise ConfigError("the folder was given twice: leave out run.folder, or the argument folder")
+    summary = summarise_data(data)
+    name = None if start is None else name_model(start)
+    listener("data", {"data": data.name, "start": name, **asdict(summary)})
+    network = None if start is None else open_start(start)
+    if network is None or name is None:
+        tree, rates = make_scratch_config(summary), list(SCRATCH_LEARNING_RATES)
     else:
-        image_bytes = 60_000_000 * a.backbone.width_factor * size[0] * size[1] // 224**2  # a ResNet-50's
-    free, _ = torch.cuda.mem_get_info()
-    parts = 1
-    while parts < batch and batch // parts * image_bytes > 0.6 * free:
-        parts *= 2
-    return parts
-
-
-def make_scratch_config(summary: DataSummary) -> dict[str, Any]:
-    """Return the settings for training from scratch: a small ViT, AdamW and regularisation, for little data."""
-    # About 64 patches: enough for shapes, few enough for a CPU.
-    patch = next((patch for patch in (4, 8, 16) if patch * 8 >= min(summary.short_side, 128)), 16)
-    size = patch * 8
-    tree = _make_shared_config(summary)
-    tree["model"] = {"name": f"Ti/{patch}", "image_size": size, "depth": 6, "pool": "average", "stochastic_depth": 0.1}
-    tree["optimizer"] = {"kind": "adamw", "learning_rate": SCRATCH_LEARNING_RATES[1], "weight_decay": 0.05}
-    return tree
-
-
-def _make_shared_config(summary: DataSummary) -> dict[str, Any]:
-    """Return batch size, length and crops. Few images get small batches, so that an epoch has enough steps."""
-    most = PAPER_BATCH if torch.cuda.is_available() else 32
-    batch = max(2, min(most, 2 ** int(math.log2(max(summary.images * 0.9 / 4, 2)))))
-    steps = min(max(math.ceil(30 * summary.images / batch), 200), 10_000)
-    # The paper crops down to 5% of the area; with few images that leaves too little to learn from.
-    gentle = {"crop_area": (0.35, 1.0)} if summary.images < FEW else {}
-    held_out = {} if summary.has_validation else {"holdout": DEFAULT_HOLDOUT}
-    return {
-        "data": {"batch_size": batch, "workers": 0 if summary.images < 1000 else 2, **held_out, "augmentation": gentle},
-        "schedule": {"steps": steps, "decay": "cosine"},
-        "run": {"log_every": 10},
-    }
-
-
-def scale_learning_rate(rate: float, batch: int) -> float:
-    """Scale one of the paper's learning rates to another batch size, with its square root."""
-    return float(f"{rate * math.sqrt(batch / PAPER_BATCH):.2g}")
-
-
-def choose_image_size(model: ImageModel, short_side: int, has_gpu: bool) -> tuple[int, int]:
-    """Return (height, width) for training: up to 1.5 times the model's, in whole patches.
-
-    It is no larger than the images, and stays the model's if a CPU would take too long or the model allows no other.
-    """
-    if isinstance(model, TimmModel):
-        stride = model.stride
-    elif not isinstance(model.architecture, VitArchitecture):
-        stride = model.architecture.backbone.stride
-    else:
-        stride = model.architecture.stride
-        if model.architecture.position == "relative":
-            return model.image_size  # relative positions are bound to the grid
-    height, width = model.image_size
-    if short_side <= min(height, width):
-        return height, width
-    factor = min(GROWTH, short_side / min(height, width))
-    higher, wider = (max(round(side * factor / stride) * stride, side) for side in (height, width))
-    try:
-        flops = compute_cost(model.architecture, (higher, wider)).flops
-    except ConfigError:  # a timm network with a fixed size
-        return height, width
-    return (height, width) if not has_gpu and flops > MOST_ON_A_CPU else (higher, wider)
-
-
-def describe_choices(config: RunConfig, summary: DataSummary) -> str:
-    """Return a line that says what was chosen."""
-    size = show_size(config.model.image_size) if config.model.image_size else "its own size"
-    steps = config.schedule.steps
-    length = f"{steps} steps" if steps is not None else f"{config.schedule.epochs:g} epochs"
-    augmentation = config.data.augmentation
-    return (
-        f"{summary.images:,} images of {summary.classes} classes, about {summary.short_side} pixels: training at "
-        f"{size} for {length} of {config.data.batch_size}, learning rate {config.optimizer.learning_rate:g}; crops "
-        f"from {augmentation.crop_area[0]:.0%} of the area on, {describe_flip(augmentation.flip)}"
+        tree = make_finetune_config(summary, network, name)
+        rates = [scale_learning_rate(rate, tree["data"]["batch_size"]) for rate in LEARNING_RATES]
+    tree["data"]["source"] = data.name
+    tree["run"]["folder"] = str(folder) if folder is not None else f"runs/{name_run_folder(data.name, name)}"
+    config = set_intervals(resolve(tree, settings), given_keys, summary)
+    if isinstance(start, ImageModel) and network is not None:
+        config = change_config(config, {"model": {"weights": str(save_start(network, config.run.folder))}})
+    listener("choices", _list_choices(config))
+    trials: tuple[Trial, ...] = ()
+    if sweep:
+        trials = _try_rates(config, rates, data, network, listener)
+        config = _take_best(config, trials, summary.has_validation, listener)
+    result = run_training(config, source=data.source, start=network, on_event=listener)
+    result = write_run_report(result, source=data.source, on_event=listener)
+    return FinetuneResult(
+        model=result.model,
+        folder=result.folder,
+        weights=result.weights,
+        config=config,
+        accuracy=result.accuracy,
+        evaluated=result.evaluated,
+        evaluation=result.evaluation,
+        report=result.report,
+        trials=trials,
     )
 
 
-def describe_flip(flip: float) -> str:
-    return "mirrored at random (data.augmentation.flip=0 where left and right matter)" if flip else "not mirrored"
+def _list_choices(config: RunConfig) -> dict[str, Any]:
+    """Return the values of a `choices` event."""
+    chosen = {
+        "folder": config.run.folder,
+        "image_size": config.model.image_size,
+        "steps": config.schedule.steps,
+        "epochs": config.schedule.epochs,
+        "batch_size": config.data.batch_size,
+        "learning_rate": config.optimizer.learning_rate,
+        "crop_area": config.data.augmentation.crop_area,
+        "flip": config.data.augmentation.flip,
+    }
+    return {name: to_plain(value) for name, value in chosen.items()}
 
 
-def name_run_folder(data: str, model: str | None) -> str:
-    """Return a name such as finetune-photos-from-quickstart: the same command resumes in the same folder."""
-    return f"finetune-{short_name(data)}" + (f"-from-{short_name(model)}" if model else "")
+def _try_rates(
+    config: RunConfig, rates: Sequence[float], data: NamedData, start: ImageModel | None, listener: OnEvent
+) -> tuple[Trial, ...]:
+    """Train with each learning rate, and return the trials."""
+    if open_training_data(config.data, data.source).evaluation is None:
+        raise ConfigError("a sweep chooses by a part that is held out: leave data.holdout and data.validate_on alone")
+    trials = []
+    for trial in run_trials(config, rates, source=data.source, start=start, on_event=listener):
+        trials.append(trial)
+        listener("trial", to_plain(trial))
+    return tuple(trials)
+
+
+def _take_best(config: RunConfig, trials: Sequence[Trial], has_validation: bool, listener: OnEvent) -> RunConfig:
+    """Return the configuration with the best learning rate. What was held out to find it is trained on too."""
+    best = choose_best(trials)
+    listener("chosen", {"rate": best.rate, "accuracy": best.accuracy, "trains_on_all": not has_validation})
+    everything: dict[str, Any] = {} if has_validation else {"data": {"holdout": 0.0}}
+    return change_config(config, {"optimizer": {"learning_rate": best.rate}, **everything})

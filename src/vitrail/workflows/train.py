@@ -1,60 +1,106 @@
-"""Train from a recipe or a TOML file: what `vitrail train` does."""
+"""Train from a recipe, a TOML file or a configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
+from vitrail.data.open import Data
 from vitrail.errors import ConfigError
 from vitrail.recipes import RECIPES, find_recipe
+from vitrail.system.events import OnEvent, open_listener
 from vitrail.training.config import RunConfig
-from vitrail.training.resolve import read_toml, resolve
+from vitrail.training.resolve import Settings, Tree, name_settings, read_toml, resolve, to_toml
 from vitrail.training.result import TrainingResult
 from vitrail.training.run_training import run_training
+from vitrail.workflows.named_data import name_data
 from vitrail.workflows.run_report import write_run_report
 
+SOURCE_KEYS = ("data.source", "source")
 
-def build_config(recipe: str, overrides: Sequence[str]) -> RunConfig:
+
+def train(
+    recipe: str | Path | RunConfig,
+    settings: Settings | None = None,
+    *,
+    data: Data | None = None,
+    on_event: OnEvent | None = None,
+) -> TrainingResult:
+    """Train a model, from the beginning or from the newest checkpoint in its folder, and write its report.
+
+        result = vitrail.train("cifar10-stem", {"data.source": "cifar10/", "run.seed": 1})
+        result.model, result.accuracy, result.folder
+
+    Args:
+        recipe: A recipe's name (`vitrail train --list` shows them), the path of a .toml file, or a configuration.
+        settings: What is to be different: a dictionary such as {"schedule.steps": 300}, or `key=value` texts.
+        data: DATA, a Source or a list of (image, label) pairs; the same as the setting `data.source`.
+        on_event: Called with what happens; None shows a bar on a terminal or in a notebook.
+
+    Events:
+        training, step, train, evaluation, checkpoint, trained: see vitrail/system/events.py.
+        report: folder, path, problem: the report's file, or None and why none could be made.
+        progress: the passes over images for the report.
+
+    Returns:
+        The trained model, its accuracy, where its files are, and the whole configuration.
+
+    Raises:
+        ConfigError: The recipe is unknown, or a setting is wrong or does not fit the data, the machine or the run in
+            the folder.
+        DataError: The data cannot be trained on.
+        TrainingError: The machine failed. `Stopped` is a special case: a KeyboardInterrupt, a stop signal, or a
+            KeyboardInterrupt from `on_event`. A checkpoint is saved then, and the same call goes on from there.
+    """
+    given, settings = _take_data(data, settings if settings is not None else ())
+    named = None if given is None else name_data(given)
+    config = build_config(recipe, settings, None if named is None else named.name)
+    source = None if named is None else named.source
+    with open_listener(on_event) as listener:
+        result = run_training(config, source=source, on_event=listener)
+        return write_run_report(result, source=source, on_event=listener)
+
+
+def _take_data(data: Data | None, settings: Settings) -> tuple[Data | None, Settings]:
+    """Return the data and the settings without data that is no text, for which a configuration has no place."""
+    if data is not None and name_settings(settings) & set(SOURCE_KEYS):
+        raise ConfigError("the data was given twice: leave out data.source, or the argument data")
+    if isinstance(settings, Mapping):
+        for key in SOURCE_KEYS:
+            if key in settings and not isinstance(settings[key], str):
+                return settings[key], {name: value for name, value in settings.items() if name != key}
+    return data, settings
+
+
+def build_config(recipe: str | Path | RunConfig, settings: Settings = (), source: str | None = None) -> RunConfig:
     """Return the configuration of a run.
 
     Args:
-        recipe: a recipe's name, or the path of a .toml file.
-        overrides: `key=value` settings that replace the recipe's.
+        recipe: A recipe's name, the path of a .toml file, or a configuration.
+        settings: What is to be different.
+        source: The data set, in place of the recipe's.
 
     Raises:
-        ConfigError: if the recipe is unknown, a setting is wrong, or one that the recipe needs is missing.
+        ConfigError: The recipe is unknown, a setting is wrong, or one that the recipe needs is missing.
     """
-    if recipe in RECIPES or not recipe.endswith(".toml"):
-        named_recipe = find_recipe(recipe)
-        given_keys = {override.partition("=")[0].strip() for override in overrides}
-        missing = [key for key in named_recipe.needs if not given_keys & {key, key.rpartition(".")[2]}]
-        if missing:
-            raise ConfigError(f"{named_recipe.name} needs {' and '.join(missing)}: {named_recipe.command}")
-        return resolve(named_recipe.config, overrides)
-    tree = read_toml(Path(recipe))
-    tree.setdefault("run", {}).setdefault("folder", f"runs/{Path(recipe).stem}")
-    return resolve(tree, overrides)
+    tree = _read_recipe(recipe, name_settings(settings) | ({"data.source"} if source is not None else set()))
+    if source is not None:
+        tree.setdefault("data", {})["source"] = source
+    return resolve(tree, settings)
 
 
-def train(config: RunConfig) -> Iterator[str]:
-    """Train, and yield lines that describe the result."""
-    yield from describe_result(config, run_training(config))
-
-
-def describe_result(config: RunConfig, result: TrainingResult) -> Iterator[str]:
-    """Yield lines on the accuracy, the files, the report, and the next commands to type."""
-    if result.evaluation is not None:
-        measurements = ", ".join(format_measurement(name, value) for name, value in result.evaluation.items())
-        yield f"validation, on {result.evaluated:,} images: {measurements}"
-    yield f"curves: {result.folder / 'curves.png'}"
-    yield from write_run_report(config, result)
-    yield f"model: {result.model}"
-    predicts = f"vitrail predict PHOTO --model {result.folder}; " if config.objective.kind == "classification" else ""
-    yield (
-        f"next: {predicts}vitrail evaluate --model {result.folder} --data DATA measures it; in Python, "
-        f'model = vitrail.load("{result.folder}")'
-    )
-
-
-def format_measurement(name: str, value: float) -> str:
-    return f"{name} {value:.1%}" if name in ("accuracy", "top5") else f"{name} {value:.4f}"
+def _read_recipe(recipe: str | Path | RunConfig, given_keys: set[str]) -> Tree:
+    """Return the values of a recipe, by section."""
+    if isinstance(recipe, RunConfig):
+        return tomllib.loads(to_toml(recipe))
+    name = str(recipe)
+    if name not in RECIPES and name.endswith(".toml"):
+        tree = read_toml(Path(name))
+        tree.setdefault("run", {}).setdefault("folder", f"runs/{Path(name).stem}")
+        return tree
+    named = find_recipe(name)
+    missing = [key for key in named.needs if not given_keys & {key, key.rpartition(".")[2]}]
+    if missing:
+        raise ConfigError(f"{named.name} needs {' and '.join(missing)}: {named.command}")
+    return named.config

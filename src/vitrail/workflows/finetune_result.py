@@ -1,0 +1,81 @@
+"""What `finetune` returns, whether it trains the whole model or fits a head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vitrail.model.base import ImageModel
+from vitrail.system.intervals import Estimate
+from vitrail.system.results import Result, Rows
+from vitrail.training.config import RunConfig
+from vitrail.training.result import CURVES_FILE, describe_accuracy
+from vitrail.training.sweep import Trial
+from vitrail.workflows.suspects import Suspect
+
+MISLABELLED_FILE = "mislabelled.csv"
+"""The file, in the folder of a quick head, that lists all suspects."""
+TRUSTED_ACCURACY = 0.8
+"""Accuracy above which a suspicion is roughly more often right than wrong."""
+MOST_LISTED = 20
+"""Largest number of suspects that are shown; the file has all."""
+
+
+@dataclass(frozen=True, repr=False)
+class FinetuneResult(Result):
+    """A classifier for some images, and how good it is."""
+
+    model: ImageModel = field(compare=False)
+    """The classifier on the CPU, ready to evaluate."""
+    folder: Path
+    weights: Path
+    """The folder with the classifier, which `vitrail.load` reads."""
+    config: RunConfig | None
+    """The whole configuration of the training; None for a quick head, for which nothing is trained."""
+    accuracy: Estimate | None
+    """On images that were set aside, and for a quick head by cross-validation; None if it was not measured."""
+    evaluated: int
+    """The number of images behind the accuracy."""
+    evaluation: dict[str, float] | None = None
+    """All measurements of the last evaluation of a training, if there was one."""
+    report: Path | None = None
+    """The page about the model; None if none was made."""
+    trials: tuple[Trial, ...] = ()
+    """One for each learning rate that a sweep tried."""
+    scores: dict[str, Estimate] = field(default_factory=dict)
+    """The accuracy of a quick head on the splits "val" and "test", if the data has them."""
+    suspects: tuple[Suspect, ...] = ()
+    """Images that a quick head doubts the label of, the most doubtful first."""
+
+    @property
+    def has_weak_suspects(self) -> bool:
+        """Whether most suspects are probably the model's own mistakes."""
+        return bool(self.suspects) and self.accuracy is not None and self.accuracy.value < TRUSTED_ACCURACY
+
+    def summary(self) -> Rows:
+        """Return the accuracy and the files."""
+        rows = [("accuracy", describe_accuracy(self.accuracy, self.evaluated))]
+        rows += [(f"{split} accuracy", f"{accuracy.value:.1%}") for split, accuracy in self.scores.items()]
+        if self.config is not None and self.trials:
+            rows.append(("learning rate", f"{self.config.optimizer.learning_rate:.3g}, of {len(self.trials)} tried"))
+        if self.suspects:
+            remark = ", but most of these will be the model's own mistakes" if self.has_weak_suspects else ""
+            rows.append(("perhaps mislabelled", f"{len(self.suspects):,} images{remark}"))
+        rows.append(("weights", str(self.weights)))
+        return rows if self.report is None else [*rows, ("report", str(self.report))]
+
+    def tables(self) -> Mapping[str, Sequence[Sequence[str]]]:
+        """Return the trials of a sweep and the first suspects."""
+        tables: dict[str, Sequence[Sequence[str]]] = {}
+        if self.trials:
+            rows = [(f"{t.rate:.3g}", t.failure or f"{t.accuracy:.1%}", f"{t.loss:.4f}") for t in self.trials]
+            tables["learning rates"] = [("learning rate", "accuracy", "loss"), *rows]
+        if self.suspects:
+            listed = [(*each[:3], f"{each.probability:.0%}") for each in self.suspects[:MOST_LISTED]]
+            tables["perhaps mislabelled"] = [("image", "label", "looks like", "probability"), *listed]
+        return tables
+
+    def figures(self) -> Sequence[Path]:
+        """Return the learning curves; a quick head has none."""
+        return (self.folder / CURVES_FILE,)

@@ -1,0 +1,191 @@
+"""Choose the settings of a fine-tuning for the data and the model: the paper's, adapted to less data."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitrail.data.open import DEFAULT_HOLDOUT
+from vitrail.data.sources.source import Source
+from vitrail.data.transforms.decode import decode_to_pillow
+from vitrail.errors import ConfigError, DataError
+from vitrail.model.architecture import VitArchitecture
+from vitrail.model.base import ImageModel
+from vitrail.model.cost import compute_cost, count_tokens
+from vitrail.model.timm_model import TimmModel, measure_activation_bytes
+from vitrail.system.files import short_name
+from vitrail.training.build import count_steps
+from vitrail.training.config import RunConfig
+from vitrail.workflows.named_data import NamedData
+
+LEARNING_RATES = (0.001, 0.003, 0.01, 0.03)
+"""The learning rates that the paper tries, for batches of 512."""
+PAPER_BATCH = 512
+GROWTH = 1.5
+"""Factor of the resolution: the paper goes from 224 to 384."""
+MOST_ON_A_CPU = 10e9
+"""Operations per image above which a CPU keeps the resolution: a B/16 would take hours."""
+FEW = 10_000
+"""Number of images below which crops are gentler than the paper's."""
+SIZE_SAMPLES = 32
+"""Number of images whose size is read to find the resolution of the data."""
+SCRATCH_LEARNING_RATES = (0.0003, 0.001, 0.003)
+
+
+@dataclass(frozen=True)
+class DataSummary:
+    """What the settings depend on, of the training data."""
+
+    images: int
+    classes: int
+    short_side: int
+    """Shorter side of a typical image, in pixels."""
+    has_validation: bool
+    """Whether the data has a validation split."""
+
+
+def summarise_data(data: NamedData) -> DataSummary:
+    """Count images and classes of the training data and find the typical image size.
+
+    Raises:
+        DataError: if there are fewer than two classes, or a class without a readable image.
+    """
+    source = data.open_training_images()
+    if source.num_classes < 2:
+        raise DataError(
+            f"{data.name} has {source.num_classes} class: a classifier needs a folder for each of two or more"
+        )
+    labels = source.labels(0, len(source))
+    counts = np.bincount(labels[labels >= 0], minlength=source.num_classes)  # a missing label fails when it is read
+    if not counts.all():
+        empty = source.classes[int(counts.argmin())] if source.classes else int(counts.argmin())
+        raise DataError(
+            f"{data.name} has no image of {empty!r} that can be read: `vitrail data check` tells what was left out; "
+            "export those as JPEG, or take the folder away"
+        )
+    return DataSummary(len(source), source.num_classes, _median_short_side(source), "val" in data.list_splits())
+
+
+def _median_short_side(source: Source) -> int:
+    """Return the median over some images, spread evenly over the data."""
+    sides = []
+    for index in range(0, len(source), max(len(source) // SIZE_SAMPLES, 1)):
+        try:
+            content = source.read(index).content
+            sides.append(
+                min(content.shape[1:] if isinstance(content, torch.Tensor) else decode_to_pillow(content).size)
+            )
+        except DataError:
+            continue
+    if not sides:
+        raise DataError("none of the images that were looked at can be read: `vitrail data check` names what is wrong")
+    return int(statistics.median(sides))
+
+
+def make_finetune_config(summary: DataSummary, model: ImageModel, name: str) -> dict[str, Any]:
+    """Return the settings for fine-tuning a model: the paper's, adapted to less data."""
+    size = choose_image_size(model, summary.short_side, torch.cuda.is_available())
+    tree = _make_shared_config(summary)
+    tree["model"] = {"weights": name, "image_size": size}
+    rate = scale_learning_rate(LEARNING_RATES[2], tree["data"]["batch_size"])
+    tree["optimizer"] = {"kind": "sgd", "momentum": 0.9, "learning_rate": rate, "clip_norm": 1.0}
+    tree["optimizer"]["accumulate"] = count_batch_parts(model, size, tree["data"]["batch_size"])
+    return tree
+
+
+def count_batch_parts(model: ImageModel, size: tuple[int, int], batch: int) -> int:
+    """Return the number of parts into which a batch must be split to fit into the GPU's memory; 1 on a CPU."""
+    if not torch.cuda.is_available():
+        return 1
+    a = model.architecture
+    if isinstance(a, VitArchitecture):
+        # A layer keeps about 34 bytes per token and channel in bf16.
+        image_bytes = 34 * count_tokens(a, size) * a.width * a.depth
+    elif isinstance(model, TimmModel):
+        image_bytes = measure_activation_bytes(model.architecture.copy_at_size(size)) // 2  # bf16 takes half of float32
+    else:
+        image_bytes = 60_000_000 * a.backbone.width_factor * size[0] * size[1] // 224**2  # a ResNet-50's
+    free, _ = torch.cuda.mem_get_info()
+    parts = 1
+    while parts < batch and batch // parts * image_bytes > 0.6 * free:
+        parts *= 2
+    return parts
+
+
+def make_scratch_config(summary: DataSummary) -> dict[str, Any]:
+    """Return the settings for training from scratch: a small ViT, AdamW and regularisation, for little data."""
+    # About 64 patches: enough for shapes, few enough for a CPU.
+    patch = next((patch for patch in (4, 8, 16) if patch * 8 >= min(summary.short_side, 128)), 16)
+    size = patch * 8
+    tree = _make_shared_config(summary)
+    tree["model"] = {"name": f"Ti/{patch}", "image_size": size, "depth": 6, "pool": "average", "stochastic_depth": 0.1}
+    tree["optimizer"] = {"kind": "adamw", "learning_rate": SCRATCH_LEARNING_RATES[1], "weight_decay": 0.05}
+    return tree
+
+
+def _make_shared_config(summary: DataSummary) -> dict[str, Any]:
+    """Return batch size, length and crops. Few images get small batches, so that an epoch has enough steps."""
+    most = PAPER_BATCH if torch.cuda.is_available() else 32
+    batch = max(2, min(most, 2 ** int(math.log2(max(summary.images * 0.9 / 4, 2)))))
+    steps = min(max(math.ceil(30 * summary.images / batch), 200), 10_000)
+    # The paper crops down to 5% of the area; with few images that leaves too little to learn from.
+    gentle = {"crop_area": (0.35, 1.0)} if summary.images < FEW else {}
+    held_out = {} if summary.has_validation else {"holdout": DEFAULT_HOLDOUT}
+    return {
+        "data": {"batch_size": batch, "workers": 0 if summary.images < 1000 else 2, **held_out, "augmentation": gentle},
+        "schedule": {"steps": steps, "decay": "cosine"},
+        "run": {"log_every": 10},
+    }
+
+
+def scale_learning_rate(rate: float, batch: int) -> float:
+    """Scale one of the paper's learning rates to another batch size, with its square root."""
+    return float(f"{rate * math.sqrt(batch / PAPER_BATCH):.2g}")
+
+
+def choose_image_size(model: ImageModel, short_side: int, has_gpu: bool) -> tuple[int, int]:
+    """Return (height, width) for training: up to 1.5 times the model's, in whole patches.
+
+    It is no larger than the images, and stays the model's if a CPU would take too long or the model allows no other.
+    """
+    if isinstance(model, TimmModel):
+        stride = model.stride
+    elif not isinstance(model.architecture, VitArchitecture):
+        stride = model.architecture.backbone.stride
+    else:
+        stride = model.architecture.stride
+        if model.architecture.position == "relative":
+            return model.image_size  # relative positions are bound to the grid
+    height, width = model.image_size
+    if short_side <= min(height, width):
+        return height, width
+    factor = min(GROWTH, short_side / min(height, width))
+    higher, wider = (max(round(side * factor / stride) * stride, side) for side in (height, width))
+    try:
+        flops = compute_cost(model.architecture, (higher, wider)).flops
+    except ConfigError:  # a timm network with a fixed size
+        return height, width
+    return (height, width) if not has_gpu and flops > MOST_ON_A_CPU else (higher, wider)
+
+
+def set_intervals(config: RunConfig, given_keys: set[str], summary: DataSummary) -> RunConfig:
+    """Return the configuration with warm-up and intervals that fit its number of steps; `given_keys` stay unchanged."""
+    steps = count_steps(config, summary.images)
+    values_by_section = {
+        "schedule": {"warmup_steps": steps // 10},
+        "run": {"evaluate_every": max(steps // 4, 1), "checkpoint_every": max(steps // 4, 1)},
+    }
+    tree = config.model_dump()
+    for section, values in values_by_section.items():
+        tree[section] |= {key: value for key, value in values.items() if key not in given_keys}
+    return RunConfig(**tree)
+
+
+def name_run_folder(data: str, model: str | None) -> str:
+    """Return a name such as finetune-photos-from-quickstart: the same command resumes in the same folder."""
+    return f"finetune-{short_name(data)}" + (f"-from-{short_name(model)}" if model else "")
