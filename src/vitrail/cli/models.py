@@ -24,7 +24,7 @@ def models(
     from vitrail.cli.printing import print_table
     from vitrail.model.catalogue import list_models
 
-    entries = list_models(names or None, size)
+    entries = list_models(names or None, image_size=size)
     if as_json:
         print(json.dumps([entry._asdict() for entry in entries], indent=2))
         return

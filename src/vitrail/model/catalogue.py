@@ -14,20 +14,35 @@ class ModelEntry(NamedTuple):
     """One row of the table of models."""
 
     name: str
+    """What `create_model` takes."""
     parameters: int
+    """Number of weights, those of the head for 1,000 classes included."""
     gflops: float
     """10⁹ operations for one image, a multiply-accumulate counted as two."""
     tokens: int | None
-    """None for a ResNet."""
+    """Length of the encoder's sequence; None for a ResNet."""
     image_size: int
+    """Side of the image in pixels."""
 
 
-def list_models(names: Sequence[str] | None, image_size: int) -> list[ModelEntry]:
-    """Return a row for each of `names`, or for all listed models if None.
+def list_models(names: str | Sequence[str] | None = None, *, image_size: int = 224) -> list[ModelEntry]:
+    """List models with 1,000 classes, and what each costs: parameters, operations and tokens for one image.
 
-    A listed model whose patches do not divide `image_size` gets the nearest smaller size.
+        vitrail.list_models(["S/8", "R50+B/16"], image_size=384)
+
+    Args:
+        names: names that `create_model` takes, or one of them; the usual ones if None.
+        image_size: side of the image in pixels. Among the usual models, one whose patches do not divide it is listed
+            at the next smaller size that they divide.
+
+    Returns:
+        A row for each model, in the order of the names.
+
+    Raises:
+        ConfigError: an unknown name, or a named model whose patches do not divide the image size.
     """
     entries = []
+    names = [names] if isinstance(names, str) else names
     for name in names or LISTED_NAMES:
         plain = make_architecture(name)
         stride = plain.stride if isinstance(plain, VitArchitecture) else 1

@@ -20,12 +20,21 @@ class MachineFinding:
     """One line of the report of `vitrail doctor`; the fields are the keys of its JSON."""
 
     subject: str
+    """What it is about: "version", "device", "bf16 on the cpu" or "extra"."""
     name: str
+    """What was looked at: a package, a device, an extra of vitrail's."""
     state: str
+    """What was found, as text: a version, a description, "missing …" with the command that installs it."""
 
 
 def examine_machine() -> list[MachineFinding]:
-    """Return all findings. bf16 products run in child processes, so a crash there cannot end this one."""
+    """Examine this machine: versions, devices, whether bf16 products run on its CPU, and vitrail's extras.
+
+    It takes a few seconds: bf16 products run in child processes, so that a crash there cannot end this one.
+
+    Returns:
+        The findings, in the order in which `vitrail doctor` prints them.
+    """
     return [*_check_versions(), *_check_devices(), *_check_bf16(), *_check_extras()]
 
 
