@@ -19,12 +19,12 @@ from striped import stripes
 
 import vitrail
 from commands import runner
-from vitrail.cli.finetune import SCRATCH
 from vitrail.errors import WeightsError
 from vitrail.inspection import inspect
 from vitrail.weights import source
 from vitrail.weights.source import PANE_FOLDER
 from vitrail.workflows import quickstart
+from vitrail.workflows.start_model import SCRATCH
 
 MOST = 12_000_000
 """Bytes of all files together."""
@@ -160,7 +160,7 @@ def test_a_finished_run_comes_first(run, here, monkeypatch, capsys):
     (here / "runs/mine/model").mkdir(parents=True)
     for name in ("runs/mine/config.toml", "runs/mine/model/config.json"):
         (here / name).write_text("")
-    monkeypatch.setattr(inspect, "load", lambda model, **options: pytest.fail(model))
+    monkeypatch.setattr(inspect, "open_engine", lambda model, **options: pytest.fail(model))
     with pytest.raises(pytest.fail.Exception, match="runs/mine"):
         run("inspect")
     assert capsys.readouterr().err.startswith("no model named: using runs/mine,")
@@ -237,25 +237,21 @@ def test_finetune_and_from_scratch(run, here):
     )
     assert run("finetune", "--data", "stripes", "weights=pane")[::2] == (
         2,
-        "error: give --from MODEL in place of model.weights\n",
+        "error: give --from MODEL (in Python: model) in place of model.weights\n",
     )
 
 
 def test_the_quickstart_beside_it(run, monkeypatch):
-    short = ("schedule.steps=1", "schedule.warmup_steps=0", "run.trackers=[]", "data.workers=0")
-
-    def trained(folder):
-        given = [f"run.folder={folder}/pretrain", "data.batch_size=2", *short]
-        quickstart.run_training(quickstart.resolve(quickstart.find_recipe("quickstart").config, given))
-        shutil.copytree(f"{folder}/pretrain", f"{folder}/finetune")
-        yield "test accuracy: 10.0%"
-
-    monkeypatch.setattr(quickstart, "quickstart", trained)
-    monkeypatch.setattr(quickstart, "TRANSFER", ("model.image_size=16", "data.batch_size=4", *short))
+    short = {"schedule.steps": 1, "schedule.warmup_steps": 0, "run.trackers": (), "data.workers": 0}
+    small = {**short, "data.batch_size": 2, "run.report": False}
+    monkeypatch.setattr(quickstart, "resolve", lambda tree, settings: resolve(tree, {**small, **settings}))
+    monkeypatch.setattr(quickstart, "TRANSFER", {**short, "model.image_size": 16, "data.batch_size": 4})
     code, out, _ = run("quickstart", "--from", "pane")
     assert code == 0
     lines = out.splitlines()
+    assert [line[0] for line in lines if line[1:3] == ". "] == ["1", "2", "3", "4"]
     assert "4. fine-tuning pane on the same digits, at 32 pixels" in lines
+    assert "model: runs/quickstart/transfer/model" in lines
     table = [line.split("\t") for line in lines[-3:]]
     assert [row[:2] for row in table] == [["from", "images in training"], ["scratch", "4"], ["pane", "4"]]
     assert all(re.fullmatch(r"\d+\.\d%", row[2]) for row in table[1:])

@@ -198,7 +198,9 @@ def test_lists_of_images_in_any_form(tmp_path):
     assert picked.broken == ()
     assert picked.measured_on == "6 images of a list"
     assert same(fit(choose_images(pixels)).measured, picked.measured[:1]), "one image is a list of one"
-    assert fit(choose_images([(path, 0), (pixels, 1)])).measured_on == "2 images of a list"
+    pairs = [(path, "cat"), (pixels, "dog")]
+    assert [name for name, _ in fit(choose_images(pairs)).shown] == ["one.png (label: cat)", "sample 1 (label: dog)"]
+    assert fit(choose_images({"train": pairs * 2, "val": pairs})).measured_on == "2 images of a list (val)"
     assert same(fit(choose_images(ListSource([(pixels, 0)]))).measured, picked.measured[:1])
     with pytest.raises(DataError, match="empty"):
         choose_images([])

@@ -6,7 +6,7 @@ Shapes: C channels, height × width pixels.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.open import choose_test_split, list_splits, open_data
+from vitrail.data.open import Data, choose_test_split, list_splits, open_data
 from vitrail.data.sources.folder import IMAGE_SUFFIXES, walk_files
-from vitrail.data.sources.list_source import ListSource
 from vitrail.data.sources.source import Source, make_printable, read_file
 from vitrail.data.transforms.decode import decode_image
 from vitrail.errors import DataError
@@ -30,8 +29,8 @@ PHOTOGRAPHS = "the two photographs inside scikit-learn"
 SQUARES = ((1.0, 1, 2), (0.6, 2, 3), (0.45, 2, 4))
 """Crops of a photograph: the side as a share of its shorter side, and the number of crops down and across."""
 
-Images = Source | OneImage | Sequence[Any]
-"""A folder, an image, a data set, or a list of images or of (image, label) pairs."""
+Images = Data | OneImage | Sequence[OneImage]
+"""A folder, an image, a data set in any form, or a list of images."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +58,15 @@ def choose_images(images: Images) -> ImageChoice:
     """
     if isinstance(images, str | os.PathLike):
         return _choose_from_place(os.fspath(images))
-    if isinstance(images, Source):
-        return choose_from_source(images, "a data set")
+    if isinstance(images, Source | Mapping):
+        return _choose_from_data(images)
     several: Any = [images] if is_one_image(images) else images
     listed = list(several)
     if not listed:
         raise DataError("the list of images is empty: give one image or more")
     if all(isinstance(each, tuple) for each in listed):
-        return choose_from_source(open_data(listed), "a list")
-    return choose_from_source(ListSource([(image, -1) for image in listed]), "a list")
+        return _choose_from_data(listed)
+    return _choose_from_data([(image, -1) for image in listed])
 
 
 def choose_from_source(source: Source, name: str) -> ImageChoice:
@@ -116,10 +115,10 @@ def _choose_from_place(place: str) -> ImageChoice:
     raise DataError(f"{make_printable(place)} {problem}: give {allowed}")
 
 
-def _choose_from_data(place: str) -> ImageChoice:
-    split = choose_test_split(place) or ("train" if "train" in list_splits(place) else None)
-    name = f"{_public_name(place)} ({split})" if split else _public_name(place)
-    return choose_from_source(open_data(place, split), name)
+def _choose_from_data(data: Data) -> ImageChoice:
+    split = choose_test_split(data) or ("train" if "train" in list_splits(data) else None)
+    name = _public_name(data) if isinstance(data, str) else "a data set" if isinstance(data, Source) else "a list"
+    return choose_from_source(open_data(data, split), f"{name} ({split})" if split else name)
 
 
 def _choose_from_files(files: Sequence[str], root: Path, describe: Callable[[int], str]) -> ImageChoice:

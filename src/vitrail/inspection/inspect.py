@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError, VitrailError, WeightsError
-from vitrail.inference.engine import Model
+from vitrail.inference.engine import Model, get_model, open_engine
 from vitrail.inspection.draw.figures import draw_between, draw_findings, find_farthest
 from vitrail.inspection.findings import Absent, Findings, Layers
 from vitrail.inspection.image_choice import (
@@ -35,7 +35,6 @@ from vitrail.training.build import open_training_data
 from vitrail.training.config import RunConfig
 from vitrail.training.resolve import read_toml, resolve
 from vitrail.training.run_folder import CONFIG_FILE
-from vitrail.weights.load import load
 from vitrail.weights.source import BEST_FOLDER, LAST_FOLDER, PANE, locate_weights
 
 REPORT, METRICS = "report.html", "metrics.jsonl"
@@ -80,6 +79,7 @@ def inspect(
     Raises:
         ConfigError: if an option is not valid, or the report cannot be written.
         WeightsError: if a model cannot be loaded.
+        NotApplicableError: if a model is an exported file.
         DataError: if there are no images.
     """
     if most < 1:
@@ -91,7 +91,10 @@ def inspect(
         with _explain_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)  # fail before measuring, which may take hours
         place = choose_device(device)
-        loaded = [each.to(place) if isinstance(each, ImageModel) else load(each, device=place) for each in models]
+        loaded = [
+            each.to(place) if isinstance(each, ImageModel) else get_model(open_engine(each, device=place))
+            for each in models
+        ]
         choice = _choose_default_images(names) if images is None else choose_images(images)
         return inspect_loaded(names, loaded, choice, path, most, listener)
 
