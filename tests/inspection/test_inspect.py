@@ -195,7 +195,7 @@ def test_two_models_side_by_side(tmp_path):
     with np.load(tmp_path / "both_files/between.npz", allow_pickle=False) as kept:
         assert kept["cka"].shape == (2, 3)
     assert done.report == tmp_path / "both.html"
-    assert all(path.exists() for path in (*done.figures, *done.data))
+    assert all(path.exists() for path in (*done.figure_files, *done.data_files))
 
 
 def test_the_same_model_twice_keeps_its_files_apart(tmp_path, looked):
