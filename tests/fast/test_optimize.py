@@ -15,8 +15,9 @@ from vitrail.fast.cpu.packed import pack_layers
 from vitrail.fast.gpu.autotune import choices, choose_fastest
 from vitrail.fast.optimize import MOST_GRAPHS, CudaGraphCache, _pad_batch, explain_missing_kernels, optimize
 from vitrail.fast.timing import relative_distance
+from vitrail.inference.engine import open_engine
 from vitrail.inference.predictor import Predictor
-from vitrail.serving.backends import TorchBackend
+from vitrail.serving.served_model import ServedModel
 
 SMALL = {"image_size": 16, "width": 64, "depth": 2, "num_heads": 2, "mlp_dim": 128, "num_classes": 5, "seed": 0}
 
@@ -178,7 +179,7 @@ def test_a_predictor_in_another_precision_agrees():
 def test_a_server_in_another_precision_agrees_and_shows_attention():
     model = small()
     pixels = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
-    plain = TorchBackend(copy.deepcopy(model), device="cpu")
-    fast = TorchBackend(model, device="cpu", precision="int8", batch=2)
-    assert np.abs(plain.probabilities(pixels) - fast.probabilities(pixels)).max() < 0.03
-    assert fast.layers == plain.layers
+    plain = ServedModel("plain", open_engine(copy.deepcopy(model), device="cpu", owns_model=True))
+    fast = ServedModel("fast", open_engine(model, device="cpu", precision="int8", batch=2))
+    assert np.abs(plain.engine.classify(pixels) - fast.engine.classify(pixels)).max() < 0.03
+    assert fast.rollout.layers == plain.rollout.layers

@@ -162,20 +162,20 @@ def free_port() -> int:
 
 def main() -> None:
     from vitrail.serving.batching import QueueLimits
-    from vitrail.serving.serve import open_model
+    from vitrail.serving.serve import open_served_model
     from vitrail.serving.server import run_server
     from vitrail.serving.settings import ServerSettings
 
     told, _, port = sys.argv[1:]
     given = json.loads(told)
-    model = open_model("tiny", given["model"], threads=1)
-    compute = model.backend.probabilities
+    model = open_served_model("tiny", given["model"], threads=1)
+    compute = model.engine.classify
 
     def slowly(pixels: Any) -> Any:
         time.sleep(given["slow"])
         return compute(pixels)
 
-    model.backend.probabilities = slowly
+    model.engine.classify = slowly
     settings = ServerSettings(port=int(port), limits=QueueLimits(**given["limits"]), threads=1, **given["settings"])
     run_server({"tiny": model}, settings, lambda: print("serving tiny", flush=True))
 

@@ -17,11 +17,11 @@ from vitrail.data.transforms.preprocess import resize_and_crop
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.exporting.export import export
 from vitrail.inference.class_names import list_wnids, make_display_labels
-from vitrail.serving.backends import TorchBackend
+from vitrail.inference.engine import open_engine
 from vitrail.serving.batching import QueueLimits
 from vitrail.serving.endpoints import encode_grey_png
 from vitrail.serving.image_decoding import find_visible_box
-from vitrail.serving.serve import open_model, parse_models, read_token, serve_models
+from vitrail.serving.serve import name_models, open_served_model, read_token, serve
 from vitrail.serving.served_model import ImageRequest, ServedModel
 from vitrail.serving.settings import ServerSettings
 
@@ -66,17 +66,17 @@ def test_labels_are_words():
 
 
 def test_models_by_name(tmp_path):
-    assert parse_models(["a/b/vit"]) == {"vit": "a/b/vit"}
-    assert parse_models(["hf:owner/name@main", "two=timm:vit_tiny", "c.onnx"]) == {
+    assert name_models(["a/b/vit"]) == {"vit": "a/b/vit"}
+    assert name_models(["hf:owner/name@main", "two=timm:vit_tiny", "c.onnx"]) == {
         "name": "hf:owner/name@main",
         "two": "timm:vit_tiny",
         "c": "c.onnx",
     }
     (tmp_path / "a=b").mkdir()
-    assert parse_models([str(tmp_path / "a=b")]) == {"a-b": str(tmp_path / "a=b")}
+    assert name_models([str(tmp_path / "a=b")]) == {"a-b": str(tmp_path / "a=b")}
     for wrong in (["x", "y/x"], ["name="]):
         with pytest.raises(ConfigError):
-            parse_models(wrong)
+            name_models(wrong)
 
 
 def test_wrong_settings_are_told(tmp_path, folder):
@@ -93,14 +93,16 @@ def test_wrong_settings_are_told(tmp_path, folder):
     ):
         with pytest.raises(ConfigError):
             ServerSettings(**wrong)
-    with pytest.raises(ConfigError, match="--model is missing"):
-        serve_models([], ServerSettings())
+    with pytest.raises(ConfigError, match="--model"):
+        serve([])
     with pytest.raises(ConfigError, match="did you mean 'onnx'"):
-        serve_models([str(folder)], ServerSettings(), backend="onx")
+        serve(folder, backend="onx")
+    with pytest.raises(ConfigError, match="queue"):
+        serve(folder, batch=8, queue=4)
     with pytest.raises(ConfigError, match="--backend onnx"):
-        open_model("a", str(folder), "onnx")
-    with pytest.raises(ConfigError, match="--backend onnx"):
-        open_model("a", "b.onnx", "torch")
+        open_served_model("a", str(folder), "onnx")
+    with pytest.raises(ConfigError, match="exported"):
+        open_served_model("a", "b.onnx", "torch")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_token(tmp_path / "nowhere")
     (tmp_path / "empty").write_text("\n")
@@ -124,18 +126,18 @@ def test_a_port_that_is_taken_is_told(folder):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ConfigError, match="listened"):
-            serve_models([str(folder)], ServerSettings(port=taken.getsockname()[1]))
+            serve(folder, port=taken.getsockname()[1])
 
 
 def test_weights_that_are_no_numbers_are_not_served(folder):
     damaged = vitrail.load(folder)
     torch.nn.init.constant_(damaged.head.bias, torch.nan)
     with pytest.raises(WeightsError, match="not finite"):
-        ServedModel("tiny", TorchBackend(damaged)).warm_up(2)
+        ServedModel("tiny", open_engine(damaged)).warm_up(2)
 
 
 def test_one_image_that_makes_no_numbers_is_told_and_its_neighbours_are_answered(folder, monkeypatch):
-    model = open_model("tiny", str(folder))
+    model = open_served_model("tiny", str(folder))
     ready = [model.decode(ImageRequest(kind, image(number))) for number in range(3) for kind in ("classify", "embed")]
     good = model.compute(ready)
 
@@ -147,8 +149,8 @@ def test_one_image_that_makes_no_numbers_is_told_and_its_neighbours_are_answered
 
         return given
 
-    for name in ("probabilities", "representations"):
-        monkeypatch.setattr(model.backend, name, spoilt(getattr(model.backend, name)))
+    for name in ("classify", "embed"):
+        monkeypatch.setattr(model.engine, name, spoilt(getattr(model.engine, name)))
     found = model.compute(ready)
     assert [one for place, one in enumerate(found) if place not in (2, 3)] == good[:2] + good[4:]
     for refusal in found[2:4]:
@@ -157,7 +159,7 @@ def test_one_image_that_makes_no_numbers_is_told_and_its_neighbours_are_answered
 
 
 def test_one_batch_of_all_kinds(folder):
-    model = open_model("tiny", str(folder))
+    model = open_served_model("tiny", str(folder))
     kinds = ("embed", "classify", "attention", "classify", "embed")
     ready = [model.decode(ImageRequest(kind, image(number), 2)) for number, kind in enumerate(kinds)]
     found = model.compute(ready)
@@ -203,7 +205,7 @@ def test_an_onnx_file_is_served(onnx_file):
     from vitrail.data.transforms.preprocess import prepare
 
     path, weight, preprocessing = onnx_file
-    model = open_model("linear", str(path), "onnx", 1)
+    model = open_served_model("linear", str(path), threads=1)
     model.warm_up(3)
     assert model.facts["attention"] is False
     assert model.facts["embedding"] is None
@@ -221,7 +223,7 @@ def test_what_was_exported_is_served(folder, tmp_path, kind):
     for name in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(name, reason="the extra `export` is not installed")
     export(vitrail.load(folder), tmp_path / "tiny.onnx", kind)
-    model = open_model("tiny", str(tmp_path / "tiny.onnx"), "onnx", 1)
+    model = open_served_model("tiny", str(tmp_path / "tiny.onnx"), threads=1)
     model.warm_up(2)
     contents = [image(number) for number in range(4)] + [image(5, (300, 10))]
     ready = [model.decode(ImageRequest("classify", content, 7)) for content in contents]
@@ -235,14 +237,14 @@ def test_what_was_exported_is_served(folder, tmp_path, kind):
 
 def test_onnx_files_that_cannot_be_served(onnx_file, tmp_path):
     with pytest.raises(WeightsError, match="prepared"):
-        open_model("plain", str(onnx_file[0].with_name("plain.onnx")), "onnx", 1)
+        open_served_model("plain", str(onnx_file[0].with_name("plain.onnx")), threads=1)
     (tmp_path / "broken.onnx").write_bytes(b"nothing")
     with pytest.raises(WeightsError, match="no ONNX file"):
-        open_model("broken", str(tmp_path / "broken.onnx"), "onnx", 1)
+        open_served_model("broken", str(tmp_path / "broken.onnx"), threads=1)
 
 
-def test_torch_backend_is_the_model(folder):
-    model = open_model("tiny", str(folder))
+def test_the_server_computes_what_the_model_does(folder):
+    model = open_served_model("tiny", str(folder))
     (rows,) = model.compute([model.decode(ImageRequest("classify", image(3), 7))])
     np.testing.assert_allclose([share for _, share in rows], np.sort(expected(folder, image(3)))[::-1], atol=1e-6)
 

@@ -23,7 +23,7 @@ from vitrail.model.create import build_empty_model
 from vitrail.model.initialise import initialise
 from vitrail.model.variants import BIT
 from vitrail.serving.app import build_app
-from vitrail.serving.serve import open_model, read_token
+from vitrail.serving.serve import open_served_model, read_token
 from vitrail.serving.service import Service
 from vitrail.serving.settings import ServerSettings
 from vitrail.weights.save import save
@@ -237,7 +237,7 @@ def test_state_and_metrics(client):
 
 def test_a_model_that_computes_no_longer_is_noticed(folders):
     async def test() -> None:
-        service = Service({"tiny": open_model("tiny", str(folders["tiny"]))}, ServerSettings(threads=1))
+        service = Service({"tiny": open_served_model("tiny", str(folders["tiny"]))}, ServerSettings(threads=1))
         transport = httpx.ASGITransport(app=build_app(service))
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
             await service.start()
@@ -252,7 +252,7 @@ def test_a_model_that_computes_no_longer_is_noticed(folders):
 
 def test_a_failure_that_nobody_thought_of_is_told_as_one(folders, monkeypatch, caplog):
     async def test() -> None:
-        service = Service({"tiny": open_model("tiny", str(folders["tiny"]))}, ServerSettings(threads=1))
+        service = Service({"tiny": open_served_model("tiny", str(folders["tiny"]))}, ServerSettings(threads=1))
         monkeypatch.setattr(service, "find_model", lambda name: 1 / 0)
         transport = httpx.ASGITransport(app=build_app(service))
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
@@ -292,7 +292,7 @@ def test_the_reference_is_there_and_asks_nobody_else(client):
 def test_the_token(folders, tmp_path):
     (tmp_path / "token").write_text("open sesame\n")
     settings = ServerSettings(token=read_token(tmp_path / "token"), threads=1)
-    model = open_model("tiny", str(folders["tiny"]))
+    model = open_served_model("tiny", str(folders["tiny"]))
 
     async def test() -> None:
         service = Service({"tiny": model}, settings)

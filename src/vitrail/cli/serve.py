@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,13 +17,15 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="[NAME=]MODEL",
-            help="A folder or file of weights, a run, hf:owner/name, timm:name, an .onnx file; several by name. "
-            "pane if not given.",
+            help="A folder or file of weights, a run, hf:owner/name, timm:name, an .onnx or .xml file; several by "
+            "name. pane if not given.",
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
-    backend: Annotated[str, typer.Option(help="torch, or onnx for .onnx files.")] = "torch",
+    backend: Annotated[
+        str | None, typer.Option(help="torch or onnx, to take nothing else; not needed otherwise.")
+    ] = None,
     batch: Annotated[int, typer.Option(help="Images computed at a time, at most.")] = 32,
     wait: Annotated[float, typer.Option(help="Milliseconds an idle model waits for images on their way.")] = 5.0,
     queue: Annotated[int, typer.Option(help="Images inside at a time, at most; beyond, 429.")] = 256,
@@ -46,34 +48,31 @@ def serve(
 
     if context.args:
         raise ConfigError(f"models are named by an option: vitrail serve --model {' --model '.join(context.args)}")
-    from vitrail.serving.batching import QueueLimits
-    from vitrail.serving.serve import read_token, serve_models
-    from vitrail.serving.settings import ServerSettings, count_cores
+    from vitrail.serving.serve import read_token
+    from vitrail.serving.serve import serve as serve_models
     from vitrail.weights.source import PANE
 
-    settings = ServerSettings(
-        host=host,
-        port=port,
-        limits=QueueLimits(batch, wait / 1000, queue, deadline),
-        token=read_token(token_file),
-        threads=count_cores() if threads is None else threads,
-    )
-
-    def print_loading(name: str) -> None:
-        if not model:
-            announce_pane("--model MODEL takes another")
-        print(f"loading {name}", file=sys.stderr)
-
-    def print_ready(names: list[str]) -> None:
-        url_host = f"[{host}]" if ":" in host else host
-        print_lines([f"serving {', '.join(names)} at http://{url_host}:{port}"])
+    def print_event(kind: str, values: dict[str, Any]) -> None:
+        if kind == "loading":
+            if not model:
+                announce_pane("--model MODEL takes another")
+            print(f"loading {values['model']}", file=sys.stderr)
+        elif kind == "ready":
+            print_lines([f"serving {', '.join(values['models'])} at {values['url']}"])
+        elif kind == "stopped":
+            print("stopped", file=sys.stderr)
 
     serve_models(
-        model or [PANE],
-        settings,
-        backend=backend,
+        model or PANE,
+        host=host,
+        port=port,
+        batch=batch,
+        wait=wait,
+        queue=queue,
+        deadline=deadline,
+        token=read_token(token_file),
+        threads=threads,
         precision=precision,
-        on_load=print_loading,
-        on_ready=print_ready,
+        backend=backend,
+        on_event=print_event,
     )
-    print("stopped", file=sys.stderr)

@@ -16,7 +16,7 @@ from PIL import Image
 from starlette.types import Receive, Scope, Send
 
 from vitrail.errors import did_you_mean
-from vitrail.serving.backends import Array
+from vitrail.serving.attention import Array
 from vitrail.serving.batching import DeadlinePassedError, QueueClosedError, QueueFullError, QueueResult
 from vitrail.serving.http_errors import Headers, HttpError, busy_error, closing_error
 from vitrail.serving.request_body import MULTIPART, UploadedFile, read_content_type, read_multipart
@@ -120,13 +120,13 @@ class ImageEndpoint:
     def _read_query(self, scope: Scope) -> ImageQuery:
         options = _read_options(scope["query_string"], OPTIONS[self.operation])
         model, batcher = self.service.find_model(options.get("model"))
-        layers = model.backend.layers
-        if self.operation == "classify" and not model.backend.labels:
+        layers = model.rollout.layers
+        if self.operation == "classify" and not model.labels:
             raise HttpError(422, f"{model.name} has no classes: use /v1/embed", "no_classes")
-        if self.operation == "embed" and model.backend.embedding is None:
+        if self.operation == "embed" and model.facts["embedding"] is None:
             raise HttpError(422, f"{model.name} gives no representations: use /v1/classify", "no_embedding")
         if self.operation == "attention" and layers is None:
-            raise HttpError(422, f"no attention to show: {model.backend.why_no_attention}", "no_attention")
+            raise HttpError(422, f"no attention to show: {model.rollout.why_none}", "no_attention")
         top = _read_number(options, "top", TOP, None)
         layer = _read_number(options, "layer", layers or 1, layers)
         is_multipart = read_content_type(scope["headers"]) == MULTIPART

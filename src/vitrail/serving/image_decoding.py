@@ -7,9 +7,10 @@ import logging
 from torch import Tensor
 
 from vitrail.config import Preprocessing
-from vitrail.data.transforms.decode import MOST_PIXELS_SERVING, decode_image, to_channels
-from vitrail.data.transforms.preprocess import MAX_ASPECT_RATIO, resize_and_crop
+from vitrail.data.transforms.decode import MOST_PIXELS_SERVING, decode_image
+from vitrail.data.transforms.preprocess import MAX_ASPECT_RATIO
 from vitrail.errors import DataError, TooLargeError
+from vitrail.inference.prepare import fit_pixels
 from vitrail.serving.http_errors import HttpError
 
 log = logging.getLogger("vitrail")
@@ -32,7 +33,7 @@ def decode_upload(
     try:
         image = decode_image(content, most_pixels)
         box = find_visible_box(image.shape[1], image.shape[2], preprocessing)
-        return resize_and_crop(to_channels(image, len(preprocessing.mean)), preprocessing).contiguous(), box
+        return fit_pixels(image, preprocessing).contiguous(), box
     except TooLargeError as error:
         raise HttpError(413, f"the image is too large: {error}", "too_many_pixels") from None
     except DataError as error:

@@ -1,103 +1,148 @@
-"""Serve models by name: what `vitrail serve` does."""
+"""`serve`: models behind HTTP, until the server is stopped."""
 
 from __future__ import annotations
 
+import copy
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from vitrail.errors import ConfigError, MissingExtraError, did_you_mean
+from vitrail.system.events import OnEvent, open_listener
 
 if TYPE_CHECKING:
+    from vitrail.inference.engine import Model
     from vitrail.serving.served_model import ServedModel
-    from vitrail.serving.settings import ServerSettings
+
+    Models: TypeAlias = Model | Sequence[Model] | Mapping[str, Model]
 
 BACKENDS = ("torch", "onnx")
 TOKEN_VARIABLE = "VITRAIL_TOKEN"
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def serve_models(
-    models: Sequence[str],
-    settings: ServerSettings,
+def serve(
+    models: Models = "pane",
     *,
-    backend: str = "torch",
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    batch: int = 32,
+    wait: float = 5.0,
+    queue: int = 256,
+    deadline: float = 10.0,
+    token: str | None = None,
+    threads: int | None = None,
     precision: str = "fp32",
-    on_load: Callable[[str], None] | None = None,
-    on_ready: Callable[[list[str]], None] | None = None,
+    backend: str | None = None,
+    on_event: OnEvent | None = None,
 ) -> None:
-    """Load the models, warm them up, and serve until SIGTERM or SIGINT.
+    """Serve models over HTTP until Ctrl-C or SIGTERM, with batching, limits, metrics, and a page at /.
+
+    Events:
+        loading: name, model: a model is being loaded.
+        ready: models, url: requests are accepted. `models` are the names that requests may give.
+        stopped: no values. The server has answered what it had accepted.
 
     Args:
-        models: MODEL or NAME=MODEL. Requests that name no model get the first.
-        backend: "torch", or "onnx" for .onnx files.
-        on_load: called with each model before it is loaded.
-        on_ready: called with the names of the models when the server accepts requests.
+        models: a model, a list of models, or models by name. A model is anything that `vitrail.load` takes (in a list
+            also NAME=MODEL), an exported .onnx or .xml file, or a loaded model, which is copied. Requests that name no
+            model get the first.
+        host: address to listen on; 0.0.0.0 for all.
+        port: port to listen on.
+        batch: largest number of images that are computed at a time.
+        wait: milliseconds that an idle model waits for images that are being decoded.
+        queue: largest number of images in the server; further requests get the answer 429.
+        deadline: seconds within which an accepted request is answered.
+        token: clients must send it; without one, that of the environment variable VITRAIL_TOKEN, if it is set.
+        threads: CPU threads for each matrix product; all cores if None.
+        precision: fp32, or a faster one: bf16, fp16 and fp8 (GPU), int8 (CPU), or auto. Exported files have their own.
+        backend: "torch" or "onnx" requires models or .onnx files; None takes both.
+        on_event: called with events.
 
     Raises:
-        ConfigError: if an option is wrong or the port is taken.
-        MissingExtraError: if the packages for serving are not installed.
+        ConfigError: an option is not valid, or the port is taken.
+        MissingExtraError: the packages for serving are not installed.
+        WeightsError: a model cannot be read.
     """
-    if backend not in BACKENDS:
+    if backend is not None and backend not in BACKENDS:
         hint = did_you_mean(backend, BACKENDS) or ":"
-        raise ConfigError(f"--backend {backend}{hint} there are {', '.join(BACKENDS)}")
-    if not models:
-        raise ConfigError("--model is missing: vitrail serve --model MODEL")
-    models_by_name = parse_models(models)
+        raise ConfigError(f"backend {backend}{hint} there are {', '.join(BACKENDS)}")
+    models_by_name = name_models(models)
+    from vitrail.serving.batching import QueueLimits
+    from vitrail.serving.settings import ServerSettings, count_cores
+
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        limits=QueueLimits(batch, wait / 1000, queue, deadline),
+        token=read_token(None) if token is None else token,
+        threads=count_cores() if threads is None else threads,
+    )
     _check_extra()
-    from vitrail.serving.server import check_port, run_server
+    from vitrail.serving import server
 
-    check_port(settings.host, settings.port)  # before the weights are read
-    served = {}
-    for name, model in models_by_name.items():
-        if on_load is not None:
-            on_load(model)
-        served[name] = open_model(name, model, backend, settings.threads, precision, settings.limits.batch)
-    run_server(served, settings, None if on_ready is None else lambda: on_ready(list(served)))
-
-
-def parse_models(models: Sequence[str]) -> dict[str, str]:
-    """Return the models by name, in their order. Each is MODEL or NAME=MODEL."""
-    models_by_name: dict[str, str] = {}
-    for option in models:
-        name, equals, model = option.partition("=")
-        if not equals or not MODEL_NAME.fullmatch(name) or Path(option).exists():
-            name, model = _short_model_name(option), option
-        if name in models_by_name:
-            raise ConfigError(f"two models are called {name}: give --model NAME={model}")
-        if not model:
-            raise ConfigError(f"--model {option}: there is no model after the name")
-        models_by_name[name] = model
-    return models_by_name
+    server.check_port(host, port)  # before the weights are read
+    with open_listener(on_event) as listener:
+        served = {}
+        for name, model in models_by_name.items():
+            listener("loading", {"name": name, "model": str(model) if isinstance(model, str | Path) else name})
+            served[name] = open_served_model(
+                name, model, backend, threads=settings.threads, precision=precision, batch=batch
+            )
+        ready = {"models": list(served), "url": f"http://{f'[{host}]' if ':' in host else host}:{port}"}
+        server.run_server(served, settings, lambda: listener("ready", ready))
+        listener("stopped", {})
 
 
-def open_model(
-    name: str, model: str, backend: str = "torch", threads: int | None = None, precision: str = "fp32", batch: int = 1
+def name_models(models: Models) -> dict[str, Model]:
+    """Return models by the names that requests give, in their order; see `serve`."""
+    if isinstance(models, Mapping):
+        for name in models:
+            if not MODEL_NAME.fullmatch(name):
+                raise ConfigError(f"{name!r} is no name for a model: give letters, digits, '.', '_' or '-'")
+        named: dict[str, Model] = dict(models)
+    else:
+        named = {}
+        for model in [models] if isinstance(models, str | Path) or not isinstance(models, Sequence) else models:
+            name, model = _split_name(model)
+            if name in named:
+                raise ConfigError(f"two models are called {name}: name them, as in {name}-2={_describe(model)}")
+            named[name] = model
+    if not named:
+        raise ConfigError("there is no model to serve: name one or more (--model MODEL)")
+    return named
+
+
+def open_served_model(
+    name: str,
+    model: Model,
+    backend: str | None = None,
+    *,
+    threads: int | None = None,
+    precision: str = "fp32",
+    batch: int = 1,
 ) -> ServedModel:
-    """Load a model for the server; it is not warmed up yet.
-
-    Args:
-        model: MODEL for "torch", the path of an .onnx file for "onnx".
-        threads: threads for each matrix product; the library's own number if None.
-        batch: the number of images that will usually be computed at a time.
-    """
-    from vitrail.serving.backends import OnnxBackend, TorchBackend
+    """Load a model for the server; it is not warmed up yet. The arguments are those of `serve`."""
+    from vitrail.inference.engine import EXPORTED, open_engine
     from vitrail.serving.served_model import ServedModel
 
-    if backend == "onnx":
-        path = Path(model)
-        if path.suffix != ".onnx" or not path.is_file():
-            raise ConfigError(f"--backend onnx serves .onnx files, and {model} is not one: vitrail export makes one")
-        if precision != "fp32":
-            raise ConfigError("--precision is for --backend torch: an .onnx file has the precision it was exported in")
-        return ServedModel(name, OnnxBackend(path, threads))
-    if Path(model).suffix == ".onnx":
-        raise ConfigError(f"{model} is an ONNX file: give --backend onnx")
-    from vitrail.weights.load import load
-
-    return ServedModel(name, TorchBackend(load(model), threads, precision=precision, batch=batch))
+    path = Path(model) if isinstance(model, str | Path) else None
+    suffix = "" if path is None else path.suffix.lower()
+    if backend == "onnx" and (path is None or suffix != ".onnx" or not path.is_file()):
+        made = "vitrail export makes one"
+        raise ConfigError(
+            f"backend onnx (--backend onnx) serves .onnx files, and {_describe(model)} is not one: {made}"
+        )
+    if backend == "torch" and suffix in EXPORTED:
+        raise ConfigError(f"{model} is an exported file, not a model for torch: leave backend (--backend) out")
+    if path is None:
+        model = copy.deepcopy(model)  # its layers are packed, which ends its training
+    return ServedModel(
+        name,
+        open_engine(model, target="latency", batch=batch, threads=threads, precision=precision, owns_model=True),
+    )
 
 
 def read_token(file: Path | None) -> str | None:
@@ -116,15 +161,33 @@ def read_token(file: Path | None) -> str | None:
     return token
 
 
-def _short_model_name(model: str) -> str:
-    """Return the last part of a path or hub name, with only the characters that a URL carries well."""
-    last = (
-        re.split(r"[/:\\]", model.rstrip("/\\"))[-1]
-        .partition("@")[0]
-        .removesuffix(".onnx")
-        .removesuffix(".safetensors")
-    )
+def _split_name(model: Model) -> tuple[str, Model]:
+    """Return the name of a model, given as NAME=MODEL or made from MODEL, and the model."""
+    if not isinstance(model, str | Path):
+        return "model", model
+    text = str(model)
+    name, equals, rest = text.partition("=")
+    if not equals or not MODEL_NAME.fullmatch(name) or Path(text).exists():
+        return _shorten_name(text), text
+    if not rest:
+        raise ConfigError(f"{text}: there is no model after the name")
+    return name, rest
+
+
+def _shorten_name(model: str) -> str:
+    """Return the last part of a path or hub name, with only the characters that a URL carries well.
+
+    The best weights of a run, in NAME/best, are NAME-best.
+    """
+    *before, last = re.split(r"[/:\\]", model.rstrip("/\\"))
+    last = f"{before[-1]}-best" if before and last == "best" else last.partition("@")[0]
+    for suffix in (".onnx", ".xml", ".safetensors"):
+        last = last.removesuffix(suffix)
     return re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip("-.") or "model"
+
+
+def _describe(model: Model) -> str:
+    return str(model) if isinstance(model, str | Path) else "MODEL"
 
 
 def _check_extra() -> None:

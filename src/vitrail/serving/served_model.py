@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.errors import WeightsError
+from vitrail.inference.engine import Engine, check_finite
 from vitrail.inference.predictor import rank_labels
-from vitrail.serving.backends import Array, Backend, blank_images
+from vitrail.serving.attention import Array, AttentionRollout
 from vitrail.serving.http_errors import HttpError
 from vitrail.serving.image_decoding import Box, decode_upload
 
@@ -47,26 +47,30 @@ class RolloutMaps(NamedTuple):
 
 @dataclass
 class ServedModel:
-    """A backend with the name that requests give."""
+    """An engine with the name that requests give."""
 
     name: str
-    backend: Backend
+    engine: Engine
+    rollout: AttentionRollout = field(init=False)
+    labels: tuple[str, ...] = field(init=False)
+    """The names of the classes in words; () if there are none."""
     facts: dict[str, Any] = field(init=False)
     """The entry in `/v1/models`."""
 
     def __post_init__(self) -> None:
+        self.rollout, self.labels = AttentionRollout(self.engine), self.engine.labels
         self.facts = {
             "name": self.name,
-            "image_size": list(self.backend.preprocessing.image_size),
-            "classes": len(self.backend.labels),
-            "layers": self.backend.layers,
-            "attention": self.backend.layers is not None,
-            "embedding": self.backend.embedding,
+            "image_size": list(self.engine.preprocessing.image_size),
+            "classes": len(self.labels),
+            "layers": self.rollout.layers,
+            "attention": self.rollout.layers is not None,
+            "embedding": self.engine.embedding_size,
         }
 
     def decode(self, request: ImageRequest) -> DecodedRequest:
         """Decode and resize the image; raise an HttpError if it cannot be read."""
-        pixels, box = decode_upload(request.content, self.backend.preprocessing)
+        pixels, box = decode_upload(request.content, self.engine.preprocessing)
         return DecodedRequest(request.operation, pixels, request.top, box)
 
     def compute(self, batch: Sequence[DecodedRequest]) -> list[Any]:
@@ -89,25 +93,23 @@ class ServedModel:
     def warm_up(self, batch: int) -> float:
         """Compute a batch of one and a batch of `batch` images; return the seconds per image of the latter."""
         for count in (1, batch):
-            pixels = blank_images(self.backend.preprocessing, count)
+            pixels = self.engine.make_blank(count)
             started = time.monotonic()
-            compute = self.backend.probabilities if self.backend.labels else self.backend.representations
-            if not np.isfinite(compute(pixels)).all():
-                raise WeightsError(f"{self.name} computes values that are not finite: its weights are damaged")
+            check_finite(self.engine.classify(pixels) if self.labels else self.engine.embed(pixels), self.name)
         return (time.monotonic() - started) / batch
 
     def _classify(self, requests: Sequence[DecodedRequest], pixels: Tensor) -> list[Any]:
-        rows, labels = self.backend.probabilities(pixels), self.backend.labels
+        rows = self.engine.classify(pixels)
         return [
-            _find_error(row) or rank_labels(row, labels, request.top)
+            _find_error(row) or rank_labels(row, self.labels, request.top)
             for request, row in zip(requests, rows, strict=True)
         ]
 
     def _embed(self, requests: Sequence[DecodedRequest], pixels: Tensor) -> list[Any]:
-        return [_find_error(row) or row.tolist() for row in self.backend.representations(pixels)]
+        return [_find_error(row) or row.tolist() for row in self.engine.embed(pixels)]
 
     def _roll_out_attention(self, requests: Sequence[DecodedRequest], pixels: Tensor) -> list[Any]:
-        maps = self.backend.rollout(pixels)
+        maps = self.rollout(pixels)
         return [_find_error(one) or RolloutMaps(one, request.box) for one, request in zip(maps, requests, strict=True)]
 
 

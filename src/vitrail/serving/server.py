@@ -9,7 +9,9 @@ import asyncio
 import logging
 import signal
 import socket
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from granian.constants import HTTPModes, Interfaces
 from granian.http import HTTP1Settings
@@ -20,6 +22,9 @@ from vitrail.serving.app import build_app
 from vitrail.serving.served_model import ServedModel
 from vitrail.serving.service import Service
 from vitrail.serving.settings import ServerSettings
+
+Stop = Callable[[bool], None]
+"""Stops the server; called in its thread, with whether a person interrupted it."""
 
 MOST_HEADER_BYTES = 65_536
 CONNECTIONS = 4096
@@ -35,26 +40,64 @@ def run_server(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then finish the accepted requests and return.
 
+    In a notebook, "interrupt" stops it. In a thread of its own it serves until the process ends.
+
     `on_ready` is called once, when the models are warm and requests are accepted.
     """
     check_port(settings.host, settings.port)
-    asyncio.run(_run_server(models, settings, on_ready))
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(_run_server(models, settings, on_ready, _stop_at_signals))
+    else:  # a notebook's cells run inside an event loop, which cannot run another
+        _run_in_thread(models, settings, on_ready)
+
+
+def _stop_at_signals(stop: Stop) -> None:
+    if threading.current_thread() is threading.main_thread():  # others get no signals
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, stop, False)
+        loop.add_signal_handler(signal.SIGINT, stop, True)
+
+
+def _run_in_thread(
+    models: Mapping[str, ServedModel], settings: ServerSettings, on_ready: Callable[[], None] | None
+) -> None:
+    """Serve in another thread, and wait for it; a KeyboardInterrupt here stops it."""
+    stops: list[Callable[[], object]] = []
+
+    def keep(stop: Stop) -> None:
+        loop = asyncio.get_running_loop()
+        stops.append(lambda: loop.call_soon_threadsafe(stop, True))
+
+    with ThreadPoolExecutor(1, "serve") as pool:
+        serving = pool.submit(asyncio.run, _run_server(models, settings, on_ready, keep))
+        while True:
+            try:
+                return serving.result()
+            except KeyboardInterrupt:
+                if serving.done():  # it came from `on_ready`
+                    raise
+                for stop in stops:
+                    stop()
 
 
 async def _run_server(
-    models: Mapping[str, ServedModel], settings: ServerSettings, on_ready: Callable[[], None] | None
+    models: Mapping[str, ServedModel],
+    settings: ServerSettings,
+    on_ready: Callable[[], None] | None,
+    connect: Callable[[Stop], None],
 ) -> None:
-    stop = asyncio.Event()
+    """Serve until the function is called that `connect` gets."""
+    stopped = asyncio.Event()
     is_interrupted = False
-    loop = asyncio.get_running_loop()
 
-    def interrupt() -> None:
+    def stop(is_interrupt: bool) -> None:
         nonlocal is_interrupted
-        is_interrupted = True
-        stop.set()
+        is_interrupted = is_interrupt
+        stopped.set()
 
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
-    loop.add_signal_handler(signal.SIGINT, interrupt)
+    connect(stop)
     logging.getLogger("_granian").setLevel(logging.WARNING)
     service = Service(models, settings)
     server = Server(
@@ -73,19 +116,23 @@ async def _run_server(
     )
     listening = asyncio.create_task(server.serve())
     starting = asyncio.create_task(service.start())
-    stopping = asyncio.create_task(stop.wait())
+    stopping = asyncio.create_task(stopped.wait())
     await asyncio.wait({listening, starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if starting.done() and not listening.done():
-        starting.result()  # raises if a model could not be warmed up
-        if on_ready is not None:
-            on_ready()
-        await asyncio.wait({listening, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if not listening.done():
-        await starting
-        await service.close()
-        await asyncio.sleep(FLUSH_SECONDS if is_interrupted else NOT_READY_SECONDS)  # after Ctrl-C nobody asks
-        server.stop()
-    await listening
+    try:
+        if starting.done() and not listening.done():
+            starting.result()  # raises if a model could not be warmed up
+            if on_ready is not None:
+                on_ready()
+            await asyncio.wait({listening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if not listening.done():
+            await asyncio.wait({starting})
+            await service.close()
+            # After SIGTERM a load balancer may still ask; after Ctrl-C or an error nobody does.
+            await asyncio.sleep(NOT_READY_SECONDS if stopped.is_set() and not is_interrupted else FLUSH_SECONDS)
+            server.stop()
+        await listening
+    await starting
 
 
 def check_port(host: str, port: int) -> None:
@@ -96,5 +143,5 @@ def check_port(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        message = f"{host}:{port} cannot be listened on ({error.strerror}): give another --host or --port"
+        message = f"{host}:{port} cannot be listened on ({error.strerror}): give another host or port (--host, --port)"
         raise ConfigError(message) from None

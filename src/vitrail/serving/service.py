@@ -45,7 +45,7 @@ class Service:
                 self.pool,
                 settings.limits,
                 self.metrics.batch_observer(name),
-                model.backend.enter_thread,
+                model.engine.enter_thread,
                 settings.decoders,
             )
             self.metrics.track_queue(name, lambda batcher=batcher: batcher.in_flight)  # type: ignore[misc]

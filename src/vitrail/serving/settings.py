@@ -49,17 +49,17 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:
-            raise ConfigError(f"--port {self.port}: give a number from 1 to 65535")
+            raise ConfigError(f"port {self.port}: give a number from 1 to 65535")
         batch, wait, queue, deadline = self.limits
         if batch < 1 or queue < batch:
-            raise ConfigError(f"--batch {batch}, --queue {queue}: give 1 or more, and no batch above the queue")
+            raise ConfigError(f"batch {batch}, queue {queue}: give 1 or more, and no batch above the queue")
         if not (0 <= wait <= LONGEST and 0 < deadline <= LONGEST):
             raise ConfigError(
-                f"--wait {wait * 1000:g}, --deadline {deadline:g}: give a wait of 0 ms or more and a deadline "
+                f"wait {wait * 1000:g} ms, deadline {deadline:g} s: give a wait of 0 ms or more and a deadline "
                 f"above 0 s, neither longer than {LONGEST:g} s"
             )
         if self.threads < 1:
-            raise ConfigError(f"--threads {self.threads}: give 1 or more")
+            raise ConfigError(f"threads {self.threads}: give 1 or more")
         if self.token is not None and (not self.token or not self.token.isascii() or not self.token.isprintable()):
             raise ConfigError("the token is empty or has characters that a header cannot carry: use printable ASCII")
 
