@@ -19,11 +19,17 @@ DRAWS = 20_000
 
 
 class Estimate(NamedTuple):
-    """A measured value with its 95% confidence interval."""
+    """A measured value with its 95% confidence interval. `float(estimate)` and f"{estimate:.1%}" take the value."""
 
     value: float
     low: float
     high: float
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __format__(self, form: str) -> str:
+        return format(self.value, form) if form else str(self)
 
     def as_dict(self) -> dict[str, float | None]:
         """Return the numbers for JSON, with None for NaN and infinity, which JSON lacks."""
