@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import runpy
-import shutil
 import socket
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import vitrail
 from commands import runner
 from vitrail.errors import WeightsError
 from vitrail.inspection import inspect
+from vitrail.training.resolve import resolve
 from vitrail.weights import source
 from vitrail.weights.source import PANE_FOLDER
 from vitrail.workflows import quickstart
@@ -285,9 +285,6 @@ def test_the_card_is_made_of_the_raw_results(pane, card):
 @pytest.mark.skipif("TINY_IMAGENET" not in os.environ, reason="TINY_IMAGENET must name the data set's folder")
 def test_the_accuracy_is_the_cards(here, card):
     from vitrail.evaluation.evaluate import evaluate
-    from vitrail.inference.batches import InferenceOptions
 
-    report = evaluate(
-        "pane", os.environ["TINY_IMAGENET"], "val", options=InferenceOptions(device="cpu"), folder=here / "report"
-    ).report
+    report = evaluate("pane", os.environ["TINY_IMAGENET"], "val", device="cpu", folder=here / "report")
     assert f"{report.top1.value:.2%}" == told(card, "top-1 accuracy")

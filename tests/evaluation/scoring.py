@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 from vitrail.evaluation.evaluate import evaluate
-from vitrail.inference.batches import InferenceOptions
 
 if __name__ == "__main__":
-    written = evaluate(
+    report = evaluate(
         sys.argv[1],
         "digits",
         "val",
-        options=InferenceOptions(batch_size=int(sys.argv[3]), device="cpu"),
+        batch_size=int(sys.argv[3]),
+        device="cpu",
         folder=Path(sys.argv[2]).with_suffix(""),
     )
-    Path(sys.argv[2]).write_text(json.dumps(written.report.as_dict()))
+    Path(sys.argv[2]).write_text(json.dumps(report.to_dict()))

@@ -23,8 +23,9 @@ from vitrail.data.open import open_data
 from vitrail.data.sources.list_source import ListSource
 from vitrail.data.sources.source import Source, Subset
 from vitrail.errors import DataError
-from vitrail.evaluation.features import Features, compute_weights_digest, extract_features, features_folder
-from vitrail.inference.batches import InferenceOptions
+from vitrail.evaluation.features import Features, extract_features, features_folder
+from vitrail.inference.batches import InferenceOptions, open_model
+from vitrail.weights.digest import compute_weights_digest
 
 HOW = InferenceOptions(batch_size=16, device="cpu")
 IMAGES = 100
@@ -128,9 +129,10 @@ def test_another_model_data_or_precision_is_another_entry(model, tmp_path):
     assert entries(model, Watched(99)) == 5
     assert entries(model, Relabelled()) == 6
     assert entries(model, Repainted()) == 7
-    assert entries(model, Watched(), InferenceOptions(50, device="cpu", precision="auto")) == 7, (
-        "fp32 by another name, in other batches"
-    )
+    assert entries(model, Watched(), InferenceOptions(50, device="cpu")) == 7, "the same in other batches"
+    int8 = InferenceOptions(16, device="cpu", precision="int8")
+    assert entries(model, Watched(), int8) == 8
+    assert entries(open_model(small_model(), int8), Watched(), int8) == 8, "the same model, loaded again"
 
 
 def test_the_digest_sees_every_part_of_a_model():

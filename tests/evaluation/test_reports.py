@@ -104,7 +104,7 @@ def test_two_ranks_count_what_one_counts(model, source, tmp_path):
     del first["about"], second["about"]
     assert first == second
     alone = json.loads(
-        json.dumps(score_model(model, source, options=InferenceOptions(batch_size=33, device="cpu"))[0].as_dict())
+        json.dumps(score_model(model, source, options=InferenceOptions(batch_size=33, device="cpu"))[0].to_dict())
     )
     for name in ("images", "top1", "top5", "confusion", "classes"):
         assert first[name] == alone[name], name

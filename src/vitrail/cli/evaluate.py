@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrail.cli.printing import interruptible, print_lines, print_table, progress_bar
+from vitrail.cli.printing import PRECISION_HELP, interruptible, print_lines, print_table, show_events
 
 if TYPE_CHECKING:
-    from vitrail.evaluation.compare import ModelComparison
-    from vitrail.evaluation.evaluate import SavedReport
+    from vitrail.evaluation.compare import ComparisonResult
     from vitrail.evaluation.report import EvaluationReport
-    from vitrail.inference.batches import InferenceOptions
-    from vitrail.system.intervals import Estimate
 
 RUNS = 3
 """Trainings for each data set, as in the paper."""
-MOST_PRINTED = 10
-"""Largest number of classes and of confusions on the screen; report.json has all."""
 
 
 def evaluate(
     model: Annotated[
-        str | None, typer.Option(help="MODEL: a folder or file of weights, a run, hf:owner/name, timm:name, pane.")
+        str | None,
+        typer.Option(help="MODEL: folder, file, run, hf:owner/name, timm:name, pane; or an export: model.onnx."),
     ] = None,
     data: Annotated[
         str | None,
@@ -60,7 +55,7 @@ def evaluate(
     batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 64,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, …; a GPU where there is one.")] = "auto",
-    precision: Annotated[str, typer.Option(help="fp32, bf16, fp16 or auto.")] = "fp32",
+    precision: Annotated[str, typer.Option(help=PRECISION_HELP)] = "fp32",
     others: Annotated[
         list[str] | None,
         typer.Argument(metavar="MODEL … | key=value …", help="To compare; of a suite: such as schedule.steps=100."),
@@ -73,6 +68,7 @@ def evaluate(
     fine-tuned on each of the paper's data sets, as the paper does.
     """
     from vitrail.errors import ConfigError
+    from vitrail.evaluation.compare import compare_models
     from vitrail.evaluation.evaluate import evaluate as evaluate_model
     from vitrail.inference.batches import InferenceOptions
 
@@ -84,7 +80,21 @@ def evaluate(
     if compare:
         if suite or real or mapping or among or out:
             raise ConfigError("--compare takes --data, --split, --json, how to run, and models only")
-        _compare_models([*([model] if model else []), *(others or [])], data, split, options, as_json)
+        models = [*([model] if model else []), *(others or [])]
+        if not models:
+            raise ConfigError("--compare has no models: vitrail evaluate --data DATA --compare MODEL MODEL …")
+        with interruptible(), show_events() as on_event:
+            comparison = compare_models(
+                models,
+                data,
+                split,
+                batch_size=batch_size,
+                workers=workers,
+                device=device,
+                precision=precision,
+                on_event=on_event,
+            )
+        _print_comparison(comparison, as_json)
         return
     if model is None:
         raise ConfigError("--model is missing: vitrail evaluate --model MODEL --data DATA")
@@ -99,48 +109,40 @@ def evaluate(
         return
     if others:
         raise ConfigError(f"{others[0]!r}: models are for --compare, key=value for --suite")
-    with interruptible(), progress_bar("evaluating") as progress:
-        evaluation = evaluate_model(
-            model, data, split, real=real, mapping=mapping, among=among, options=options, folder=out, progress=progress
+    with interruptible(), show_events() as on_event:
+        report = evaluate_model(
+            model,
+            data,
+            split,
+            real=real,
+            mapping=mapping,
+            among=among,
+            batch_size=batch_size,
+            workers=workers,
+            device=device,
+            precision=precision,
+            folder=out or "auto",
+            on_event=on_event,
         )
-    _print_evaluation(evaluation, as_json)
-
-
-def _print_evaluation(evaluation: SavedReport, as_json: bool) -> None:
-    if not evaluation.is_first:
-        return
     if as_json:
-        print(json.dumps(evaluation.report.as_dict(), indent=1, ensure_ascii=False))
-        return
-    _print_report(evaluation.report)
-    if evaluation.was_trained_on:
-        print_lines(["warning: the model has learned from these very images, so this says nothing about new ones"])
-    print_lines(f"written: {path}" for path in evaluation.files)
+        print_lines([json.dumps(report.to_dict(), indent=1, ensure_ascii=False)])
+    else:
+        _print_report(report)
 
 
 def _print_report(report: EvaluationReport) -> None:
-    from vitrail.inference.class_names import annotate_wnid
+    from vitrail.evaluation.report import format_estimate
 
-    rows = [["top-1 accuracy", *_format_percents(report.top1)]]
-    if report.top5 is not None:
-        rows.append(["top-5 accuracy", *_format_percents(report.top5)])
-    if report.real is not None:
-        rows.append([f"ReaL accuracy, {report.real.images:,} images", *_format_percents(report.real.accuracy)])
-    rows.append(["negative log-likelihood", *_format_numbers(report.likelihood)])
-    rows.append(["calibration error", *_format_numbers(report.calibration)])
     part = f", {report.part}" if report.part else ""
     title = f"{report.model} on {report.data}{part}: {report.images:,} images"
-    print_table(title, ["measure", "value", "95% from", "to"], rows)
+    measures = [[name, *format_estimate(measured, is_share)] for name, measured, is_share in report.measures()]
+    print_table(title, ["measure", "value", "95% from", "to"], measures)
     print_lines(_make_remarks(report))
-    scored = [score for score in report.classes if score.images]
-    worst = sorted(scored, key=lambda score: (score.accuracy.value, -score.images))[:MOST_PRINTED]
-    rows = [[annotate_wnid(score.name), f"{score.images:,}", *_format_percents(score.accuracy)] for score in worst]
-    title = "Classes, the worst first" if len(scored) > MOST_PRINTED else "Classes"
-    print_table(title, ["class", "images", "accuracy", "95% from", "to"], rows)
-    if report.confusions:
-        confusions = report.confusions[:MOST_PRINTED]
-        rows = [[annotate_wnid(label), annotate_wnid(guess), f"{count:,}"] for label, guess, count in confusions]
-        print_table("What is taken for what", ["label", "guess", "images"], rows, left=2)
+    for name, (columns, *rows) in report.tables().items():
+        print_table(name, columns, rows, left=columns.index("images"))
+    if report.was_trained_on:
+        print_lines(["warning: the model has learned from these very images, so this says nothing about new ones"])
+    print_lines(f"written: {path}" for path in report.files)
 
 
 def _make_remarks(report: EvaluationReport) -> list[str]:
@@ -162,55 +164,17 @@ def _make_remarks(report: EvaluationReport) -> list[str]:
     return remarks
 
 
-def _compare_models(models: list[str], data: str, split: str | None, options: InferenceOptions, as_json: bool) -> None:
-    from vitrail.errors import ConfigError, VitrailError
-    from vitrail.evaluation.compare import compare_model
-
-    if not models:
-        raise ConfigError("--compare has no models: vitrail evaluate --data DATA --compare MODEL MODEL …")
-    rows, failures = [], []
-    for name in models:
-        try:
-            with interruptible(), progress_bar(f"evaluating {name}") as progress:
-                rows.append(compare_model(name, data, split, options, progress))
-        except VitrailError as error:  # the other models are still compared
-            failures.append(f"error: {name}: {error}")
+def _print_comparison(comparison: ComparisonResult, as_json: bool) -> None:
     if as_json:
-        print(json.dumps([row.as_dict() for row in rows], indent=1))
-    elif rows:
-        _print_comparison(rows, data)
-    for failure in failures:
-        print(failure, file=sys.stderr)
-    if failures:
+        print(json.dumps([row.to_dict() for row in comparison.rows], indent=1))
+    elif comparison.rows:
+        title, table = next(iter(comparison.tables().items()))
+        if sys.stdout.isatty():  # one model in each column: a terminal has no room for ten columns of numbers
+            table = list(zip(*table, strict=True))
+        columns, *rows = table
+        print_table(title, columns, rows)
+        print_lines(comparison.notes)
+    for model, reason in comparison.failures:
+        print(f"error: {model}: {reason}", file=sys.stderr)
+    if comparison.failures:
         raise typer.Exit(1)
-
-
-def _print_comparison(rows: list[ModelComparison], data: str) -> None:
-    columns = ["model", "parameters", "GFLOPs", "images/s", "images", "top-1", "95% from", "to"]
-    columns += ["training exaFLOPs", "device-hours"]
-    cells = [_make_cells(row) for row in rows]
-    if sys.stdout.isatty():  # one model in each column: a terminal has no room for ten columns of numbers
-        columns, *cells = [list(line) for line in zip(columns, *cells, strict=True)]
-    print_table(f"On {data}", columns, cells)
-    print_lines(note for row in rows for note in row.notes)
-
-
-def _make_cells(row: ModelComparison) -> list[str]:
-    return [
-        row.model,
-        f"{row.parameters:,}",
-        f"{row.flops / 1e9:,.3g}",
-        f"{row.images_per_second:,.0f}" if row.images_per_second >= 10 else f"{row.images_per_second:.2f}",
-        f"{row.images:,}",
-        *_format_percents(row.top1),
-        "–" if row.training is None else f"{row.training.exaflops:.3g}",
-        "–" if row.training is None else f"{row.training.device_hours:.3g}",
-    ]
-
-
-def _format_percents(measured: Estimate) -> list[str]:
-    return [f"{value:.2%}" if math.isfinite(value) else "–" for value in measured]
-
-
-def _format_numbers(measured: Estimate) -> list[str]:
-    return [f"{value:.4f}" if math.isfinite(value) else "–" for value in measured]

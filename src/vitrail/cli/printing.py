@@ -7,15 +7,16 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vitrail.errors import ConfigError
+from vitrail.system.events import OnEvent
 
+PRECISION_HELP = "fp32, or faster and less exact: bf16, fp16 and fp8 (GPU), int8 (CPU); auto: what is fastest here."
 REDRAW_SECONDS = 0.1
 """Shortest time between two states of a progress bar."""
 
@@ -49,12 +50,6 @@ def print_lines(lines: Iterable[str]) -> None:
             print(line, flush=True)
 
 
-def check_out_file(out: Path | None) -> None:
-    """Raise a ConfigError if --out names a folder, or a file in a folder that does not exist."""
-    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
-        raise ConfigError(f"--out {out}: give the name of a file in a folder that is there")
-
-
 def announce_pane(otherwise: str) -> None:
     """Say on stderr that no model was named and pane is used; `otherwise` says how to name another."""
     from vitrail.weights.source import PANE, locate_weights
@@ -77,6 +72,21 @@ def interruptible(remaining: str = "nothing was written") -> Iterator[None]:
     except KeyboardInterrupt:
         print(f"stopped: {remaining}", file=sys.stderr)
         raise typer.Exit(130) from None
+
+
+@contextmanager
+def show_events() -> Iterator[OnEvent]:
+    """Yield a listener that shows passes over images as bars and prints messages, all on stderr."""
+    from vitrail.system.event_display import EventDisplay
+
+    with EventDisplay() as display:
+
+        def listen(kind: str, values: dict[str, Any]) -> None:
+            display(kind, values)
+            if kind == "message":
+                print(values["text"], file=sys.stderr)
+
+        yield listen
 
 
 @contextmanager

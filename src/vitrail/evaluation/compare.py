@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import statistics
 import time
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from vitrail.config import TrainingCost
+from vitrail.data.open import Data, name_data
+from vitrail.data.sources.source import Source
+from vitrail.errors import ConfigError, VitrailError
 from vitrail.evaluation.evaluate import open_scored_part, score_model
-from vitrail.inference.batches import InferenceOptions, single_rank
+from vitrail.evaluation.report import format_estimate
+from vitrail.inference.batches import InferenceOptions, open_model
+from vitrail.inference.engine import Engine, Model, name_model
 from vitrail.model.base import ImageModel
 from vitrail.model.cost import compute_cost
 from vitrail.system.device import device_name
-from vitrail.system.events import Progress
+from vitrail.system.events import OnEvent, Progress, open_listener, send_messages, send_progress
 from vitrail.system.intervals import Estimate
-from vitrail.system.precision import choose_precision
 from vitrail.system.ranks import require_one_process
-from vitrail.weights.load import load
+from vitrail.system.results import Result, Rows, to_plain
 
+COLUMNS = (
+    *("model", "parameters", "GFLOPs", "images/s", "images", "top-1", "95% from", "to"),
+    *("training exaFLOPs", "device-hours"),
+)
 WARMUP = 2
 """Batches that run before the clock starts."""
 LEAST, LEAST_SECONDS, MOST_SECONDS = 5, 1.0, 20.0
@@ -33,9 +42,10 @@ class ModelComparison:
     """One model's row in the table."""
 
     model: str
-    parameters: int
-    flops: int
-    """Of the forward pass of one image at the model's own size."""
+    parameters: int | None
+    """None for an exported file."""
+    flops: int | None
+    """Of the forward pass of one image at the model's own size; None for an exported file."""
     images_per_second: float
     """Speed of the forward pass alone, measured on this machine."""
     top1: Estimate
@@ -59,50 +69,152 @@ class ModelComparison:
             notes.append(f"{self.model}: the cost is that of its trainings here, after weights of unknown cost")
         return notes
 
-    def as_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the row as values that JSON can hold."""
         training = None if self.training is None else self.training.model_dump(mode="json")
         return {**vars(self), "top1": self.top1.as_dict(), "training": training}
 
+    def format_cells(self) -> list[str]:
+        """Return the row as text; "–" for what is not known."""
+        speed = self.images_per_second
+        return [
+            self.model,
+            "–" if self.parameters is None else f"{self.parameters:,}",
+            "–" if self.flops is None else f"{self.flops / 1e9:,.3g}",
+            f"{speed:,.0f}" if speed >= 10 else f"{speed:.2f}",
+            f"{self.images:,}",
+            *format_estimate(self.top1, is_share=True),
+            "–" if self.training is None else f"{self.training.exaflops:.3g}",
+            "–" if self.training is None else f"{self.training.device_hours:.3g}",
+        ]
 
-def compare_model(
-    model: str, data: str, split: str | None, options: InferenceOptions, progress: Progress | None = None
-) -> ModelComparison:
-    """Score a model on a data set, measure its speed, and return its row of the table.
+
+@dataclass(frozen=True, repr=False)
+class ComparisonResult(Result):
+    """Models side by side on one data set."""
+
+    data: str
+    rows: tuple[ModelComparison, ...]
+    """The models that were compared, in the order given."""
+    failures: tuple[tuple[str, str], ...]
+    """(model, reason) for each model that could not be compared."""
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences that a reader of the table needs."""
+        return [note for row in self.rows for note in row.notes]
+
+    def summary(self) -> Rows:
+        """Return the accuracy of each model, or why it has none."""
+        accuracies = []
+        for row in self.rows:
+            value, low, high = format_estimate(row.top1, is_share=True)
+            accuracies.append((row.model, f"{value} (95% interval {low} to {high})"))
+        return [("data", self.data), *accuracies, *((model, f"failed: {reason}") for model, reason in self.failures)]
+
+    def tables(self) -> Mapping[str, Sequence[Sequence[str]]]:
+        """Return the table, and the notes below it."""
+        tables: dict[str, Sequence[Sequence[str]]] = {
+            f"On {self.data}": [COLUMNS, *(row.format_cells() for row in self.rows)]
+        }
+        return {**tables, "Notes": [("note",), *((note,) for note in self.notes)]} if self.notes else tables
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "data": self.data,
+            "rows": [row.to_dict() for row in self.rows],
+            "failures": [{"model": model, "reason": reason} for model, reason in self.failures],
+        }
+
+
+def compare_models(
+    models: Sequence[Model],
+    data: Data,
+    split: str | None = None,
+    *,
+    batch_size: int = 64,
+    workers: int = 0,
+    device: str = "auto",
+    precision: str = "fp32",
+    on_event: OnEvent | None = None,
+) -> ComparisonResult:
+    """Score models on a data set and measure their speed. A model that fails does not end the comparison.
+
+    Events: `message` (text) while a faster precision is prepared; the progress of a task "evaluating MODEL" for each;
+    `compared`, a model's row as a dictionary; `failed` (model, reason).
 
     Args:
-        model: MODEL, as for `vitrail.evaluation.evaluate.evaluate`.
-        data: DATA, as there.
+        models: loaded models, names for `vitrail.load`, or exported .onnx or .xml files.
+        data: anything that `open_data` takes.
         split: train, val or test; by default test, else val, else everything.
-        options: device, precision, batch size, worker processes.
-        progress: called after each batch with the number of images done and of all images.
+        batch_size: images at a time, also when the speed is measured.
+        workers: processes that read images; 0 reads them in this process.
+        device: cpu, cuda, …; auto takes a GPU if the machine has one.
+        precision: as for `evaluate`. Exported files have their own, and fail with any other word than fp32.
+        on_event: called with what happens; by default a terminal or notebook shows a bar.
+
+    Raises:
+        ConfigError: an argument is wrong, or several processes were started.
+        DataError: the data cannot be read.
     """
     require_one_process("--compare")
+    if not models or isinstance(models, str | Path):
+        raise ConfigError("models: give a list of one or more")
+    options = InferenceOptions(batch_size, workers, device, precision)
     source, part = open_scored_part(data, split)
-    loaded = load(model)
-    report, _ = score_model(loaded, source, options=options, names=(model, data, part), progress=progress)
+    rows, failures = list[ModelComparison](), list[tuple[str, str]]()
+    with open_listener(on_event) as listener:
+        for model in models:
+            name = name_model(model)
+            try:
+                engine = open_model(model, options, on_message=send_messages(listener))
+                progress = send_progress(listener, f"evaluating {name}")
+                row = measure_model(engine, source, options, (name, name_data(data), part), progress)
+            except VitrailError as error:  # the other models are still compared
+                failures.append((name, str(error)))
+                listener("failed", {"model": name, "reason": str(error)})
+                continue
+            rows.append(row)
+            listener("compared", to_plain(row.to_dict()))
+    return ComparisonResult(name_data(data), tuple(rows), tuple(failures))
+
+
+def measure_model(
+    engine: Engine,
+    source: Source,
+    options: InferenceOptions,
+    names: tuple[str, str, str | None],
+    progress: Progress | None = None,
+) -> ModelComparison:
+    """Score a model, measure its speed, and return its row of the table.
+
+    Args:
+        engine: the model.
+        source: images with labels.
+        options: batch size and worker processes.
+        names: of the model, the data and its split.
+        progress: called after each batch with the number of images done and of all images.
+    """
+    report, _ = score_model(engine, source, options=options, names=names, progress=progress)
+    loaded = getattr(engine, "model", None)
+    network = loaded if isinstance(loaded, ImageModel) else None  # an exported file has none
     return ModelComparison(
-        model=model,
-        parameters=sum(parameter.numel() for parameter in loaded.parameters()),
-        flops=compute_cost(loaded.architecture).flops,
-        images_per_second=measure_speed(loaded, options),
+        model=names[0],
+        parameters=None if network is None else sum(parameter.numel() for parameter in network.parameters()),
+        flops=None if network is None else compute_cost(network.architecture).flops,
+        images_per_second=measure_throughput(engine, options.batch_size),
         top1=report.top1,
         images=report.images,
         left_out=report.left_out + report.broken,
         labels=report.labels,
-        training=loaded.training_cost,
-        device=device_name(single_rank(options).device),
+        training=None if network is None else network.training_cost,
+        device=device_name(engine.device),
     )
 
 
-@torch.inference_mode()
-def measure_speed(model: ImageModel, options: InferenceOptions) -> float:
-    """Return images per second: the median over forward passes of a batch that is already on the device."""
-    ranks = single_rank(options)
-    precision = choose_precision(options.precision, ranks.device)
-    dtype = next(model.parameters()).dtype
-    model.to(ranks.device).eval()
-    images = torch.randn(options.batch_size, model.in_channels, *model.image_size, device=ranks.device, dtype=dtype)
+def measure_throughput(engine: Engine, batch_size: int) -> float:
+    """Return images per second: the median over batches, from pixels that are on the device to logits."""
+    pixels = engine.make_blank(batch_size).to(engine.device)
     seconds: list[float] = []
     began = time.perf_counter()
     while len(seconds) <= WARMUP or (
@@ -110,9 +222,8 @@ def measure_speed(model: ImageModel, options: InferenceOptions) -> float:
         and (len(seconds) < WARMUP + LEAST or elapsed < LEAST_SECONDS)
     ):
         start = time.perf_counter()
-        with nullcontext() if precision == torch.float32 else torch.autocast(ranks.device.type, precision):
-            model(images)
-        if ranks.device.type != "cpu":
-            torch.accelerator.synchronize(ranks.device)
+        engine.compute(pixels)
+        if engine.device.type != "cpu":
+            torch.accelerator.synchronize(engine.device)
         seconds.append(time.perf_counter() - start)
-    return options.batch_size / statistics.median(seconds[WARMUP:])
+    return batch_size / statistics.median(seconds[WARMUP:])

@@ -1,4 +1,4 @@
-"""Score a classifier on a data set: `evaluate` takes names and writes a report, `score_model` takes loaded objects."""
+"""Score a classifier on a data set: `evaluate` is what people call, `score_model` what it does on data that is open."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 import vitrail
-from vitrail.data.open import choose_test_split, list_splits, open_data
+from vitrail.data.open import Data, choose_test_split, list_splits, name_data, open_data
 from vitrail.data.sources.source import Source, compute_fingerprint
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.figures import draw_report
@@ -21,84 +21,95 @@ from vitrail.evaluation.predictions import PredictionTable, predict_all, select_
 from vitrail.evaluation.real import count_real_hits, read_real_labels
 from vitrail.evaluation.report import EvaluationReport, RealAccuracy, make_report
 from vitrail.inference import class_names
-from vitrail.inference.batches import InferenceOptions, single_rank
-from vitrail.model.base import ImageModel
+from vitrail.inference.batches import InferenceOptions, open_model, single_rank
+from vitrail.inference.engine import Engine, Model, name_model
 from vitrail.system.device import device_name
-from vitrail.system.events import Progress
+from vitrail.system.events import OnEvent, Progress, ignore_event, open_listener, send_messages, send_progress
 from vitrail.system.files import short_name, write_whole
 from vitrail.system.intervals import estimate_share
 from vitrail.system.ranks import Ranks, join_ranks
-from vitrail.weights.load import load
 
 TIMEOUT = 1800.0
 """Seconds that a rank waits for the others."""
-
-
-@dataclass(frozen=True)
-class SavedReport:
-    """A report and the files that hold it."""
-
-    report: EvaluationReport
-    files: tuple[Path, ...]
-    is_first: bool
-    """Whether this process is the first rank, which writes the files and prints."""
-    was_trained_on: bool
-    """Whether the model is known to have learned from these images."""
+AUTO = "auto"
+"""As a folder: one in ./runs that is named after the data and the model."""
 
 
 def evaluate(
-    model: str,
-    data: str,
+    model: Model,
+    data: Data,
     split: str | None = None,
     *,
-    real: Path | None = None,
-    mapping: Path | None = None,
+    real: str | Path | None = None,
+    mapping: str | Path | None = None,
     among: bool = False,
-    options: InferenceOptions | None = None,
-    folder: Path | None = None,
-    progress: Progress | None = None,
-) -> SavedReport:
-    """Score a model on a data set, on all ranks together. The first rank writes report.json and the figures.
+    batch_size: int = 64,
+    workers: int = 0,
+    device: str = "auto",
+    precision: str = "fp32",
+    folder: str | Path | None = None,
+    on_event: OnEvent | None = None,
+) -> EvaluationReport:
+    """Score a model on a data set. Started by torchrun, all ranks share the work and each gets the same report.
+
+    Events: `message` (text) while a faster precision is prepared, and the progress of the task "evaluating".
 
     Args:
-        model: MODEL: a folder or file of weights, a run, hf:owner/name, timm:name, pane.
-        data: DATA: a folder, a file, hf:owner/name, digits.
+        model: a loaded model, anything that `vitrail.load` takes, or an exported .onnx or .xml file.
+        data: anything that `open_data` takes: a folder, a file, hf:owner/name, digits, a list of (image, label) pairs.
         split: train, val or test; by default test, else val, else everything.
         real: the file real.json; ImageNet is then scored against its ReaL labels as well.
         mapping: a CSV or JSON file that says which classes of the model are right for which of the data.
         among: choose each guess among the classes of the data instead of all classes of the model.
-        options: device, precision, batch size, worker processes.
-        folder: where to write; in ./runs by default.
-        progress: called after each batch with the number of images done and of all images.
+        batch_size: images at a time, over all ranks together.
+        workers: processes that read images; 0 reads them in this process.
+        device: cpu, cuda, …; auto takes a GPU if the machine has one.
+        precision: fp32, or faster and less exact: bf16, fp16 and fp8 (GPU), int8 (CPU); auto takes the fastest here.
+        folder: where report.json and the figures are written; "auto" is a folder in ./runs, and None writes nothing.
+        on_event: called with what happens; by default a terminal or notebook shows a bar.
+
+    Returns:
+        The report: accuracy, likelihood and calibration with intervals, every class, confusions and mistakes.
+
+    Raises:
+        ConfigError: an argument is wrong, or the model does not classify.
+        DataError: the data cannot be read, or its classes cannot be matched with the model's.
+        WeightsError: the model cannot be read, or computes values that are not finite.
     """
-    options = options or InferenceOptions()
+    options = InferenceOptions(batch_size, workers, device, precision)
     source, part = open_scored_part(data, split)
-    loaded = load(model)
-    labels = None
-    if mapping is not None:
-        labels = read_label_map(mapping, loaded.labels, loaded.num_classes, source.classes, source.num_classes)
-    name = "-".join(["evaluate", short_name(data), *([part] if part else []), short_name(model)])
-    folder = folder or Path("runs") / name
-    _make_folder(folder)
-    with join_ranks(options.device, TIMEOUT) as ranks:
-        was_trained_on = learned_from(loaded, source, data)
+    is_first = os.environ.get("RANK", "0") == "0"
+    with (
+        open_listener(on_event if is_first else ignore_event) as listener,
+        join_ranks(options.device, TIMEOUT) as ranks,
+    ):
+        engine = open_model(model, options, ranks, on_message=send_messages(listener))
+        labels = None
+        if mapping is not None:
+            labels = read_label_map(
+                Path(mapping), engine.class_names, engine.num_classes, source.classes, source.num_classes
+            )
+        names = (name_model(model), name_data(data), part)
+        place = _choose_folder(folder, names)
         report, scored = score_model(
-            loaded,
+            engine,
             source,
             options=options,
             ranks=ranks,
             labels=labels,
             among=among,
-            real=real,
-            names=(model, data, part),
-            progress=progress if ranks.is_first else None,
+            real=None if real is None else Path(real),
+            names=names,
+            progress=send_progress(listener, "evaluating"),
         )
-        files = _write_report(report, scored, folder) if ranks.is_first else ()
-        return SavedReport(report, files, ranks.is_first, was_trained_on)
+        report = replace(report, was_trained_on=has_learned_from(engine, source, data))
+        if place is None or not ranks.is_first:
+            return report
+        return replace(report, files=_write_report(report, scored, place))
 
 
 def score_model(
-    model: ImageModel,
+    model: Model | Engine,
     source: Source,
     *,
     options: InferenceOptions | None = None,
@@ -112,7 +123,7 @@ def score_model(
     """Return a report on a model, and the images that were scored. Every rank gets the same report.
 
     Args:
-        model: a model with a classification head.
+        model: a model with a classification head: loaded, as an engine, or its name.
         source: images with labels.
         options: device, precision, batch size, worker processes.
         ranks: the processes that share the work; by default this process alone.
@@ -128,23 +139,24 @@ def score_model(
     """
     options = options or InferenceOptions()
     ranks = ranks or single_rank(options)
-    if not model.num_classes:
+    engine = open_model(model, options, ranks)
+    if not engine.num_classes:
         raise ConfigError("the model has no head to classify with: `vitrail fewshot` measures its representation")
     if labels is None:
-        labels = match_classes(model.labels, model.num_classes, source.classes, source.num_classes)
+        labels = match_classes(engine.class_names, engine.num_classes, source.classes, source.num_classes)
     scored = select_known_images(source, labels)
     if not len(scored):
         raise DataError("none of the images is of a class that the model knows")
-    score_real = None if real is None else _make_real_scorer(real, scored, model)
+    score_real = None if real is None else _make_real_scorer(real, scored, engine)
     began = time.perf_counter()
-    predictions = predict_all(model, scored, labels, options, ranks=ranks, among=among, progress=progress)
+    predictions = predict_all(engine, scored, labels, options, ranks=ranks, among=among, progress=progress)
     seconds = time.perf_counter() - began
     report = make_report(
         predictions,
         scored,
         labels,
-        model.labels,
-        len({guess for classes in labels.accepted for guess in classes}) if among else model.num_classes,
+        engine.class_names,
+        len({guess for classes in labels.accepted for guess in classes}) if among else engine.num_classes,
         model=names[0],
         data=names[1],
         part=names[2],
@@ -152,8 +164,9 @@ def score_model(
         real=None if score_real is None else score_real(predictions),
         about={
             "among_the_classes_of_the_data": among,
-            "device": f"{ranks.size} × {device_name(ranks.device)}",
-            "precision": options.precision,
+            "device": f"{ranks.size} × {device_name(engine.device)}",
+            "runtime": engine.runtime,
+            "precision": engine.precision,
             "seconds": seconds,
             "images_per_second": len(scored) / seconds,
             "torch": torch.__version__,
@@ -163,41 +176,49 @@ def score_model(
     return report, scored
 
 
-def learned_from(model: ImageModel, source: Source, data: str) -> bool:
+def has_learned_from(engine: Engine, source: Source, data: Data) -> bool:
     """Return whether the model is known to have been trained on these images, or on a data set that holds them."""
-    if model.learned_from is None:
+    learned = getattr(getattr(engine, "model", None), "learned_from", None)  # an exported file does not tell
+    if learned is None:
         return False
     whole = [] if list_splits(data) else [open_data(data)]
-    return model.learned_from in {compute_fingerprint(each) for each in (source, *whole)}
+    return learned in {compute_fingerprint(each) for each in (source, *whole)}
 
 
-def open_scored_part(data: str, split: str | None) -> tuple[Source, str | None]:
+def open_scored_part(data: Data, split: str | None) -> tuple[Source, str | None]:
     """Open the given split, else the one for testing, else everything; return it with its name."""
     split = split or choose_test_split(data) or ("train" if "train" in list_splits(data) else None)
     return open_data(data, split), split
 
 
-def _make_folder(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--out {folder} is a file: give a folder")
+def _choose_folder(folder: str | Path | None, names: tuple[str, str, str | None]) -> Path | None:
+    """Return the folder to write into, after it was made; None if nothing is to be written."""
+    if folder is None:
+        return None
+    model, data, part = names
+    name = "-".join(["evaluate", short_name(data), *([part] if part else []), short_name(model)])
+    place = Path("runs") / name if folder == AUTO else Path(folder)
+    if place.exists() and not place.is_dir():
+        raise ConfigError(f"{place} is a file: give a folder for the report")
     try:
         if os.environ.get("RANK", "0") == "0":
-            folder.mkdir(parents=True, exist_ok=True)
+            place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be made ({error.strerror}): give another folder by --out") from None
+        raise ConfigError(f"{place} cannot be made ({error.strerror}): give another folder for the report") from None
+    return place
 
 
 def _write_report(report: EvaluationReport, source: Source, folder: Path) -> tuple[Path, ...]:
     path = folder / "report.json"
-    write_whole(path, (json.dumps(report.as_dict(), indent=1, ensure_ascii=False) + "\n").encode())
+    write_whole(path, (json.dumps(report.to_dict(), indent=1, ensure_ascii=False) + "\n").encode())
     return (path, *draw_report(report, source, folder))
 
 
-def _make_real_scorer(path: Path, source: Source, model: ImageModel) -> Callable[[PredictionTable], RealAccuracy]:
+def _make_real_scorer(path: Path, source: Source, engine: Engine) -> Callable[[PredictionTable], RealAccuracy]:
     """Read ReaL labels. Report what is wrong with them, or with the images' names, before anything is computed."""
-    numbers = class_names.find_class_numbers(model.labels, model.num_classes)
+    numbers = class_names.find_class_numbers(engine.class_names, engine.num_classes)
     if numbers is None:
-        raise ConfigError("--real is for models with ImageNet's 1000 classes, and this model has others")
+        raise ConfigError("ReaL labels (--real) are for models with ImageNet's 1000 classes, and this model has others")
     labels = read_real_labels(path)
     count_real_hits(labels, [source.name(0)], [None])
 

@@ -26,13 +26,11 @@ from vitrail import __version__
 from vitrail.data.sources.source import Source, Subset, compute_fingerprint
 from vitrail.data.sources.table_cache import MAX_AGE_SECONDS, find_cache_folder
 from vitrail.errors import DataError, WeightsError
-from vitrail.inference.batches import InferenceOptions, open_model, run_batches, single_rank
-from vitrail.inference.torch_engine import cast_half_to_float32
-from vitrail.model.base import ImageModel
+from vitrail.inference.batches import InferenceOptions, open_model, run_batches
+from vitrail.inference.engine import Engine, Model
 from vitrail.system.events import Progress
 from vitrail.system.files import move_into_place
-from vitrail.system.precision import choose_precision
-from vitrail.weights.digest import compute_weights_digest, view_bytes
+from vitrail.weights.digest import view_bytes
 
 log = logging.getLogger("vitrail")
 
@@ -74,13 +72,13 @@ def features_folder() -> Path:
 
 
 def extract_features(
-    model: ImageModel,
+    model: Model | Engine,
     source: Source,
     options: InferenceOptions,
     cache: Cache = "auto",
     progress: Progress | None = None,
 ) -> Features:
-    """Return `model.embed` of every image. Images that cannot be read are left out and named in the log.
+    """Return the representation of every image. Images that cannot be read are left out and named in the log.
 
     Finished features are read from the cache, and unfinished ones are continued. The key of an entry holds the model's
     weights, the precision and the data: its number of images, classes, all labels, up to 1,000 names and the bytes of
@@ -88,23 +86,25 @@ def extract_features(
     batch size or the device, which change the rounding. Entries that were not used for 30 days are deleted.
 
     Args:
-        model: any model; its head is not used.
+        model: any model, or an engine, which is then not opened again; its head is not used.
         source: images with labels.
         options: device, precision, batch size, worker processes.
         cache: where features are cached.
         progress: called after each batch with the number of images done and of all images.
 
     Raises:
+        ConfigError: the model is an exported file that gives logits alone.
         DataError: no image can be read, or too many are broken.
         WeightsError: the features are not finite.
     """
-    cast_half_to_float32(model)
+    engine = open_model(model, options)
+    engine.check_request(logits=False, embeddings=True)
     rows = _FeatureRows(len(source))
     if cache is None:
-        _compute(model, source, options, rows, None, progress)
+        _compute(engine, source, options, rows, None, progress)
         return rows.features()
     folder = features_folder() if cache == "auto" else cache
-    path = folder / f"{_make_key(model, source, options)}{SUFFIX}"
+    path = folder / f"{_make_key(engine, source)}{SUFFIX}"
     if (features := _read_entry(path, len(source))) is not None:
         return features
     with contextlib.closing(_CacheDraft(path)) as draft:
@@ -116,7 +116,7 @@ def extract_features(
             rows.add(batch)
         if rows.done:
             log.info("%d of %d images were computed before", rows.done, len(source))
-        _compute(model, source, options, rows, draft, progress)
+        _compute(engine, source, options, rows, draft, progress)
         features = rows.features()
         draft.finish()
     return features
@@ -154,7 +154,7 @@ class _FeatureRows:
 
 
 def _compute(
-    model: ImageModel,
+    engine: Engine,
     source: Source,
     options: InferenceOptions,
     rows: _FeatureRows,
@@ -171,7 +171,6 @@ def _compute(
         if progress is not None:
             progress(start + done, start + total)
 
-    engine = open_model(model, options)
     for batch, (_, computed) in run_batches(
         engine, rest, options, progress=report_progress, logits=False, embeddings=True
     ):
@@ -187,9 +186,8 @@ def _compute(
             draft.add(part)
 
 
-def _make_key(model: ImageModel, source: Source, options: InferenceOptions) -> str:
-    precision = choose_precision(options.precision, single_rank(options).device)
-    key = f"{VERSION} {__version__} {compute_weights_digest(model)} {precision} {_digest_data(source)}"
+def _make_key(engine: Engine, source: Source) -> str:
+    key = f"{VERSION} {__version__} {engine.compute_digest()} {_digest_data(source)}"
     return hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
 
 

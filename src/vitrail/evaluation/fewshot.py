@@ -6,13 +6,14 @@ The features of all images are computed once; simple classifiers are fitted to t
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from vitrail.data.open import choose_test_split, list_splits, open_data
+from vitrail.data.open import Data, choose_test_split, list_splits, name_data, open_data
 from vitrail.data.sources.source import SPLITS, Source, compute_fingerprint
 from vitrail.errors import ConfigError, DataError, did_you_mean
 from vitrail.evaluation.clusters import cluster_features, measure_agreement
@@ -20,11 +21,13 @@ from vitrail.evaluation.features import Cache, Features, extract_features
 from vitrail.evaluation.least_squares import L2, SEEDS, SHOTS, score_few_shot
 from vitrail.evaluation.linear_probe import assign_folds, choose_strength
 from vitrail.evaluation.neighbours import NEIGHBOURS, score_knn
-from vitrail.inference.batches import InferenceOptions, single_rank
-from vitrail.system.events import Progress
+from vitrail.inference.batches import InferenceOptions, open_model
+from vitrail.inference.engine import Model, name_model
+from vitrail.system.events import OnEvent, open_listener, send_messages, send_progress
+from vitrail.system.files import check_out_file, write_out_file
 from vitrail.system.intervals import wilson_interval
 from vitrail.system.ranks import require_one_process
-from vitrail.weights.load import load
+from vitrail.system.results import Result, Rows
 
 HELD_OUT = 0.2
 """Share of every class that is held out if the data has no part to test on."""
@@ -55,8 +58,8 @@ class FewshotSummary:
     """Standard deviation over the seeds; None for a single seed."""
 
 
-@dataclass(frozen=True)
-class FewshotReport:
+@dataclass(frozen=True, repr=False)
+class FewshotReport(Result):
     """The accuracies of all methods, and what they were measured on."""
 
     model: str
@@ -102,9 +105,38 @@ class FewshotReport:
         yield from self.notes
         yield f"chance: {self.chance:.1%}; always the most frequent class: {self.most_frequent:.1%}"
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report as values that JSON can hold."""
-        return {**asdict(self), "chance": self.chance, "summaries": [asdict(summary) for summary in self.summaries()]}
+    def summary(self) -> Rows:
+        """Return the accuracy of each method, and what it was measured on."""
+        rows = [("model", self.model), ("data", self.data), ("tested on", f"{self.test_images:,} images")]
+        for summary in self.summaries():
+            shots = "" if summary.shots is None else f", {summary.shots} shots"
+            low, high = self.interval(summary)
+            rows.append((summary.method + shots, f"{summary.accuracy:.1%} (95% interval {low:.1%} to {high:.1%})"))
+        return [*rows, ("chance", f"{self.chance:.1%}")]
+
+    def tables(self) -> Mapping[str, Sequence[Sequence[str]]]:
+        """Return the table of all methods, and the sentences below it."""
+        rows = [
+            (
+                summary.method,
+                "all" if summary.shots is None else str(summary.shots),
+                f"{summary.accuracy:.1%}",
+                "" if summary.deviation is None else f"± {summary.deviation:.1%}",
+                *(f"{limit:.1%}" for limit in self.interval(summary)),
+            )
+            for summary in self.summaries()
+        ]
+        columns = ("method", "shots", "accuracy", "deviation", "95% from", "to")
+        notes = [("note",), *((line,) for line in self.lines())]
+        return {f"{self.model} on {self.data}": [columns, *rows], "Notes": notes}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields, the accuracy of guessing at random, and the mean over the seeds of each method."""
+        return {
+            **super().to_dict(),
+            "chance": self.chance,
+            "summaries": [asdict(summary) for summary in self.summaries()],
+        }
 
 
 @dataclass(frozen=True)
@@ -167,30 +199,42 @@ METHODS: dict[str, Callable[[FewshotTask], Iterator[FewshotRow]]] = {
 
 
 def fewshot(
-    model: str,
-    data: str,
-    test: str | None = None,
+    model: Model,
+    data: Data,
+    test: Data | None = None,
+    *,
     shots: Sequence[int] = SHOTS,
     seeds: Sequence[int] = SEEDS,
     methods: Sequence[str] = tuple(METHODS),
     l2: float = L2,
-    options: InferenceOptions | None = None,
+    batch_size: int = 64,
+    workers: int = 0,
+    device: str = "auto",
+    precision: str = "fp32",
     cache: Cache = "auto",
-    progress: Progress | None = None,
+    out: str | Path | None = None,
+    on_event: OnEvent | None = None,
 ) -> FewshotReport:
     """Fit simple classifiers to the frozen features of a model and score them on test images.
 
+    Events: `message` (text) while a faster precision is prepared, and the progress of the task "features". If it is
+    stopped and called again, the features that were computed are found in the cache.
+
     Args:
-        model: MODEL: a folder or file of weights, a run, hf:owner/name, timm:name, pane.
-        data: DATA to learn from: a folder, a file, hf:owner/name, digits.
-        test: other DATA, or a split of `data`; by default its test split, else val, else a fifth that is held out.
+        model: a loaded model, anything that `vitrail.load` takes, or an exported file that gives representations.
+        data: what to learn from: anything that `open_data` takes.
+        test: other data, or a split of `data`; by default its test split, else val, else a fifth that is held out.
         shots: numbers of images of each class, for least squares.
         seeds: for least squares and clusters, which draw at random.
         methods: some of `METHODS`.
         l2: regularisation of least squares, above 0.
-        options: device, precision, batch size, worker processes.
-        cache: where features are cached.
-        progress: called after each batch with the number of images done and of all images.
+        batch_size: images at a time.
+        workers: processes that read images; 0 reads them in this process.
+        device: cpu, cuda, …; auto takes a GPU if the machine has one.
+        precision: fp32, or faster and less exact: bf16, fp16 and fp8 (GPU), int8 (CPU); auto takes the fastest here.
+        cache: where features are cached: a folder, "auto", or None for nowhere.
+        out: a file for the report as JSON.
+        on_event: called with what happens; by default a terminal or notebook shows a bar.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -198,20 +242,24 @@ def fewshot(
     """
     require_one_process("fewshot")
     check_options(methods, shots, seeds, l2)
-    options = options or InferenceOptions()
+    place = None if out is None else Path(out)
+    check_out_file(place)
+    options = InferenceOptions(batch_size, workers, device, precision)
     train_source, test_source, tested_on = open_train_and_test(data, test)
-    check_sources(data, train_source, test_source)
-    network = load(model, dtype=torch.float32)
-    train = extract_features(network, train_source, options, cache, progress)
-    tested = extract_features(network, test_source, options, cache, progress)
-    device = single_rank(options).device
-    if device.type == "cuda":
-        train, tested = _move_to(device, train), _move_to(device, tested)
+    check_sources(name_data(data), train_source, test_source)
+    with open_listener(on_event) as listener:
+        engine = open_model(model, options, on_message=send_messages(listener))
+        train, tested = (
+            extract_features(engine, source, options, cache, send_progress(listener, "features"))
+            for source in (train_source, test_source)
+        )
+    if engine.device.type == "cuda":
+        train, tested = _move_to(engine.device, train), _move_to(engine.device, tested)
     task = FewshotTask(train, tested, train_source.num_classes, shots, seeds, l2, [])
     rows = tuple(row for method in dict.fromkeys(methods) for row in METHODS[method](task))
-    return FewshotReport(
-        model=model,
-        data=data,
+    report = FewshotReport(
+        model=name_model(model),
+        data=name_data(data),
         tested_on=tested_on,
         train_images=len(train),
         test_images=len(tested),
@@ -221,6 +269,9 @@ def fewshot(
         rows=rows,
         notes=tuple(task.notes),
     )
+    if place is not None:
+        write_out_file(place, report.to_dict())
+    return report
 
 
 def check_options(methods: Sequence[str], shots: Sequence[int], seeds: Sequence[int], l2: float) -> None:
@@ -237,31 +288,32 @@ def check_options(methods: Sequence[str], shots: Sequence[int], seeds: Sequence[
         raise ConfigError(f"l2 = {l2:g}: give a number above 0, such as the paper's {L2:g}")
 
 
-def open_train_and_test(data: str, test: str | None) -> tuple[Source, Source, str]:
+def open_train_and_test(data: Data, test: Data | None) -> tuple[Source, Source, str]:
     """Return the images to learn from, the images to test on, and a description of the latter."""
     splits = list_splits(data)
-    part = next((ours for ours, names in SPLITS.items() if test in names), None)
+    part = next((ours for ours, names in SPLITS.items() if test in names), None) if isinstance(test, str) else None
     if part == "train":
         raise ConfigError("--test train would test on what was learned from: give val, test or another data set")
     if test is not None and part is None:
         train, (other, tested_on) = _open_training(data, splits), _open_other(test)
         if compute_fingerprint(train) == compute_fingerprint(other):
-            raise ConfigError(f"--test {test} is what was learned from: give other data, or leave --test out")
+            raise ConfigError(f"--test {name_data(test)} is what was learned from: give other data, or leave test out")
         return train, other, tested_on
     part = part or choose_test_split(data) or "val"
     if part in splits or part == "test":
-        return _open_training(data, splits), open_data(data, part), f"the {part} part of {data}"
-    tested_on = f"a fifth of every class of {data}, held out"
+        return _open_training(data, splits), open_data(data, part), f"the {part} part of {name_data(data)}"
+    tested_on = f"a fifth of every class of {name_data(data)}, held out"
     return open_data(data, "train", HELD_OUT), open_data(data, "val", HELD_OUT), tested_on
 
 
-def _open_training(data: str, splits: Sequence[str]) -> Source:
+def _open_training(data: Data, splits: Sequence[str]) -> Source:
     return open_data(data, "train") if splits else open_data(data)
 
 
-def _open_other(test: str) -> tuple[Source, str]:
+def _open_other(test: Data) -> tuple[Source, str]:
     part = choose_test_split(test) or ("train" if "train" in list_splits(test) else None)
-    return open_data(test, part), test if part is None else f"the {part} part of {test}"
+    name = name_data(test)
+    return open_data(test, part), name if part is None else f"the {part} part of {name}"
 
 
 def check_sources(data: str, train: Source, test: Source) -> None:
@@ -269,7 +321,9 @@ def check_sources(data: str, train: Source, test: Source) -> None:
     if train.num_classes < 2:
         raise DataError(f"{data} has {train.num_classes} class: give data with two or more")
     if not len(test):
-        raise DataError(f"{data} leaves no images to test on: a class needs two or more, or give --test DATA")
+        raise DataError(
+            f"{data} leaves no images to test on: a class needs two or more; or give test data (--test DATA)"
+        )
     if train.classes != test.classes or test.num_classes > train.num_classes:
         raise DataError(f"the test images have other classes than the data: {_describe_difference(train, test)}")
 

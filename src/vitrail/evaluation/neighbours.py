@@ -5,19 +5,22 @@ Shapes: N queries, M images in the bank, D features, K classes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from vitrail.data.open import list_splits, open_data
-from vitrail.data.sources.list_source import ListSource
-from vitrail.data.transforms.preprocess import prepare
-from vitrail.errors import ConfigError, DataError
+from vitrail.data.open import Data, list_splits, open_data
+from vitrail.errors import ConfigError, DataError, InputError
 from vitrail.evaluation.features import Cache, Features, extract_features
-from vitrail.inference.batches import InferenceOptions
-from vitrail.system.events import Progress
-from vitrail.weights.load import load
+from vitrail.inference.batches import InferenceOptions, open_model
+from vitrail.inference.engine import Model, check_finite
+from vitrail.inference.prepare import OneImage, describe_image, fit_image
+from vitrail.system.events import OnEvent, open_listener, send_messages, send_progress
+from vitrail.system.files import check_out_file, write_out_file
+from vitrail.system.results import Result, Rows
 
 NEIGHBOURS, TEMPERATURE = 20, 0.07
 """The values of DINO (arXiv 2104.14294)."""
@@ -98,41 +101,89 @@ class SimilarImage:
     """Cosine of the features, from −1 to 1."""
 
 
-def find_similar_images(
-    model: str,
-    data: str,
-    image: str,
+@dataclass(frozen=True, repr=False)
+class SimilarImages(Result):
+    """The images of a data set that are most similar to one image. It can be used as a sequence of them."""
+
+    image: str
+    """The image that was searched with."""
+    neighbours: tuple[SimilarImage, ...]
+    """The nearest first."""
+
+    def __len__(self) -> int:
+        return len(self.neighbours)
+
+    def __iter__(self) -> Iterator[SimilarImage]:
+        return iter(self.neighbours)
+
+    def __getitem__(self, index: int) -> SimilarImage:
+        return self.neighbours[index]
+
+    def summary(self) -> Rows:
+        """Return the most similar images with their similarities."""
+        names = [(each.name, f"{each.label}, similarity {each.similarity:.4f}") for each in self.neighbours]
+        return [("image", self.image), *names]
+
+
+def find_similar(
+    model: Model,
+    data: Data,
+    image: OneImage,
     number: int = 10,
-    options: InferenceOptions | None = None,
+    *,
+    batch_size: int = 64,
+    workers: int = 0,
+    device: str = "auto",
+    precision: str = "fp32",
     cache: Cache = "auto",
-    progress: Progress | None = None,
-) -> list[SimilarImage]:
-    """Return the images of a data set that are most similar to one image, the nearest first.
+    out: str | Path | None = None,
+    on_event: OnEvent | None = None,
+) -> SimilarImages:
+    """Find the images of a data set that are most similar to one image.
+
+    Events: `message` (text) while a faster precision is prepared, and the progress of the task "features".
 
     Args:
-        model: MODEL whose features are compared.
-        data: DATA to search; only its training part if it has parts.
-        image: path of the image.
-        number: images to return.
-        options: device, precision, batch size, worker processes.
+        model: a loaded model, anything that `vitrail.load` takes, or an exported file that gives representations.
+        data: anything that `open_data` takes; only its training part is searched if it has parts.
+        image: a path, the bytes of a file, a Pillow image, an array or a tensor.
+        number: images to return, at least 1.
+        batch_size: images at a time.
+        workers: processes that read images; 0 reads them in this process.
+        device: cpu, cuda, …; auto takes a GPU if the machine has one.
+        precision: fp32, or faster and less exact: bf16, fp16 and fp8 (GPU), int8 (CPU); auto takes the fastest here.
         cache: where features are cached.
-        progress: called after each batch with the number of images done and of all images.
+        out: a file for the result as JSON.
+        on_event: called with what happens; by default a terminal or notebook shows a bar.
+
+    Raises:
+        ConfigError: an argument is wrong, or the model gives no representations.
+        DataError: the image or the data cannot be read.
     """
-    options = options or InferenceOptions()
-    network = load(model, dtype=torch.float32)
-    try:
-        prepare(image, network.preprocessing)
-    except DataError as error:
-        raise DataError(f"{image}: {error}") from None
-    source = open_data(data, "train") if list_splits(data) else open_data(data)
-    query = extract_features(network, ListSource([(image, 0)]), options, cache=None)
-    bank = extract_features(network, source, options, cache, progress)
-    similarities, rows = find_nearest(query.values, bank.values, number)
-    return [
+    options = InferenceOptions(batch_size, workers, device, precision)
+    place = None if out is None else Path(out)
+    check_out_file(place)
+    with open_listener(on_event) as listener:
+        engine = open_model(model, options, on_message=send_messages(listener))
+        name = describe_image(image)
+        try:
+            pixels = fit_image(image, engine.preprocessing)
+        except (DataError, InputError) as error:
+            raise type(error)(f"{name}: {error}") from None
+        source = open_data(data, "train") if list_splits(data) else open_data(data)
+        bank = extract_features(engine, source, options, cache, send_progress(listener, "features"))
+    query = engine.embed(pixels[None])
+    check_finite(query, name)
+    similarities, rows = find_nearest(torch.from_numpy(query), bank.values, number)
+    neighbours = tuple(
         SimilarImage(
             source.display_name(int(bank.indices[row])),
             source.classes[bank.labels[row]] if source.classes else str(int(bank.labels[row])),
             similarity,
         )
         for similarity, row in zip(similarities[0].tolist(), rows[0].tolist(), strict=True)
-    ]
+    )
+    result = SimilarImages(name, neighbours)
+    if place is not None:
+        write_out_file(place, result.to_dict())
+    return result

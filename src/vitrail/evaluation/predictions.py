@@ -18,7 +18,7 @@ from vitrail.data.sources.source import Source, Subset
 from vitrail.errors import WeightsError
 from vitrail.evaluation.labels import LabelMap
 from vitrail.inference.batches import InferenceOptions, open_model, run_batches, single_rank
-from vitrail.model.base import ImageModel
+from vitrail.inference.engine import Engine, Model
 from vitrail.system.events import Progress
 from vitrail.system.ranks import Ranks
 
@@ -69,7 +69,7 @@ def select_known_images(source: Source, labels: LabelMap) -> Source:
 
 
 def predict_all(
-    model: ImageModel,
+    model: Model | Engine,
     source: Source,
     labels: LabelMap,
     options: InferenceOptions,
@@ -83,16 +83,19 @@ def predict_all(
     The arguments are those of `score_model`; `source` is what `select_known_images` returns.
     """
     ranks = ranks or single_rank(options)
-    accepted = _accepted_matrix(labels, model.num_classes)
-    allowed = accepted.any(dim=0) if among else torch.ones(model.num_classes, dtype=torch.bool)
+    engine = open_model(model, options, ranks)
+    accepted = _accepted_matrix(labels, engine.num_classes)
+    allowed = accepted.any(dim=0) if among else torch.ones(engine.num_classes, dtype=torch.bool)
     # An empty first row set: a rank may get no image at all.
-    no_logits, no_labels = torch.empty(0, model.num_classes, dtype=torch.float64), torch.empty(0, dtype=torch.int64)
+    no_logits, no_labels = torch.empty(0, engine.num_classes, dtype=torch.float64), torch.empty(0, dtype=torch.int64)
     rows, indices = [_score_batch(no_logits, no_labels, accepted)], [np.empty(0, np.int64)]
-    for batch, output in run_batches(open_model(model, options, ranks), source, options, ranks, progress):
+    for batch, output in run_batches(engine, source, options, ranks, progress):
         assert output.logits is not None
         logits = output.logits.cpu()[batch.mask].double()
         if not torch.isfinite(logits).all():
-            raise WeightsError("the model's outputs are not finite: its weights are damaged, or --precision is too low")
+            raise WeightsError(
+                "the model's outputs are not finite: its weights are damaged, or the precision is too low"
+            )
         rows.append(_score_batch(logits.masked_fill(~allowed, -torch.inf), batch.labels[batch.mask], accepted))
         indices.append(batch.indices[batch.mask].numpy())
     table = PredictionTable(np.concatenate(indices), *(np.concatenate(column) for column in zip(*rows, strict=True)))

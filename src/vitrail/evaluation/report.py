@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +13,17 @@ import numpy as np
 from vitrail.data.sources.source import Source
 from vitrail.evaluation.labels import LabelMap
 from vitrail.evaluation.predictions import PredictionTable
+from vitrail.inference.class_names import annotate_wnid
 from vitrail.system.intervals import Estimate, estimate_mean, estimate_share, estimate_sum_of_gaps
+from vitrail.system.results import Result, Rows
 
 TOP = 5
 BINS = 15
 """Bins of the calibration error: the usual number in the literature."""
 MISTAKES = 100
 """Mistakes in a report: the most confident ones."""
+MOST_SHOWN = 10
+"""Largest number of classes and of confusions in a table; `EvaluationReport.classes` and `confusions` have all."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +69,8 @@ class RealAccuracy:
     """Images without any ReaL label, which are not counted."""
 
 
-@dataclass(frozen=True)
-class EvaluationReport:
+@dataclass(frozen=True, repr=False)
+class EvaluationReport(Result):
     """Everything measured of one model on one data set."""
 
     model: str
@@ -85,7 +91,7 @@ class EvaluationReport:
     calibration: Estimate
     """The expected calibration error."""
     classes: tuple[ClassScore, ...]
-    confusion: np.ndarray
+    confusion: np.ndarray = field(compare=False)
     """(classes, classes + 1) counts: a row for each label, a column for each guess. The last column counts guesses of
     classes that the data does not have."""
     confusions: tuple[tuple[str, str, int], ...]
@@ -94,15 +100,72 @@ class EvaluationReport:
     mistakes: tuple[Mistake, ...]
     real: RealAccuracy | None = None
     about: dict[str, Any] = field(default_factory=dict)
-    """Device, precision, time."""
+    """Device, precision, the library that computed, time."""
+    was_trained_on: bool = False
+    """Whether the model is known to have learned from these images."""
+    files: tuple[Path, ...] = ()
+    """report.json and the figures, if they were written."""
+
+    @property
+    def accuracy(self) -> Estimate:
+        """The top-1 accuracy."""
+        return self.top1
 
     @property
     def foreign_guesses(self) -> int:
         """The number of guesses of classes that the data does not have."""
         return int(self.confusion[:, -1].sum())
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report for JSON. The confusion matrix is a list of its non-zero entries [label, guess, count]."""
+    def measures(self) -> list[tuple[str, Estimate, bool]]:
+        """Return the name and the value of each measure, and whether it is a share, which is shown in percent."""
+        measures = [("top-1 accuracy", self.top1, True)]
+        if self.top5 is not None:
+            measures.append(("top-5 accuracy", self.top5, True))
+        if self.real is not None:
+            measures.append((f"ReaL accuracy, {self.real.images:,} images", self.real.accuracy, True))
+        return [
+            *measures,
+            ("negative log-likelihood", self.likelihood, False),
+            ("calibration error", self.calibration, False),
+        ]
+
+    def summary(self) -> Rows:
+        """Return what was evaluated, the measures with their intervals, and what a reader must know."""
+        rows = [("model", self.model), ("data", f"{self.data}, {self.part}" if self.part else self.data)]
+        rows.append(("images", f"{self.images:,}"))
+        for name, measured, is_share in self.measures():
+            value, low, high = format_estimate(measured, is_share)
+            rows.append((name, f"{value} (95% interval {low} to {high})"))
+        rows.append(("classes", self.labels))
+        if self.left_out or self.broken:
+            rows.append(("left out", f"{self.left_out:,} of unknown classes, {self.broken:,} that cannot be read"))
+        if self.was_trained_on:
+            rows.append(("warning", "the model has learned from these very images"))
+        return [*rows, *(("written", str(path)) for path in self.files[:1])]
+
+    def tables(self) -> Mapping[str, Sequence[Sequence[str]]]:
+        """Return the accuracy of the classes and the most frequent confusions, `MOST_SHOWN` of each."""
+        scored = [score for score in self.classes if score.images]
+        worst = sorted(scored, key=lambda score: (score.accuracy.value, -score.images))[:MOST_SHOWN]
+        classes = [
+            (annotate_wnid(score.name), f"{score.images:,}", *format_estimate(score.accuracy, True)) for score in worst
+        ]
+        title = "Classes, the worst first" if len(scored) > MOST_SHOWN else "Classes"
+        tables: dict[str, Sequence[Sequence[str]]] = {
+            title: [("class", "images", "accuracy", "95% from", "to"), *classes]
+        }
+        if self.confusions:
+            pairs = self.confusions[:MOST_SHOWN]
+            confusions = [(annotate_wnid(label), annotate_wnid(guess), f"{count:,}") for label, guess, count in pairs]
+            tables["What is taken for what"] = [("label", "guess", "images"), *confusions]
+        return tables
+
+    def figures(self) -> Sequence[Path]:
+        """Return the figures, if they were written."""
+        return [path for path in self.files if path.suffix == ".png"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what report.json holds. The confusion matrix is a list of its entries [label, guess, count]."""
         rows, columns = np.nonzero(self.confusion)
         entries = zip(rows.tolist(), columns.tolist(), self.confusion[rows, columns].tolist(), strict=True)
         plain = ("model", "data", "part", "images", "left_out", "broken", "labels")
@@ -120,6 +183,12 @@ class EvaluationReport:
             "most_confident_mistakes": [asdict(each) for each in self.mistakes],
             "about": self.about,
         }
+
+
+def format_estimate(measured: Estimate, is_share: bool) -> list[str]:
+    """Return value, low and high as text: shares in percent, others with four digits, and "–" if unknown."""
+    form = ".2%" if is_share else ".4f"
+    return [f"{value:{form}}" if math.isfinite(value) else "–" for value in measured]
 
 
 def make_report(

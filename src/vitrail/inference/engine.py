@@ -50,6 +50,7 @@ class Engine(ABC):
         num_classes: K; 0 if it does not classify.
         precision: the precision that it computes in: fp32, bf16, fp16, fp8, int8, or "exported".
         device: where it takes images.
+        runtime: the library that computes: PyTorch, onnxruntime or OpenVINO.
     """
 
     preprocessing: Preprocessing
@@ -57,6 +58,7 @@ class Engine(ABC):
     num_classes: int
     precision: str
     device: torch.device
+    runtime: str
 
     @property
     @abstractmethod
@@ -157,11 +159,11 @@ def open_engine(
     if not isinstance(model, ImageModel | str | Path):
         raise ConfigError(f"a {type(model).__name__} is no model: give one of vitrail's, or what vitrail.load takes")
     if not isinstance(model, ImageModel) and Path(model).suffix.lower() in EXPORTED:
-        from vitrail.inference.exported import open_exported
+        from vitrail.inference.exported import ExportedEngine
 
         if precision != "fp32":
             raise ConfigError(f"precision {precision} is for models: {model} has the precision it was exported in")
-        return open_exported(Path(model), threads)
+        return ExportedEngine(Path(model), threads)
     from vitrail.inference.torch_engine import TorchEngine
     from vitrail.weights.load import load
 
@@ -185,6 +187,11 @@ def get_model(engine: Engine) -> ImageModel:
     if not isinstance(model, ImageModel):
         raise NotApplicableError("an exported file has no layers to look at: take the model that it was made from")
     return model
+
+
+def name_model(model: Model | Engine) -> str:
+    """Return what a model is called in reports: its name or path, or its class if it is loaded."""
+    return str(model) if isinstance(model, str | Path) else type(model).__name__
 
 
 def check_finite(rows: FloatArray, name: str) -> None:

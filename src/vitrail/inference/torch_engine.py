@@ -30,6 +30,8 @@ class TorchEngine(Engine):
         fast: the faster version that computes; None for fp32, and for models that have no such version.
     """
 
+    runtime = "PyTorch"
+
     def __init__(
         self,
         model: ImageModel,
@@ -45,6 +47,10 @@ class TorchEngine(Engine):
         if precision not in INFERENCE_PRECISIONS:
             hint = did_you_mean(precision, INFERENCE_PRECISIONS) or ":"
             raise ConfigError(f"precision {precision!r}{hint} give one of {', '.join(INFERENCE_PRECISIONS)}")
+        if precision == "fp8" and device.type == "cpu":
+            raise ConfigError("precision fp8 is for GPUs: on a CPU give int8, bf16, fp32 or auto")
+        if precision == "int8" and device.type != "cpu":
+            raise ConfigError("precision int8 is for CPUs: on a GPU give bf16, fp16, fp8, fp32 or auto")
         cast_half_to_float32(model)
         self.model = model.to(device).eval()
         self.device, self.threads = device, threads

@@ -55,3 +55,8 @@ def open_listener(on_event: OnEvent | None) -> Iterator[OnEvent]:
 def send_progress(on_event: OnEvent, task: str) -> Progress:
     """Return a function of (done, total) that sends them as `progress` events of a task, such as "features"."""
     return lambda done, total: on_event("progress", {"task": task, "done": done, "total": total})
+
+
+def send_messages(on_event: OnEvent) -> Callable[[str], None]:
+    """Return a function of a text that sends it as a `message` event."""
+    return lambda text: on_event("message", {"text": text})

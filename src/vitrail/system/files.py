@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from pathlib import Path
+from typing import Any
+
+from vitrail.errors import ConfigError
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -29,6 +33,20 @@ def flush_to_disk(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def check_out_file(out: Path | None) -> None:
+    """Raise a ConfigError if a file to write is a folder, or would lie in a folder that does not exist."""
+    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
+        raise ConfigError(f"--out {out}: give the name of a file in a folder that is there")
+
+
+def write_out_file(out: Path, content: dict[str, Any]) -> None:
+    """Write a result as JSON to a file that `check_out_file` has allowed."""
+    try:
+        write_whole(out, (json.dumps(content, indent=2) + "\n").encode())
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be written: {error.strerror or error}") from None
 
 
 def sha256(path: Path) -> str:
