@@ -145,7 +145,7 @@ def test_json_to_stdout_and_to_a_file(hostile, report, tmp_path, here):
     assert code == 1
     found = json.loads(out)
     assert found == json.loads((tmp_path / "report.json").read_text())
-    assert found == json.loads(json.dumps(report.as_dict()))
+    assert found == json.loads(json.dumps(report.to_dict()))
     assert set(found) == {"counts", "findings", "classes", "sizes", "notes"}
     assert len(found["findings"]) == sum(found["counts"].values())
     assert set(found["findings"][0]) == {"kind", "split", "name", "sentence"}
@@ -283,7 +283,7 @@ def test_balance_and_sizes(tmp_path):
         "width": {"min": 40, "median": 40.0, "max": 300},
         "height": {"min": 48, "median": 48.0, "max": 60},
     }
-    assert "train: no images of bird" in found.summary()
+    assert "train: no images of bird" in found.lines()
 
 
 def test_tiny_and_grey_data_sets_are_told_once():
@@ -372,7 +372,7 @@ def test_progress_goes_from_the_first_to_the_last(tmp_path):
     make_folder(tmp_path / "train", {"a": 50, "b": 50})
     make_folder(tmp_path / "val", {"a": 5, "b": 5}, first=200)
     seen = []
-    check_data(tmp_path, workers=2, progress=lambda done, total: seen.append((done, total)))
+    check_data(tmp_path, workers=2, on_event=lambda kind, values: seen.append((values["done"], values["total"])))
     assert seen == sorted(seen)
     assert seen[-1] == (110, 110)
     assert len(seen) > 2

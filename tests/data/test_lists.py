@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
 
 import numpy as np
@@ -14,6 +15,7 @@ from PIL import Image
 from vitrail.data.check.check import check_data
 from vitrail.data.loader import TrainingLoader
 from vitrail.data.open import choose_test_split, list_splits, name_data, open_data
+from vitrail.data.packing.pack import pack_data
 from vitrail.data.sources.source import compute_fingerprint, hold_out
 from vitrail.data.transforms.decode import decode_image
 from vitrail.errors import ConfigError, DataError
@@ -182,3 +184,92 @@ def test_a_model_is_trained_on_a_list(tmp_path, workers):
               for image, label in samples]  # fmt: skip
     with pytest.raises(ConfigError, match="other images"):
         run_training(config, source=open_data(others), on_event=ignore_event)
+
+
+# Checking and packing from Python.
+
+
+def test_a_check_returns_a_report_and_writes_it(tmp_path):
+    folder = tmp_path / "<b>photos"
+    for split in ("train", "val"):
+        (folder / split / "cat").mkdir(parents=True)
+        (folder / split / "cat" / "0.png").write_bytes(picture(0, size=(40, 40)))
+    (folder / "train" / "cat" / "1.png").write_bytes(b"no image")
+    events = []
+    report = check_data(
+        folder,
+        workers=1,
+        out=tmp_path / "report.json",
+        on_event=lambda kind, values: events.append((kind, values["task"], values["done"], values["total"])),
+    )
+    assert report.failed
+    assert events == [("progress", "checking", 2, 3), ("progress", "checking", 3, 3)]
+    assert json.loads((tmp_path / "report.json").read_text()) == json.loads(json.dumps(report.to_dict()))
+    assert list(report.examples()) == ["unreadable", "leak"]
+    text = repr(report)
+    assert "2 images, 1 readable" in text
+    assert "1 unreadable, 1 leak" in text
+    html = report._repr_html_()
+    assert "&lt;b&gt;photos" in html
+    assert "<b>" not in html
+    with pytest.raises(ConfigError, match="--out"):
+        check_data(folder, out=tmp_path / "nowhere" / "report.json")
+    with pytest.raises(DataError, match="'absent'"):
+        check_data("absent")
+
+
+def test_packing_returns_what_it_wrote(tmp_path):
+    samples = [*make_mixed(tmp_path), (b"no image", "ants")]
+    events = []
+    result = pack_data(
+        samples,
+        tmp_path / "packed",
+        shard_mb=0.01,
+        skip_broken=True,
+        workers=1,
+        on_event=lambda kind, values: events.append((kind, values)),
+    )
+    assert (result.folder, result.samples, len(result.left_out)) == (tmp_path / "packed", 30, 1)
+    assert (result.left_out[0].name, result.left_out[0].split) == ("sample 30", "all")
+    assert all(shard.path.stat().st_size == shard.bytes for shard in result.shards)
+    assert len(result.shards) > 2
+    assert result.manifest == json.loads((tmp_path / "packed" / "dataset.json").read_text())
+    assert result.manifest["source"] == "a list of 31 images"
+    assert any("splits" in note for note in result.notes)
+    assert events[-1] == ("progress", {"task": "packing", "done": 31, "total": 31})
+    assert open_data(tmp_path / "packed").classes == ("ants", "bees", "dogs")
+    assert "30" in repr(result)
+    assert "sample 30" in result._repr_html_()
+    assert result.to_dict()["left_out"][0]["reason"]
+    json.dumps(result.to_dict())
+    with pytest.raises(DataError, match="skip_broken"):
+        pack_data(samples, tmp_path / "other", workers=1)
+
+
+def test_packing_goes_on_where_it_was_interrupted(tmp_path):
+    samples = [(decode_image(picture(number)), number % 3) for number in range(60)]
+    whole = pack_data(samples, tmp_path / "whole", shard_mb=0.01, workers=1, on_event=ignore_event)
+    done = []
+
+    def interrupt(kind, values):
+        done.append(values["done"])
+        if len(done) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pack_data(samples, tmp_path / "stopped", shard_mb=0.01, workers=1, on_event=interrupt)
+    assert not (tmp_path / "stopped" / "dataset.json").exists()
+    flipped = [(image.flip(2), label) for image, label in samples]
+    with pytest.raises(ConfigError):
+        pack_data(flipped, tmp_path / "stopped", shard_mb=0.01, workers=1)
+    seen = []
+    result = pack_data(
+        samples,
+        tmp_path / "stopped",
+        shard_mb=0.01,
+        workers=1,
+        on_event=lambda kind, values: seen.append(values["done"]),
+    )
+    assert 0 < len(seen) < 4, "what was packed is not packed again"
+    assert result.manifest == whole.manifest
+    assert [shard.path.read_bytes() for shard in result.shards] == [shard.path.read_bytes() for shard in whole.shards]

@@ -80,7 +80,7 @@ def photos(tmp_path_factory):
 def packed(photos, tmp_path_factory):
     out = tmp_path_factory.mktemp("packed")
     return {
-        form: (out / form, pack_data(photos, out / form, format=form, shard_mb=12 * KB, workers=2))
+        form: (out / form, pack_data(photos, out / form, format=form, shard_mb=12 * KB, workers=2).manifest)
         for form in ("tar", "parquet")
     }
 
@@ -198,11 +198,11 @@ def test_sha256sum_agrees(packed):
 
 def test_shards_are_about_as_large_as_asked(tmp_path):
     images = [(encoded(picture(n, 64, 64), "PNG"), 0) for n in range(60)]
-    manifest = pack_data(images, tmp_path / "out", shard_mb=50 * KB, workers=1)
+    manifest = pack_data(images, tmp_path / "out", shard_mb=50 * KB, workers=1).manifest
     sizes = [shard["bytes"] for shard in manifest["splits"]["all"]["shards"]]
     assert len(sizes) > 3
     assert all(35_000 < size < 62_000 for size in sizes[:-1])
-    one_each = pack_data(images, tmp_path / "one each", shard_mb=0.01 * KB, workers=1)
+    one_each = pack_data(images, tmp_path / "one each", shard_mb=0.01 * KB, workers=1).manifest
     assert [shard["samples"] for shard in one_each["splits"]["all"]["shards"]] == [1] * 60
 
 
@@ -387,14 +387,14 @@ def test_what_was_spoilt_meanwhile_is_written_again(damage, photos, packed, tmp_
         shard.unlink()
     else:
         journal.write_bytes(journal.read_bytes()[:700])
-    assert pack_data(photos, out, shard_mb=12 * KB, workers=1) == packed["tar"][1]
+    assert pack_data(photos, out, shard_mb=12 * KB, workers=1).manifest == packed["tar"][1]
     assert tree(out) == tree(packed["tar"][0])
 
 
 def test_a_finished_pack_is_looked_at_and_left_alone(photos, packed, tmp_path):
     out = shutil.copytree(packed["tar"][0], tmp_path / "out")
     before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
-    assert pack_data(photos, out, shard_mb=12 * KB) == packed["tar"][1]
+    assert pack_data(photos, out, shard_mb=12 * KB).manifest == packed["tar"][1]
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
     spoilt = out / "train-000001.tar"
     spoilt.write_bytes(spoilt.read_bytes()[:-1] + b"x")
@@ -466,7 +466,7 @@ def test_folders_that_are_not_for_packing_are_refused(photos, tmp_path):
 
 def test_an_empty_folder_will_do(photos, tmp_path):
     (tmp_path / "out").mkdir()
-    assert pack_data(photos, tmp_path / "out", split="val", workers=1)["splits"]["val"]["samples"] == 6
+    assert pack_data(photos, tmp_path / "out", split="val", workers=1).samples == 6
 
 
 @pytest.mark.parametrize(
@@ -489,11 +489,11 @@ def test_two_at_once_are_refused(photos, tmp_path):
     out = tmp_path / "out"
     seen = []
 
-    def meanwhile(done: int, total: int) -> None:
+    def meanwhile(kind: str, values: dict) -> None:
         if not seen:
             seen.append(run(photos, out))
 
-    pack_data(photos, out, workers=1, progress=meanwhile)
+    pack_data(photos, out, workers=1, on_event=meanwhile)
     assert seen[0].returncode == 2
     assert "another process is packing into" in seen[0].stderr
 
@@ -545,7 +545,7 @@ def test_broken_samples_stop_it_and_are_all_listed(tmp_path):
     assert sorted(lines) == [f"  {name}: empty" for name in ("train/ant/a.jpg", "train/bee/z.jpg", "val/ant/m.jpg")]
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".unfinished"]
     # The same folder goes on when they may be left out, and is what it would have been.
-    manifest = pack_data(photos, tmp_path / "out", shard_mb=8 * KB, skip_broken=True, workers=1)
+    manifest = pack_data(photos, tmp_path / "out", shard_mb=8 * KB, skip_broken=True, workers=1).manifest
     assert tree(tmp_path / "out") == tree_of_new(photos, tmp_path / "new", shard_mb=8 * KB, skip_broken=True)
     assert [broken["name"] for broken in manifest["splits"]["val"]["broken"]] == ["val/ant/m.jpg"]
     assert manifest["splits"]["train"]["samples"] == 24
@@ -686,6 +686,11 @@ def test_wrong_commands(arguments, code, words, photos, tmp_path, here):
 
 def test_progress_counts_everything(photos, tmp_path):
     seen = []
-    pack_data(photos, tmp_path / "out", workers=2, progress=lambda done, total: seen.append((done, total)))
+    pack_data(
+        photos,
+        tmp_path / "out",
+        workers=2,
+        on_event=lambda kind, values: seen.append((values["done"], values["total"])),
+    )
     assert seen == sorted(seen)
     assert seen[-1] == (30, 30)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import sys
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrail.cli.printing import check_out_file, print_table, progress_bar
+from vitrail.cli.printing import print_table
 
 if TYPE_CHECKING:
     from vitrail.data.check.report import DataReport
-
-EXAMPLES = 3
-"""Examples of each kind of finding that a terminal shows."""
 
 app = typer.Typer(
     help="Check a data set, or pack it into shards.",
@@ -43,17 +41,13 @@ def check(
     import json
 
     from vitrail.data.check.check import check_data
+    from vitrail.system.event_display import EventDisplay
 
-    check_out_file(out)
-    with progress_bar("checking") as progress:
-        report = check_data(data, workers, progress)
-    if as_json or out:
-        text = json.dumps(report.as_dict(), indent=2)
-        if out:
-            out.write_text(text + "\n", encoding="utf-8")
-        if as_json:
-            print(text)
-    if not as_json:
+    with EventDisplay() as display:
+        report = check_data(data, workers=workers, out=out, on_event=display)
+    if as_json:
+        print(json.dumps(report.to_dict(), indent=2))
+    else:
         _print_report(report)
     raise typer.Exit(1 if report.failed else 0)
 
@@ -75,11 +69,11 @@ def pack(
 
     Beside the shards lie the names of the classes, checksums and dataset.json, which tells how they were made.
     """
-    from vitrail.data.open import WHOLE
     from vitrail.data.packing.pack import pack_data
+    from vitrail.system.event_display import EventDisplay
 
-    with progress_bar("packing") as progress:
-        manifest = pack_data(
+    with EventDisplay() as display:
+        result = pack_data(
             data,
             out,
             split=split,
@@ -90,46 +84,36 @@ def pack(
             seed=seed,
             skip_broken=skip_broken,
             workers=workers,
-            progress=progress,
+            on_event=display,
         )
-    shards = [shard for part in manifest["splits"].values() for shard in part["shards"]]
-    rows = [[str(out / shard["name"]), f"{shard['samples']:,}", f"{shard['bytes']:,}"] for shard in shards]
+    rows = [[str(shard.path), f"{shard.samples:,}", f"{shard.bytes:,}"] for shard in result.shards]
     print_table(f"Written to {out}", ["file", "samples", "bytes"], rows)
-    if WHOLE in manifest["splits"]:
+    for note in result.notes:
+        print(f"note: {note}", file=sys.stderr)
+    for name, group in groupby(result.left_out, key=lambda sample: sample.split):
+        samples = list(group)
+        for sample in samples:
+            print(f"left out: {sample.name}: {sample.reason}", file=sys.stderr)
         print(
-            "note: this data has no splits. What is held out of the shards is not what is held out of the original: "
-            "use one of the two, or give the data folders train and val first",
-            file=sys.stderr,
+            f"{name}: {len(samples)} of {result.manifest['samples'][name]['number']} samples left out", file=sys.stderr
         )
-    for name, part in manifest["splits"].items():
-        for broken in part["broken"]:
-            print(f"left out: {broken['name']}: {broken['reason']}", file=sys.stderr)
-        if part["broken"]:
-            print(
-                f"{name}: {len(part['broken'])} of {manifest['samples'][name]['number']} samples left out",
-                file=sys.stderr,
-            )
 
 
 def _print_report(report: DataReport) -> None:
     """Print tables at a terminal; else lines, with the summary on stderr."""
-    from itertools import islice
-
     from rich.console import Console
-
-    from vitrail.data.check.report import FINDING_KINDS
 
     if not Console().is_terminal:
         for finding in report.findings():
             print(f"{finding.kind}\t{finding.name}\t{finding.sentence}")
-        for line in report.summary():
+        for line in report.lines():
             print(line, file=sys.stderr)
         return
     rows = []
-    for kind in (kind for kind in FINDING_KINDS if report.counts[kind]):
-        examples = [f"{finding.name}: {finding.sentence}" for finding in islice(report.findings(kind), EXAMPLES)]
-        rows.append([kind, "\n".join(examples), f"{report.counts[kind]:,}"])
+    for kind, examples in report.examples().items():
+        sentences = [f"{finding.name}: {finding.sentence}" for finding in examples]
+        rows.append([kind, "\n".join(sentences), f"{report.counts[kind]:,}"])
     if rows:
         print_table("Findings", ["kind", "for example", "number"], rows, left=2)
-    for line in report.summary():
+    for line in report.lines():
         print(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,52 +15,75 @@ from torch import Tensor
 
 from vitrail.data.check.report import FACTS, NO_FILE, DataReport, SplitFacts
 from vitrail.data.open import Data, open_splits
-from vitrail.data.parallel import Progress, map_samples, resolve_worker_count
+from vitrail.data.parallel import map_samples, resolve_worker_count
 from vitrail.data.sources.folder import IMAGE_SUFFIXES, FileSource
 from vitrail.data.sources.source import Source, make_printable
 from vitrail.data.transforms.decode import EXTENSIONS, FORMATS, decode_to_pillow, read_format
 from vitrail.errors import DataError
+from vitrail.system.events import OnEvent, open_listener, send_progress
+from vitrail.system.files import check_out_file, write_whole
 
 JOB_SIZE = 32
 """Samples in a job of a process, at least."""
 _GREY_MODES = ("1", "L", "LA", "La", "I", "F")
 
 
-def check_data(data: Data, workers: int | None = None, progress: Progress | None = None) -> DataReport:
+def check_data(
+    data: Data,
+    *,
+    workers: int | None = None,
+    out: str | Path | None = None,
+    on_event: OnEvent | None = None,
+) -> DataReport:
     """Decode every image of every split and report what is wrong.
+
+    Events: progress of the task "checking".
 
     Args:
         data: anything that `open_data` accepts.
         workers: processes; one per core if None.
-        progress: called with (finished samples, all samples).
+        out: a JSON file for the report.
+        on_event: called with what happens; by default a terminal or notebook shows a bar.
 
     Returns:
         A report of all findings; `report.failed` tells whether training should not start.
 
     Raises:
-        ConfigError: `workers` is less than 1.
+        ConfigError: `workers` is less than 1, or `out` cannot be written.
         DataError: the data set cannot be opened.
     """
-    workers = resolve_worker_count(workers)
+    workers, out = resolve_worker_count(workers), None if out is None else Path(out)
+    check_out_file(out)
     sources = open_splits(data)
     total, done, parts = sum(map(len, sources.values())), 0, []
-    for split, source in sources.items():
-        part = SplitFacts(split, source, np.zeros(len(source), FACTS), ignored=list(_find_ignored(data, source)))
-        parts.append(part)
-        step = max(source.block, JOB_SIZE)
-        jobs = (range(start, min(start + step, len(source))) for start in range(0, len(source), step))
-        processes = min(workers, max(-(-len(source) // step), 1))
-        with closing(map_samples(_collect_facts, source, jobs, processes)) as results:
-            for job, facts in results:
-                for index, fact in zip(job, facts, strict=True):
-                    if isinstance(fact, str):
-                        part.reasons[index] = fact
-                    else:
-                        part.facts[index] = fact
-                done += len(job)
-                if progress:
-                    progress(done, total)
-    return DataReport(parts)
+    with open_listener(on_event) as listener:
+        progress = send_progress(listener, "checking")
+        for split, source in sources.items():
+            part = SplitFacts(split, source, np.zeros(len(source), FACTS), ignored=list(_find_ignored(data, source)))
+            parts.append(part)
+            for number in _fill_facts(part, workers):
+                done += number
+                progress(done, total)
+    report = DataReport(parts)
+    if out is not None:
+        write_whole(out, f"{json.dumps(report.to_dict(), indent=2)}\n".encode())
+    return report
+
+
+def _fill_facts(part: SplitFacts, workers: int) -> Iterator[int]:
+    """Check the samples of a split in many processes; yield how many are new after each job."""
+    source = part.source
+    step = max(source.block, JOB_SIZE)
+    jobs = (range(start, min(start + step, len(source))) for start in range(0, len(source), step))
+    processes = min(workers, max(-(-len(source) // step), 1))
+    with closing(map_samples(_collect_facts, source, jobs, processes)) as results:
+        for job, facts in results:
+            for index, fact in zip(job, facts, strict=True):
+                if isinstance(fact, str):
+                    part.reasons[index] = fact
+                else:
+                    part.facts[index] = fact
+            yield len(job)
 
 
 def _collect_facts(source: Source, index: int) -> tuple[Any, ...]:

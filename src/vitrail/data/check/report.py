@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from vitrail.data.order import Indices
 from vitrail.data.sources.source import Source
 from vitrail.data.transforms.decode import FORMATS, MOST_PIXELS_SERVING
+from vitrail.system.results import Result, Rows
 
 FINDING_KINDS = {
     "unreadable": "no image, or none that can be used",
@@ -117,8 +119,8 @@ class SplitFacts:
         }
 
 
-@dataclass
-class DataReport:
+@dataclass(frozen=True, repr=False)
+class DataReport(Result):
     """All findings of a check, with counts, classes and sizes."""
 
     parts: list[SplitFacts]
@@ -179,7 +181,7 @@ class DataReport:
                 indices, sentence = self._select_samples(part).get(kind, ([], str))
                 yield from (DataFinding(kind, part.split, part.name(i), sentence(part.facts[i])) for i in indices)
 
-    def summary(self) -> Iterator[str]:
+    def lines(self) -> Iterator[str]:
         """Yield a few lines for a person to read."""
         for split, facts in self.classes.items():
             yield f"{split}: {facts['images']:,} images, {facts['readable']:,} readable, {facts['classes']:,} classes"
@@ -194,7 +196,22 @@ class DataReport:
         found = ", ".join(f"{count:,} {kind}" for kind, count in self.counts.items() if count)
         yield f"found: {found or 'nothing'}"
 
-    def as_dict(self) -> dict[str, Any]:
+    def summary(self) -> Rows:
+        facts = [line.partition(": ") for line in self.lines() if line not in self.notes]
+        return [*((name, text) for name, _, text in facts), *(("note", note) for note in self.notes)]
+
+    def tables(self) -> Mapping[str, Sequence[Sequence[str]]]:
+        rows = []
+        for kind, examples in self.examples().items():
+            sentences = "; ".join(f"{finding.name}: {finding.sentence}" for finding in examples)
+            rows.append((kind, FINDING_KINDS[kind], f"{self.counts[kind]:,}", sentences))
+        return {"Findings": [("kind", "what it means", "number", "for example"), *rows]} if rows else {}
+
+    def examples(self, most: int = 3) -> dict[str, list[DataFinding]]:
+        """Return the first findings of each kind that was found, the most serious kinds first."""
+        return {kind: list(islice(self.findings(kind), most)) for kind in FINDING_KINDS if self.counts[kind]}
+
+    def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON values."""
         return {
             "counts": self.counts,

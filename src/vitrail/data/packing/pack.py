@@ -19,16 +19,19 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail import __version__
-from vitrail.data.open import Data, open_splits
+from vitrail.data.open import Data, name_data, open_splits
 from vitrail.data.order import Order
 from vitrail.data.packing.pack_journal import BrokenRecord, PackJournal, Plan, read_finished_pack
+from vitrail.data.packing.pack_result import PackResult
 from vitrail.data.packing.writers import WRITERS, PackedSample, ShardWriter
-from vitrail.data.parallel import Progress, map_samples, resolve_worker_count
+from vitrail.data.parallel import map_samples, resolve_worker_count
 from vitrail.data.sources.folder import FileSource
+from vitrail.data.sources.list_source import ListSource
 from vitrail.data.sources.shards import MANIFEST
-from vitrail.data.sources.source import Source, make_printable
+from vitrail.data.sources.source import Source, Subset, make_printable
 from vitrail.data.transforms.decode import EXTENSIONS, decode_to_pillow, read_format
 from vitrail.errors import ConfigError, DataError, did_you_mean
+from vitrail.system.events import OnEvent, open_listener, send_progress
 
 JOB_SIZE = 16
 """Samples in a job of a process."""
@@ -52,9 +55,11 @@ def pack_data(
     seed: int = 0,
     skip_broken: bool = False,
     workers: int | None = None,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
+    on_event: OnEvent | None = None,
+) -> PackResult:
     """Write a data set as shards. If it was stopped before, it continues; if it was finished, it only checks.
+
+    Events: progress of the task "packing".
 
     Args:
         data: anything that `open_data` accepts.
@@ -68,10 +73,10 @@ def pack_data(
         seed: decides the order.
         skip_broken: leave out samples that cannot be read, and list them in dataset.json, instead of failing.
         workers: processes; one per core if None.
-        progress: called with (finished samples, all samples).
+        on_event: called with what happens; by default a terminal or notebook shows a bar.
 
     Returns:
-        The contents of dataset.json.
+        The shards, what was left out, and the contents of dataset.json.
 
     Raises:
         ConfigError: an option is wrong, or `out` holds something else.
@@ -88,16 +93,16 @@ def pack_data(
         if (out / MANIFEST).exists():
             manifest = read_finished_pack(out, plan)
             _raise_if_broken({split: part["broken"] for split, part in manifest["splits"].items()}, skip_broken)
-            return manifest
-        with PackJournal(out, plan) as journal:
+            return PackResult.of(out, manifest)
+        with open_listener(on_event) as listener, PackJournal(out, plan) as journal:
+            progress = send_progress(listener, "packing")
             finished, total = 0, sum(map(len, sources.values()))
             for name, source in sources.items():
                 for done in _pack_split(journal, name, source, folder, skip_broken, workers):
-                    if progress:
-                        progress(finished + done, total)
+                    progress(finished + done, total)
                 finished += len(source)
             _raise_if_broken(journal.broken, skip_broken)
-            return journal.finish()
+            return PackResult.of(out, journal.finish())
     except OSError as error:
         raise DataError(f"{out} cannot be written: {error.strerror or error}; the same command will go on") from error
 
@@ -241,9 +246,17 @@ def _identify_samples(source: Source, folder: Path | None) -> dict[str, Any]:
     digest = hashlib.sha256()
     for start in range(0, len(source), HASH_CHUNK):
         stop = min(start + HASH_CHUNK, len(source))
-        names = (_shorten(source.display_name(index), folder) for index in range(start, stop))
+        names = (_identify_sample(source, index, folder) for index in range(start, stop))
         digest.update(source.labels(start, stop).astype("<i8").tobytes() + "\n".join(names).encode())
     return {"number": len(source), "sha256": digest.hexdigest()}
+
+
+def _identify_sample(source: Source, index: int, folder: Path | None) -> str:
+    """Return the name of a sample; of an image in memory, which has none, a hash."""
+    whole = source
+    while isinstance(whole, Subset):
+        whole = whole.whole
+    return source.identity(index) if isinstance(whole, ListSource) else _shorten(source.display_name(index), folder)
 
 
 def _hash_sizes(source: Source) -> str:
@@ -283,7 +296,7 @@ def _choose_title(data: Data) -> str:
     """Return a name of the data set that is the same on every machine."""
     if isinstance(data, str | Path):
         return make_printable(Path(data).expanduser().resolve().name) if _find_folder(data) else str(data)
-    return type(data).__name__
+    return type(data).__name__ if isinstance(data, Source) else name_data(data)
 
 
 def _raise_if_broken(broken: dict[str, list[BrokenRecord]], skip_broken: bool) -> None:
