@@ -284,8 +284,9 @@ def test_a_finished_run_started_again_is_finished_at_once(tmp_path):
 
 def test_what_is_in_the_run_folder(tmp_path):
     result = run_training(runs.config(tmp_path, run={"trackers": ("tensorboard",)}))
-    names = {path.name for path in tmp_path.iterdir()} - {".lock", ".data", ".weights"}
-    assert names == {"config.toml", "metrics.jsonl", "tensorboard", "checkpoints", "model", "curves.png", "curves.svg"}
+    names = {path.name for path in tmp_path.iterdir()} - {".lock", ".data", ".weights", "best"}
+    files = {"config.toml", "metrics.jsonl", "best.json", "curves.png", "curves.svg"}
+    assert names == {*files, "tensorboard", "checkpoints", "model"}
     last = runs.records(tmp_path)[-1]
     assert result.evaluation == {name: last[name] for name in ("loss", "accuracy", "top5")}
     model = vitrail.load(tmp_path)

@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 import runs
+import torch
+
+import vitrail
+from vitrail.training.checkpoint_folder import read_weights
 
 HERE = Path(__file__).parent
 PLAIN = {"model": {"dropout": 0.0, "stochastic_depth": 0.0}, "schedule": {"steps": 20, "warmup_steps": 4}}
@@ -106,6 +110,15 @@ def test_evaluations_agree(finished):
     for ours, theirs in zip(one, two, strict=True):
         assert theirs["accuracy"] == ours["accuracy"]
         assert theirs["loss"] == pytest.approx(ours["loss"], abs=1e-5)
+
+
+def test_one_process_reads_the_weights_of_all_ranks(finished):
+    """The checkpoint of the last step, which two ranks wrote in parts, holds the model that they saved."""
+    (*_, newest) = runs.checkpoints(finished["fsdp"])
+    assert len(list(newest.glob("*.safetensors"))) == 2
+    weights = read_weights(newest)
+    for name, tensor in vitrail.load(finished["fsdp"]).state_dict().items():
+        assert torch.equal(tensor, weights[f"model.{name}"]), name
 
 
 @pytest.fixture(scope="module")
