@@ -45,7 +45,7 @@ class ExportedEngine(Engine):
             raise WeightsError(f"{path} does not say how images are prepared: write it with `vitrail export`")
         try:
             self.preprocessing = Preprocessing(**json.loads(metadata["preprocessing"]))
-            labels = json.loads(metadata.get("labels", "null"))
+            labels = json.loads(metadata.get("classes") or metadata.get("labels") or "null")
             architecture = json.loads(metadata.get("architecture", "{}"))
         except (ValueError, TypeError) as error:
             raise WeightsError(f"{path} has metadata that cannot be read: {error}") from None
@@ -69,8 +69,9 @@ class ExportedEngine(Engine):
         return EngineOutput(rows if logits else None, rows if embeddings else None)
 
     def compute_digest(self) -> str:
-        weights = self.path.with_suffix(".bin")  # OpenVINO's
-        return "-".join(sha256(path) for path in (self.path, weights) if path.is_file())
+        # OpenVINO's weights, and those of a large ONNX file, lie beside it.
+        beside = [self.path.with_suffix(".bin"), self.path.with_name(f"{self.path.name}.data")]
+        return "-".join(sha256(path) for path in (self.path, *beside) if path.is_file())
 
     def _run_all(self, pixels: Tensor) -> Array:
         images = normalise(pixels.cpu(), self.preprocessing).numpy()
