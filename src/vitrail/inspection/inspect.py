@@ -88,14 +88,14 @@ def inspect(
         models = _list_models(model) or [_choose_model(listener)]
         names = [None if isinstance(each, ImageModel) else str(each) for each in models]
         path = choose_report_path(names, None if out is None else Path(out))
-        with _explain_write_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)  # fail before measuring, which may take hours
         place = choose_device(device)
         loaded = [
             each.to(place) if isinstance(each, ImageModel) else get_model(open_engine(each, device=place))
             for each in models
         ]
         choice = _choose_default_images(names) if images is None else choose_images(images)
+        with _explain_write_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)  # fail before measuring, which may take hours
         return inspect_loaded(names, loaded, choice, path, most, listener)
 
 
