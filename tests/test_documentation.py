@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import re
 import subprocess
@@ -11,8 +13,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+import vitrail
+import vitrail.errors
+
 ROOT = Path(__file__).parent.parent
 SCALE = (ROOT / "docs/scale.md").read_text()
+REFERENCE_OF_RESULTS = (ROOT / "docs/reference/results.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(text: str, kind: str) -> list[str]:
@@ -23,6 +30,43 @@ def blocks(text: str, kind: str) -> list[str]:
 def test_blocks_of_code_are_blocks_on_the_site_too(page):
     """A second word after the fence, and the site takes what follows for code, up to the next fence."""
     assert re.findall(r"^```\w+[^\S\n]+\S.*$", page.read_text(), re.MULTILINE) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_on_pages_calls_what_exists(page):
+    """Every block parses, and each `vitrail.name(...)` in it fits the signature of a name that the package has."""
+    for code in blocks(page.read_text(), "python"):
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "vitrail":
+                assert hasattr(vitrail, node.attr), f"vitrail.{node.attr} in\n{code}"
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("vitrail."):
+                function = find_object(ast.unparse(node.func))
+                names = {keyword.arg: None for keyword in node.keywords if keyword.arg}
+                try:
+                    inspect.signature(function).bind(*node.args, **names)
+                except TypeError as error:
+                    pytest.fail(f"{ast.unparse(node)}: {error}")
+
+
+def find_object(path: str) -> object:
+    """Return what `vitrail.name.name` stands for."""
+    found: object = vitrail
+    for name in path.split(".")[1:]:
+        found = getattr(found, name)
+    return found
+
+
+def test_the_reference_has_every_public_name():
+    listed = {name for page in PAGES for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)}
+    errors = {name for name in vitrail.__all__ if name in vars(vitrail.errors)}  # the page lists their module
+    assert "vitrail.errors" in listed
+    assert {f"vitrail.{name}" for name in set(vitrail.__all__) - errors} <= listed
+
+
+def test_the_reference_has_every_result():
+    names = {name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)$", REFERENCE_OF_RESULTS, re.MULTILINE)}
+    source = "".join(path.read_text() for path in (ROOT / "src/vitrail").rglob("*.py"))
+    assert set(re.findall(r"^class (\w+)\(Result\):", source, re.MULTILINE)) <= names | {"Run"}
 
 
 def test_the_scale_tables_are_worked_out_from_the_measurements():
