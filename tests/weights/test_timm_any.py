@@ -26,7 +26,7 @@ from vitrail.training.build import build_model
 from vitrail.training.run_training import run_training
 from vitrail.weights.formats.native import CHECKSUM_FILE, format_checksums
 from vitrail.weights.load import describe_timm_network
-from vitrail.workflows import finetune
+from vitrail.workflows.finetune_settings import choose_image_size, count_batch_parts
 
 SMALL = "test_efficientnet"
 FAMILIES = [SMALL, "resnet10t", "test_convnext", "test_vit4", "efficientvit_m0"]
@@ -348,15 +348,15 @@ def test_what_cannot_be_trained_is_told_before(pretrained, tmp_path):
 
 def test_how_finetune_chooses(pretrained, monkeypatch):
     model, bound = vitrail.load(f"timm:{SMALL}"), vitrail.load("timm:efficientvit_m0")
-    assert finetune.choose_image_size(model, 1000, has_gpu=True) == (256, 256)  # 240 in whole steps of 32
-    assert finetune.choose_image_size(model, 100, has_gpu=True) == (160, 160)
-    assert finetune.choose_image_size(bound, 1000, has_gpu=True) == (224, 224)
+    assert choose_image_size(model, 1000, has_gpu=True) == (256, 256)  # 240 in whole steps of 32
+    assert choose_image_size(model, 100, has_gpu=True) == (160, 160)
+    assert choose_image_size(bound, 1000, has_gpu=True) == (224, 224)
     large = TimmModel(TimmArchitecture(name="resnet152", image_size=224, num_classes=10))
-    assert finetune.choose_image_size(large, 1000, has_gpu=False) == (224, 224)
-    assert finetune.choose_image_size(large, 1000, has_gpu=True) == (320, 320)
+    assert choose_image_size(large, 1000, has_gpu=False) == (224, 224)
+    assert choose_image_size(large, 1000, has_gpu=True) == (320, 320)
 
     image = measure_activation_bytes(model.architecture) // 2
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for room, parts in [(64, 1), (32, 2), (16, 4), (0.1, 64)]:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda room=room: (room * image / 0.59, 0))
-        assert finetune.count_batch_parts(model, (160, 160), 64) == parts
+        assert count_batch_parts(model, (160, 160), 64) == parts

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import runs
 from striped import stripes
@@ -9,7 +12,9 @@ from striped import stripes
 import vitrail
 from vitrail.errors import ConfigError, DataError
 from vitrail.training.run_training import run_training
-from vitrail.workflows.finetune import choose_image_size, finetune, name_run_folder, summarise_data
+from vitrail.workflows.finetune import finetune
+from vitrail.workflows.finetune_settings import choose_image_size, name_run_folder, summarise_data
+from vitrail.workflows.named_data import name_data
 
 SMALL = [
     "model.width=32",
@@ -33,78 +38,88 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+def listen_to(kinds):
+    """A listener, and the list that it fills with the events of some kinds."""
+    events = []
+    return (lambda kind, values: events.append((kind, values)) if kind in kinds else None), events
+
+
 @pytest.mark.slow
 def test_from_nothing(folder, here):
-    lines = list(
-        finetune(str(folder), overrides=["schedule.steps=80", "model.depth=2", "run.trackers=[]", "run.report=false"])
-    )
-    assert "from scratch" in lines[0]
-    model = vitrail.load(here / "runs/finetune-stripes")
-    assert model.labels == ("colour-0", "colour-1", "colour-2")
-    accuracy = next(entry for entry in reversed(runs.records(here / "runs/finetune-stripes")))["accuracy"]
-    assert accuracy >= 0.8
-    assert any(line.startswith("model: runs/finetune-stripes/model") for line in lines)
-    assert lines[-1].startswith("next: ")
+    settings = {"schedule.steps": 80, "model.depth": 2, "run.trackers": (), "run.report": False}
+    result = finetune(folder, "scratch", settings=settings)
+    assert result.folder == Path("runs/finetune-stripes")
+    assert result.model.labels == vitrail.load(result.folder).labels == ("colour-0", "colour-1", "colour-2")
+    assert result.accuracy.value >= 0.8
+    assert result.accuracy.low < result.accuracy.value <= result.accuracy.high
+    assert runs.records(here / result.folder)[-1]["accuracy"] == pytest.approx(result.accuracy.value)
 
 
 def test_from_a_model_of_the_quickstarts_kind(folder, here):
     run_training(runs.config(here / "pretrained", schedule={"steps": 60, "warmup_steps": 4}))
-    lines = list(finetune(str(folder), str(here / "pretrained"), overrides=["run.trackers=[]", "run.report=false"]))
-    found = here / "runs/finetune-stripes-from-pretrained"
-    model = vitrail.load(found)
-    assert model.image_size == (24, 24), "the resolution is raised"
-    assert model.num_classes == 3
-    assert "training at 24" in lines[0]
-    first, *_, last = runs.losses(found)
+    on_event, events = listen_to(("data", "choices", "training", "trained", "report"))
+    result = finetune(folder, here / "pretrained", settings=["run.trackers=[]", "run.report=false"], on_event=on_event)
+    assert result.folder == Path("runs/finetune-stripes-from-pretrained")
+    assert result.model.image_size == (24, 24), "the resolution is raised"
+    assert result.model.num_classes == 3
+    assert [kind for kind, _ in events] == ["data", "choices", "training", "trained"]
+    assert events[0][1] == {
+        **{"data": str(folder), "start": str(here / "pretrained"), "images": 60, "classes": 3, "short_side": 32},
+        "has_validation": False,
+    }
+    assert events[1][1]["image_size"] == [24, 24]
+    assert events[1][1]["steps"] == result.config.schedule.steps
+    json.dumps(events)
+    first, *_, last = runs.losses(result.folder)
     assert last < first - 0.3
 
 
 def test_two_classes_of_five_images(here):
-    folder = stripes(here / "few", classes=2, images=5)
-    list(finetune(str(folder), overrides=SHORT))
-    assert vitrail.load(here / "runs/finetune-few").num_classes == 2
+    result = finetune(stripes(here / "few", classes=2, images=5), settings=SHORT)
+    assert (result.folder, result.model.num_classes) == (Path("runs/finetune-few"), 2)
 
 
 def test_a_sweep_chooses_on_what_was_held_out_and_trains_again_on_everything(folder, here):
-    lines = list(finetune(str(folder), sweep=True, overrides=SHORT))
-    tried = [line for line in lines if line.startswith("learning rate ")]
-    assert len(tried) == 3
-    best = max(tried, key=lambda line: float(line.split("accuracy ")[1].split("%")[0]))
-    assert any(line.startswith("chosen: ") for line in lines)
-    final = here / "runs/finetune-stripes"
-    config = (final / "config.toml").read_text()
-    assert "holdout = 0.0" in config
-    assert not [entry for entry in runs.records(final) if entry["kind"] == "evaluation"]
-    assert vitrail.load(final).num_classes == 3
-    chosen = next(line for line in lines if line.startswith("chosen: ")).split()[1].rstrip(";")
-    accuracies = {line.split()[2].rstrip(":"): float(line.split("accuracy ")[1].split("%")[0]) for line in tried}
-    assert accuracies[chosen] == float(best.split("accuracy ")[1].split("%")[0])
+    on_event, events = listen_to(("trial", "chosen", "trained"))
+    result = finetune(folder, "scratch", sweep=True, settings=SHORT, on_event=on_event)
+    assert [kind for kind, _ in events] == [*["trained", "trial"] * 3, "chosen", "trained"]
+    assert len(result.trials) == 3
+    assert [values["rate"] for kind, values in events if kind == "trial"] == [trial.rate for trial in result.trials]
+    chosen = events[-2][1]
+    assert chosen["trains_on_all"]
+    assert chosen["rate"] == result.config.optimizer.learning_rate
+    assert chosen["accuracy"] == max(trial.accuracy for trial in result.trials)
+    assert result.config.data.holdout == 0
+    assert (result.accuracy, result.evaluation, result.evaluated) == (None, None, 0), "nothing is left to measure on"
+    assert not [entry for entry in runs.records(result.folder) if entry["kind"] == "evaluation"]
+    assert "of 3 tried" in repr(result)
+    assert "learning rates" in result._repr_html_()
 
 
 def test_what_was_picked_can_be_given(folder, here):
-    list(finetune(str(folder), overrides=[*SHORT, "model.image_size=16", "model.name=Ti/4", "run.folder=mine"]))
-    assert vitrail.load(here / "mine").image_size == (16, 16)
+    result = finetune(folder, settings=[*SHORT, "model.image_size=16", "model.name=Ti/4", "run.folder=mine"])
+    assert result.model.image_size == vitrail.load(here / "mine").image_size == (16, 16)
 
 
 def test_a_folder_without_classes_is_told_in_one_sentence(here):
     (here / "empty").mkdir()
     with pytest.raises(DataError, match="folder for each class"):
-        list(finetune("empty"))
+        finetune("empty")
     stripes(here / "one", classes=1, images=3)
     with pytest.raises(DataError, match="1 class"):
-        list(finetune("one"))
+        finetune("one")
     with pytest.raises(DataError, match="nowhere"):
-        list(finetune("nowhere"))
+        finetune("nowhere")
 
 
 def test_a_model_that_is_not_there(folder, here):
     with pytest.raises(vitrail.WeightsError, match="nowhere"):
-        list(finetune(str(folder), "nowhere"))
+        finetune(folder, "nowhere")
 
 
 def test_a_wrong_override(folder):
     with pytest.raises(ConfigError, match="did you mean 'learning_rate'"):
-        list(finetune(str(folder), overrides=["optimizer.learningrate=1"]))
+        finetune(folder, settings=["optimizer.learningrate=1"])
 
 
 @pytest.mark.parametrize(
@@ -132,7 +147,7 @@ def test_a_cpu_is_not_asked_for_what_takes_hours():
 
 
 def test_what_is_looked_at(folder):
-    summary = summarise_data(str(folder))
+    summary = summarise_data(name_data(folder))
     assert (summary.images, summary.classes, summary.short_side, summary.has_validation) == (60, 3, 32, False)
 
 
@@ -143,7 +158,7 @@ def test_the_same_command_has_the_same_folder():
 
 def test_a_length_that_was_given_is_warmed_up_to_in_its_own_time(folder, here):
     for number, override in enumerate(["schedule.steps=20", "schedule.epochs=2"]):
-        list(finetune(str(folder), overrides=[override, *SMALL, f"run.folder=mine-{number}"]))
+        finetune(folder, settings=[override, *SMALL, f"run.folder=mine-{number}"])
         assert vitrail.load(here / f"mine-{number}").num_classes == 3
 
 
@@ -151,25 +166,25 @@ def test_a_length_that_was_given_is_warmed_up_to_in_its_own_time(folder, here):
 def test_data_with_a_test_part_alone_holds_some_out(here):
     stripes(here / "data/train", classes=2, images=20)
     stripes(here / "data/test", classes=2, images=5)
-    lines = list(finetune("data", sweep=True, overrides=SHORT))
-    assert len([line for line in lines if line.startswith("learning rate ")]) == 3
+    result = finetune("data", sweep=True, settings=SHORT)
+    assert len(result.trials) == 3
     assert "holdout = 0.1" in (here / "runs/finetune-data/sweep-0.001/config.toml").read_text()
     assert "holdout = 0.0" in (here / "runs/finetune-data/config.toml").read_text()
 
 
 def test_a_learning_rate_and_a_sweep_for_it_are_one_too_many(folder, here):
-    with pytest.raises(ConfigError, match="--sweep"):
-        list(finetune(str(folder), sweep=True, overrides=["learning_rate=0.1"]))
+    with pytest.raises(ConfigError, match="sweep"):
+        finetune(folder, sweep=True, settings=["learning_rate=0.1"])
 
 
 @pytest.mark.slow
 def test_a_learning_rate_that_leads_nowhere_does_not_end_the_sweep(folder, here, monkeypatch):
     monkeypatch.setattr("vitrail.workflows.finetune.SCRATCH_LEARNING_RATES", (0.001, 1e30))
-    lines = list(
-        finetune(str(folder), sweep=True, overrides=[*SHORT, "run.most_skipped=2", "optimizer.clip_norm=none"])
-    )
-    assert any(line.startswith("learning rate 1e+30: no") for line in lines)
-    assert any(line.startswith("chosen: 0.001;") for line in lines)
+    settings = [*SHORT, "run.most_skipped=2", "optimizer.clip_norm=none"]
+    result = finetune(folder, "scratch", sweep=True, settings=settings)
+    assert [bool(trial.failure) for trial in result.trials] == [False, True]
+    assert result.config.optimizer.learning_rate == 0.001
+    assert result.to_dict()["trials"][1]["accuracy"] is None, "JSON has no NaN"
 
 
 def test_a_class_of_which_nothing_can_be_read_is_told(here):
@@ -177,13 +192,13 @@ def test_a_class_of_which_nothing_can_be_read_is_told(here):
     (here / "data/phone").mkdir()
     (here / "data/phone/photo.heic").write_bytes(b"not for us")
     with pytest.raises(DataError, match="phone"):
-        list(finetune("data"))
+        finetune("data")
 
 
 def test_nothing_is_written_among_other_files(folder, here):
     stripes(here / "mine", classes=2, images=3)
     with pytest.raises(ConfigError, match=r"colour-0.*run\.folder"):
-        list(finetune(str(folder), overrides=[*SHORT, "run.folder=mine"]))
+        finetune(folder, settings=[*SHORT, "run.folder=mine"])
     assert sorted(path.name for path in (here / "mine").iterdir()) == ["colour-0", "colour-1"]
 
 
@@ -197,8 +212,8 @@ def test_a_run_that_is_not_finished_is_no_model_yet(here):
 def test_a_sweep_from_a_model_tries_the_papers_four(folder, here):
     run_training(runs.config(here / "pretrained", schedule={"steps": 4, "warmup_steps": 1}))
     short = ["schedule.steps=20", "run.trackers=[]", "run.report=false", "run.folder=mine"]
-    lines = list(finetune(str(folder), str(here / "pretrained"), sweep=True, overrides=short))
-    tried = [float(line.split()[2].rstrip(":")) for line in lines if line.startswith("learning rate ")]
+    result = finetune(folder, here / "pretrained", sweep=True, settings=short)
+    tried = [trial.rate for trial in result.trials]
     # Of the paper's .001 .003 .01 .03 at a batch of 512, those for this batch of 8.
     assert tried == pytest.approx([rate * (8 / 512) ** 0.5 for rate in (0.001, 0.003, 0.01, 0.03)], rel=0.05)
-    assert vitrail.load(here / "mine").num_classes == 3
+    assert result.model.num_classes == vitrail.load(here / "mine").num_classes == 3

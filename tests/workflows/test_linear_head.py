@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,17 +14,36 @@ from PIL import Image
 from striped import stripes
 
 import vitrail
+from commands import runner
 from vitrail.data.loader import EvaluationLoader
 from vitrail.data.open import open_data
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.linear_probe import OutOfFoldPredictions
 from vitrail.inference.batches import InferenceOptions
-from vitrail.system.intervals import wilson_interval
+from vitrail.system.intervals import estimate_share
 from vitrail.workflows import linear_head as workflow
-from vitrail.workflows.linear_head import find_suspects, fit_linear_head
+from vitrail.workflows.linear_head import fit_linear_head
+from vitrail.workflows.suspects import SuspectRow, find_suspects
 
 SMALL = {"image_size": 16, "width": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64}
+SIZE = {"image_size": 20}
 CPU = InferenceOptions(device="cpu")
+
+
+def fit(data, model, **options):
+    """The result, and the events without progress."""
+    events = []
+
+    def listen(kind, values):
+        if kind != "progress":
+            events.append((kind, values))
+
+    return fit_linear_head(data, model, options=CPU, on_event=listen, **options), events
+
+
+def same_weights(one, other) -> bool:
+    theirs = other.state_dict()
+    return all(torch.equal(tensor, theirs[name]) for name, tensor in one.state_dict().items())
 
 
 def save_model(path, **options):
@@ -37,6 +57,11 @@ def save_model(path, **options):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return save_model(tmp_path_factory.mktemp("models") / "small")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    return runner(monkeypatch, capsys)
 
 
 @pytest.fixture
@@ -55,12 +80,16 @@ def accuracy_of(model, source) -> float:
 
 def test_a_folder_becomes_a_classifier(here, model):
     stripes(here / "photos", classes=3, images=20)
-    lines = list(fit_linear_head("photos", model, options=CPU))
-    assert re.findall(r"\d+", lines[0])[:4] == ["60", "3", "16", "32"]  # images, classes, pixels, features
-    assert float(re.search(r"([\d.]+)% of 60", lines[1])[1]) > 90
-    assert "model: runs/quick-photos-from-small/model" in lines
-    assert lines[-1].startswith('next: in Python, model = vitrail.load("runs/quick-photos-from-small")')
+    result, events = fit("photos", model)
+    assert [kind for kind, _ in events] == ["features", "cross_validation"]
+    features = {"images": 60, "all_images": 60, "classes": 3, "image_size": [16, 16], "features": 32}
+    assert events[0][1] == {"model": model, **features}
+    assert result.accuracy.value > 0.9
+    assert events[1][1] == {"accuracy": result.accuracy._asdict(), "images": 60}
+    assert (result.evaluated, result.config, result.report) == (60, None, None)
+    assert result.weights == result.folder / "model" == Path("runs/quick-photos-from-small/model")
     saved = vitrail.load("runs/quick-photos-from-small")
+    assert same_weights(result.model, saved)
     assert saved.labels == ("colour-0", "colour-1", "colour-2")
     assert accuracy_of(saved, open_data("photos")) > 0.95
     before = vitrail.load(model)
@@ -68,8 +97,9 @@ def test_a_folder_becomes_a_classifier(here, model):
         torch.equal(value, saved.state_dict()[name])
         for name, value in before.encoder.state_dict(prefix="encoder.").items()
     )
-    again = list(fit_linear_head("photos", model, options=CPU))
-    assert again == lines, "the same command gives the same"
+    again, _ = fit("photos", model)
+    assert again == result, "the same call gives the same"
+    assert same_weights(again.model, result.model)
 
 
 def test_planted_wrong_labels_are_found(here, model):
@@ -79,7 +109,7 @@ def test_planted_wrong_labels_are_found(here, model):
         name = f"wrong-{number}.png"
         (folder / f"colour-{source}" / f"{number + 5:02}.png").rename(folder / f"colour-{target}" / name)
         planted[f"photos/colour-{target}/{name}"] = (f"colour-{target}", f"colour-{source}")
-    lines = list(fit_linear_head("photos", model, options=CPU))
+    result, _ = fit("photos", model)
     with (here / "runs/quick-photos-from-small/mislabelled.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["name", "label", "thinks", "probability"]
@@ -88,16 +118,16 @@ def test_planted_wrong_labels_are_found(here, model):
     assert len(found) <= len(planted) + 2, "and hardly anything else"
     probabilities = [float(row["probability"]) for row in rows]
     assert probabilities == sorted(probabilities, reverse=True)
-    printed = [line for line in lines if line.startswith("perhaps mislabelled: photos/")]
-    assert len(printed) == len(rows)
-    assert all(rows[0][key] in printed[0] for key in ("name", "label", "thinks"))
+    assert [list(row.values())[:3] for row in rows] == [list(suspect[:3]) for suspect in result.suspects]
+    assert rows[0]["name"] in result._repr_html_()
+    assert result.to_dict()["suspects"][0]["label"] == rows[0]["label"]
 
 
-def test_no_more_than_twenty_are_printed(here, model, monkeypatch):
+def test_no_more_than_twenty_are_printed(here, model, monkeypatch, run):
     stripes(here / "photos", classes=2, images=25)
-    everything = [workflow.Suspect(row, 1 - row // 25, 0.9) for row in range(50)]
+    everything = [SuspectRow(row, 1 - row // 25, 0.9) for row in range(50)]
     monkeypatch.setattr(workflow, "find_suspects", lambda *_: everything)
-    lines = list(fit_linear_head("photos", model, options=CPU))
+    lines = run("finetune", "--data", "photos", "--from", model, "--quick")[1].splitlines()
     assert sum("is labelled" in line for line in lines) == 20
     assert any("50 of 50" in line and "mislabelled.csv" in line for line in lines)
     assert len((here / "runs/quick-photos-from-small/mislabelled.csv").read_text().splitlines()) == 51
@@ -130,8 +160,9 @@ def test_a_class_that_is_hard_to_tell_is_not_suspected_as_a_whole():
 
 def test_two_classes_of_five_images(here, model):
     stripes(here / "few", classes=2, images=5)
-    lines = list(fit_linear_head("few", model, options=CPU))
-    assert "of 10 (95% interval" in lines[1]
+    result, _ = fit("few", model)
+    assert result.evaluated == 10
+    assert result.accuracy.low < result.accuracy.value
     assert accuracy_of(vitrail.load("runs/quick-few-from-small"), open_data("few")) == 1
 
 
@@ -139,7 +170,7 @@ def test_the_only_image_of_a_class_stays_in_training(here, model):
     folder = stripes(here / "photos", classes=3, images=6)
     for path in sorted((folder / "colour-2").iterdir())[1:]:
         path.unlink()
-    lines = list(fit_linear_head("photos", model, options=CPU))
+    lines = fit("photos", model)
     assert lines[0].startswith("13 images of 3 classes")
     assert "of 12 (95% interval" in lines[1]
     saved = vitrail.load("runs/quick-photos-from-small")
@@ -149,8 +180,10 @@ def test_the_only_image_of_a_class_stays_in_training(here, model):
 
 def test_one_image_of_each_class(here, model):
     stripes(here / "photos", classes=3, images=1)
-    lines = list(fit_linear_head("photos", model, options=CPU))
-    assert any("every class has one image" in line for line in lines)
+    result, events = fit("photos", model)
+    assert events[1] == ("cross_validation", {"accuracy": None, "images": 0})
+    assert (result.accuracy, result.evaluated, result.suspects) == (None, 0, ())
+    assert "not measured" in repr(result)
     assert accuracy_of(vitrail.load("runs/quick-photos-from-small"), open_data("photos")) == 1
 
 
@@ -158,21 +191,25 @@ def test_parts_that_were_set_aside_are_scored_and_not_learned_from(here, model):
     stripes(here / "photos/train", classes=3, images=10)
     stripes(here / "photos/val", classes=3, images=7)
     stripes(here / "photos/test", classes=3, images=4)
-    lines = list(fit_linear_head("photos", model, options=CPU))
-    assert lines[0].startswith("30 images of 3 classes")
+    result, events = fit("photos", model)
+    assert events[0][1]["images"] == 30
     saved = vitrail.load("runs/quick-photos-from-small")
     for part, count in (("val", 21), ("test", 12)):
         accuracy = accuracy_of(saved, open_data("photos", part))
-        low, high = wilson_interval(round(accuracy * count), count)
-        (line,) = [line for line in lines if line.startswith(f"{part} accuracy")]
-        assert re.findall(r"[\d.]+%", line) == [f"{accuracy:.1%}", "95%", f"{low:.1%}", f"{high:.1%}"]
+        assert result.scores[part] == estimate_share(round(accuracy * count), count)
+        score = {"split": part, "accuracy": result.scores[part]._asdict(), "images": count, "problem": ""}
+        assert ("score", score) in events
 
 
 def test_folder_and_size_can_be_given_and_nothing_else(here, model):
     stripes(here / "photos", classes=2, images=5)
-    lines = list(fit_linear_head("photos", model, ["folder=mine", "model.image_size=20"], options=CPU))
-    assert "at 20 pixels" in lines[0]
-    assert vitrail.load("mine").image_size == (20, 20)
+    for given in ({"settings": ["folder=mine", "model.image_size=20"]}, {"folder": "ours", "settings": SIZE}):
+        result, events = fit("photos", model, **given)
+        assert events[0][1]["image_size"] == [20, 20]
+        assert vitrail.load(result.folder).image_size == result.model.image_size == (20, 20)
+    assert result.folder == Path("ours")
+    with pytest.raises(ConfigError, match="twice"):
+        fit("photos", model, folder="ours", settings={"run.folder": "mine"})
     for override, word in {
         "schedule.steps=5": "schedule.steps",
         "imagesize=5": "did you mean 'image_size'",
@@ -181,7 +218,7 @@ def test_folder_and_size_can_be_given_and_nothing_else(here, model):
         "image_size=big": "image_size",
     }.items():
         with pytest.raises(ConfigError, match=re.escape(word)):
-            list(fit_linear_head("photos", model, [override], options=CPU))
+            fit("photos", model, settings=[override])
 
 
 def test_a_run_is_not_written_over(here, model):
@@ -189,23 +226,22 @@ def test_a_run_is_not_written_over(here, model):
     (here / "mine").mkdir()
     (here / "mine/config.toml").write_text("")
     with pytest.raises(ConfigError, match=r"config\.toml"):
-        list(fit_linear_head("photos", model, ["folder=mine"], options=CPU))
+        fit("photos", model, folder="mine")
     assert [path.name for path in (here / "mine").iterdir()] == ["config.toml"]
     (here / "file").write_text("")
     with pytest.raises(ConfigError, match="is a file"):
-        list(fit_linear_head("photos", model, ["folder=file"], options=CPU))
+        fit("photos", model, folder="file")
 
 
 def test_broken_images_are_left_out_and_told(here, model):
     folder = stripes(here / "photos", classes=2, images=6)
     (folder / "colour-0/03.png").write_bytes(b"no image")
-    lines = list(fit_linear_head("photos", model, options=CPU))
-    assert lines[0].startswith("11 images")
-    assert "1 of 12 images" in lines[1]
+    _, events = fit("photos", model)
+    assert (events[0][1]["images"], events[0][1]["all_images"]) == (11, 12)
     for path in (folder / "colour-1").iterdir():
         path.write_bytes(b"no image")
     with pytest.raises(DataError, match="colour-1"):
-        list(fit_linear_head("photos", model, options=CPU))
+        fit("photos", model)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +250,7 @@ def test_broken_images_are_left_out_and_told(here, model):
 def test_heads_of_every_kind(here, options):
     """Two that are averaged, one with a hidden layer, none."""
     stripes(here / "photos", classes=3, images=6)
-    list(fit_linear_head("photos", save_model(here / "models", **options), options=CPU))
+    fit("photos", save_model(here / "models", **options))
     assert vitrail.load("runs/quick-photos-from-models").num_classes == 3
 
 
@@ -228,7 +264,7 @@ def test_a_model_that_loads_as_something_else_is_no_success(here, model, monkeyp
 
     monkeypatch.setattr(workflow, "save", wrong)
     with pytest.raises(vitrail.WeightsError, match="after loading"):
-        list(fit_linear_head("photos", model, options=CPU))
+        fit("photos", model)
 
 
 def test_a_head_that_does_more_than_it_seems_is_refused(here, model, monkeypatch):
@@ -237,7 +273,7 @@ def test_a_head_that_does_more_than_it_seems_is_refused(here, model, monkeypatch
         "vitrail.model.vit.VisionTransformer.forward", lambda self, images: self.head(2 * self.embed(images))
     )
     with pytest.raises(ConfigError, match="representation"):
-        list(fit_linear_head("photos", model, options=CPU))
+        fit("photos", model)
     assert not (here / "runs").exists()
 
 
@@ -245,24 +281,27 @@ def test_a_part_that_cannot_be_scored_is_no_reason_to_lose_the_model(here, model
     """As on the hub, where the labels of a test are kept back."""
     make_parquet(here / "data" / "train-0.parquet", [0, 1] * 10, names=("a", "b"))
     make_parquet(here / "data" / "test-0.parquet", [-1] * 20, names=("a", "b"))
-    lines = list(fit_linear_head("data", model, options=CPU))
-    assert any(line.startswith("test is not scored: ") for line in lines)
+    result, events = fit("data", model)
+    (score,) = [values for kind, values in events if kind == "score"]
+    assert (score["split"], score["accuracy"]) == ("test", None)
+    assert score["problem"]
+    assert result.scores == {}
     assert vitrail.load("runs/quick-data-from-small").labels == ("a", "b")
 
 
 def test_an_image_without_a_label_is_left_out(here, model):
     make_parquet(here / "data.parquet", [0, 1] * 10 + [-1], names=("a", "b"))
-    lines = list(fit_linear_head("data.parquet", model, options=CPU))
-    assert lines[0].startswith("20 images of 2 classes")
+    _, events = fit("data.parquet", model)
+    assert events[0][1]["images"] == 20
 
 
 def test_another_model_is_not_written_over(here, model):
     vitrail.save(vitrail.load(model), here / "mine" / "model")
     stripes(here / "photos", classes=2, images=5)
-    with pytest.raises(ConfigError, match="--quick"):
-        list(fit_linear_head("photos", model, ["folder=mine"], options=CPU))
+    with pytest.raises(ConfigError, match="quick"):
+        fit("photos", model, folder="mine")
     for _ in range(2):
-        list(fit_linear_head("photos", model, ["folder=ours"], options=CPU))
+        fit("photos", model, folder="ours")
 
 
 def test_a_weak_model_says_that_its_doubts_are_weak(here, model):
@@ -274,4 +313,7 @@ def test_a_weak_model_says_that_its_doubts_are_weak(here, model):
             Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(
                 here / f"noise/{label}/{number}.png"
             )
-    assert any("its own mistakes" in line for line in fit_linear_head("noise", model, options=CPU))
+    result, _ = fit("noise", model)
+    assert result.suspects
+    assert result.has_weak_suspects
+    assert "own mistakes" in repr(result)

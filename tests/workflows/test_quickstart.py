@@ -104,11 +104,9 @@ def test_its_model_can_be_fine_tuned_on_a_folder(finished, tmp_path, monkeypatch
     folder, _, _ = finished
     monkeypatch.chdir(tmp_path)
     stripes(tmp_path / "stripes", classes=3, images=20)
-    lines = list(
-        finetune("stripes", str(folder / "runs/quickstart/finetune"), overrides=["run.trackers=[]", "run.report=false"])
-    )
-    assert "training at 32" in lines[0]
-    found = tmp_path / "runs/finetune-stripes-from-finetune"
-    assert vitrail.load(found).labels == ("colour-0", "colour-1", "colour-2")
-    first, *_, last = runs.losses(found)
+    settings = {"run.trackers": (), "run.report": False}
+    result = finetune("stripes", folder / "runs/quickstart/finetune", settings=settings)
+    assert result.model.image_size == (32, 32)
+    assert result.model.labels == ("colour-0", "colour-1", "colour-2")
+    first, *_, last = runs.losses(tmp_path / "runs/finetune-stripes-from-finetune")
     assert last < first - 0.1

@@ -105,7 +105,10 @@ class ImageModel(nn.Module, ABC):
         if "representation_size" in type(self.architecture).model_fields:
             update["representation_size"] = None
         self._rebuild_architecture(**update)
-        self.head = self.build_head().to(next(self.parameters()))
+        like = next(self.parameters())
+        with torch.device("meta"):  # torch's own values would be drawn in vain, and change its global generator
+            head = self.build_head()
+        self.head = head.to(like.dtype).to_empty(device=like.device)
         initialise_head(self.head)
         self.labels = labels
         return self
