@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Annotated
+
+import typer
 
 
 def offer(words: Iterable[str]) -> Callable[[str], list[str]]:
@@ -20,6 +23,11 @@ complete_format = offer(["native", "timm", "torchvision", "huggingface", "google
 complete_kind = offer(["onnx", "onnx-int8", "torch", "aoti", "openvino"])
 complete_precision = offer(["fp32", "bf16", "fp16", "fp8", "int8", "auto"])
 complete_device = offer(["auto", "cpu", "cuda"])
+
+WhichOption = Annotated[
+    str, typer.Option(autocompletion=complete_which, help="Of a run: its last or its best weights.")
+]
+"""The option of every verb that takes MODEL."""
 
 
 def complete_recipe(incomplete: str) -> list[str]:

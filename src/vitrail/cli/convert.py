@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vitrail.cli.completion import complete_format, complete_which
+from vitrail.cli.completion import WhichOption, complete_format
 
 
 def convert(
@@ -17,9 +17,7 @@ def convert(
     to: Annotated[
         str, typer.Option(autocompletion=complete_format, help="native, timm, torchvision, huggingface or google.")
     ],
-    which: Annotated[
-        str, typer.Option(autocompletion=complete_which, help="Of a run: its last or its best weights.")
-    ] = "last",
+    which: WhichOption = "last",
     num_heads: Annotated[int | None, typer.Option(help="Attention heads, where the file does not say.")] = None,
     gelu: Annotated[str | None, typer.Option(help="tanh, exact or quick, where the file does not say.")] = None,
     push: Annotated[str | None, typer.Option(help="Then upload the folder to hf:owner/name.")] = None,

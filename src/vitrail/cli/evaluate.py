@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vitrail.cli.completion import WhichOption, complete_device, complete_precision
 from vitrail.cli.printing import PRECISION_HELP, interruptible, print_lines, print_table, show_events
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def evaluate(
         str | None,
         typer.Option(help="MODEL: folder, file, run, hf:owner/name, timm:name, pane; or an export: model.onnx."),
     ] = None,
+    which: WhichOption = "last",
     data: Annotated[
         str | None,
         typer.Option(
@@ -54,8 +56,10 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 64,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, …; a GPU where there is one.")] = "auto",
-    precision: Annotated[str, typer.Option(help=PRECISION_HELP)] = "fp32",
+    device: Annotated[
+        str, typer.Option(autocompletion=complete_device, help="cpu, cuda, …; a GPU where there is one.")
+    ] = "auto",
+    precision: Annotated[str, typer.Option(autocompletion=complete_precision, help=PRECISION_HELP)] = "fp32",
     others: Annotated[
         list[str] | None,
         typer.Argument(metavar="MODEL … | key=value …", help="To compare; of a suite: such as schedule.steps=100."),
@@ -71,6 +75,7 @@ def evaluate(
     from vitrail.evaluation.compare import compare_models
     from vitrail.evaluation.evaluate import evaluate as evaluate_model
     from vitrail.inference.batches import InferenceOptions
+    from vitrail.weights.source import choose_weights
 
     if data is None:
         raise ConfigError("--data is missing: vitrail evaluate --model MODEL --data DATA")
@@ -80,7 +85,7 @@ def evaluate(
     if compare:
         if suite or real or mapping or among or out:
             raise ConfigError("--compare takes --data, --split, --json, how to run, and models only")
-        models = [*([model] if model else []), *(others or [])]
+        models = [choose_weights(each, which) for each in [*([model] if model else []), *(others or [])]]
         if not models:
             raise ConfigError("--compare has no models: vitrail evaluate --data DATA --compare MODEL MODEL …")
         with interruptible(), show_events() as on_event:
@@ -98,6 +103,7 @@ def evaluate(
         return
     if model is None:
         raise ConfigError("--model is missing: vitrail evaluate --model MODEL --data DATA")
+    model = choose_weights(model, which)
     if suite is not None:
         if real or mapping or among or split or as_json:
             raise ConfigError("--suite takes --model, --data, --runs, --rates, --out and key=value only")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vitrail.cli.completion import WhichOption, complete_device, complete_precision
 from vitrail.cli.printing import PRECISION_HELP, announce_pane, interruptible, print_table, show_events
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def fewshot(
     model: Annotated[
         str | None, typer.Option(help="MODEL: folder, file, run, hf:owner/name, timm:name; pane if not given.")
     ] = None,
+    which: WhichOption = "last",
     test: Annotated[
         str | None, typer.Option(help="Other DATA to test on, or val or test; what the data has, if not given.")
     ] = None,
@@ -37,8 +39,10 @@ def fewshot(
     out: Annotated[Path | None, typer.Option(help="Write the JSON to this file too.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 64,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images; 0 reads in this one.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, …; a GPU where there is one, for auto.")] = "auto",
-    precision: Annotated[str, typer.Option(help=PRECISION_HELP)] = "fp32",
+    device: Annotated[
+        str, typer.Option(autocompletion=complete_device, help="cpu, cuda, …; a GPU where there is one, for auto.")
+    ] = "auto",
+    precision: Annotated[str, typer.Option(autocompletion=complete_precision, help=PRECISION_HELP)] = "fp32",
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Compute features anew, and keep none.")] = False,
 ) -> None:
     """Few-shot accuracy of a model that is not trained any further, as the paper measures it, and more.
@@ -48,12 +52,13 @@ def fewshot(
     """
     from vitrail.evaluation.fewshot import fewshot as measure_fewshot
     from vitrail.evaluation.neighbours import find_similar
-    from vitrail.weights.source import PANE
+    from vitrail.weights.source import PANE, choose_weights
 
     shot_counts = _parse_shots(shots)
     if model is None:
         model = PANE
         announce_pane("--model MODEL takes another")
+    model = choose_weights(model, which)
     cache: Any = None if no_cache else "auto"
     if neighbours is not None:
         with interruptible(INTERRUPTED), show_events() as on_event:

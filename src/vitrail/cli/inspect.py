@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from vitrail.cli.completion import WhichOption, complete_device
 from vitrail.cli.printing import announce_pane, interruptible, print_lines
 
 
@@ -19,6 +20,7 @@ def inspect(
             help="Folders or files of weights, runs, hf:owner/name, timm:name; if none, the newest run, else pane.",
         ),
     ] = None,
+    which: WhichOption = "last",
     images: Annotated[
         str | None,
         typer.Option(
@@ -29,16 +31,23 @@ def inspect(
         Path | None, typer.Option(help="report.html; in the run's folder, or in ./runs, if not given.")
     ] = None,
     most: Annotated[int, typer.Option(min=1, help="Images to measure attention distance and layers on.")] = 128,
-    device: Annotated[str, typer.Option(help="cpu, cuda, …; a GPU where there is one.")] = "auto",
+    device: Annotated[
+        str, typer.Option(autocompletion=complete_device, help="cpu, cuda, …; a GPU where there is one.")
+    ] = "auto",
 ) -> None:
     """Look inside a model: attention over your images, attention distance, filters, positions, layers, on one page.
 
     vitrail inspect MODEL --images photos/ writes report.html, which needs no network, and every figure as PNG and SVG
     with its data. vitrail inspect A B puts two models side by side.
     """
+    from vitrail.errors import ConfigError
     from vitrail.inspection.inspect import inspect as inspect_models
     from vitrail.system.event_display import EventDisplay
+    from vitrail.weights.source import choose_weights
 
+    if which != "last" and not models:
+        raise ConfigError("--which is for a run that is named: vitrail inspect RUN --which best")
+    models = [choose_weights(model, which) for model in models or []]
     with interruptible("the report is not finished"), EventDisplay(plain_lines=True) as display:
 
         def listen(kind: str, values: dict[str, Any]) -> None:

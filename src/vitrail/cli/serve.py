@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from vitrail.cli.completion import WhichOption, complete_precision
 from vitrail.cli.printing import announce_pane, print_lines
 
 
@@ -21,6 +22,7 @@ def serve(
             "name. pane if not given.",
         ),
     ] = None,
+    which: WhichOption = "last",
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     backend: Annotated[
@@ -36,7 +38,10 @@ def serve(
     threads: Annotated[int | None, typer.Option(help="For each product; all cores if not given.")] = None,
     precision: Annotated[
         str,
-        typer.Option(help="fp32, or faster and less exact: bf16, fp8 (GPU), int8 (CPU); auto: what is fastest here."),
+        typer.Option(
+            autocompletion=complete_precision,
+            help="fp32, or faster and less exact: bf16, fp8 (GPU), int8 (CPU); auto: what is fastest here.",
+        ),
     ] = "fp32",
 ) -> None:
     """Serve models over HTTP, with batching, limits, metrics, and a page at /.
@@ -64,6 +69,7 @@ def serve(
 
     serve_models(
         model or PANE,
+        which=which,
         host=host,
         port=port,
         batch=batch,

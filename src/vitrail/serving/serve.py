@@ -26,6 +26,7 @@ MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 def serve(
     models: Models = "pane",
     *,
+    which: str = "last",
     host: str = "127.0.0.1",
     port: int = 8000,
     batch: int = 32,
@@ -49,6 +50,7 @@ def serve(
         models: a model, a list of models, or models by name. A model is anything that `vitrail.load` takes (in a list
             also NAME=MODEL), an exported .onnx or .xml file, or a loaded model, which is copied. Requests that name no
             model get the first.
+        which: "last", or "best" for the weights of runs that had the best evaluation.
         host: address to listen on; 0.0.0.0 for all.
         port: port to listen on.
         batch: largest number of images that are computed at a time.
@@ -70,6 +72,10 @@ def serve(
         hint = did_you_mean(backend, BACKENDS) or ":"
         raise ConfigError(f"backend {backend}{hint} there are {', '.join(BACKENDS)}")
     models_by_name = name_models(models)
+    if which != "last":
+        from vitrail.weights.source import choose_weights
+
+        models_by_name = {name: choose_weights(_describe(model), which) for name, model in models_by_name.items()}
     from vitrail.serving.batching import QueueLimits
     from vitrail.serving.settings import ServerSettings, count_cores
 
