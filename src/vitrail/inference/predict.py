@@ -1,4 +1,4 @@
-"""What `vitrail predict` does: run a model on files, folders or standard input, and write embeddings to a file."""
+"""Predict many images at once: files, folders, standard input, or images that a program has at hand."""
 
 from __future__ import annotations
 
@@ -6,171 +6,274 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
 from vitrail.data.sources.folder import IMAGE_SUFFIXES, walk_files
 from vitrail.data.sources.source import MOST_BYTES, make_printable
 from vitrail.data.transforms.decode import open_image
-from vitrail.errors import ConfigError, DataError, MissingExtraError
-from vitrail.inference.engine import FloatArray
+from vitrail.errors import ConfigError, DataError
+from vitrail.inference.embedding_files import AddEmbedding, check_embedding_path, read_embeddings, write_embeddings
+from vitrail.inference.engine import FloatArray, Model
 from vitrail.inference.predictor import TOP, Prediction, Predictor, check_top
-from vitrail.system.events import Progress
-from vitrail.system.files import move_into_place
+from vitrail.inference.prepare import OneImage, describe_image, is_one_image
+from vitrail.system.events import OnEvent, open_listener, send_messages, send_progress
+from vitrail.system.files import is_folder
+from vitrail.system.results import Result, Rows
+from vitrail.weights.source import PANE
 
 STANDARD_INPUT = "-"
-ROWS_IN_GROUP = 1024
-"""Rows of a Parquet row group: so many embeddings are in memory at a time."""
-
-AddEmbedding = Callable[[str, FloatArray], None]
+MOST_SHOWN = 20
+"""Largest number of images in a notebook's table; `PredictionResult.predictions` has all."""
 
 
 @dataclass(frozen=True)
 class FilePrediction:
-    """The result for one file: labels, or the reason why the file was left out."""
+    """The result for one image: labels, or the reason why the image was left out."""
 
     file: str
-    """The name as given or found; "-" for standard input. Bytes that are not valid text appear as \\xff."""
+    """The name as given or found; "-" for standard input, "images[3]" for an image that is no file. Bytes that are not
+    valid text appear as \\xff."""
     labels: tuple[tuple[str, float], ...] = ()
     """The best labels with their probabilities; () for a model without classes."""
     error: str | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the prediction as plain data."""
+        return {"file": self.file, "labels": [list(label) for label in self.labels], "error": self.error}
 
-class PredictionRun:
-    """The images of one `vitrail predict` command, the model for them, and the counts so far."""
 
-    def __init__(
-        self,
-        files: Sequence[str],
-        model: str,
-        *,
-        top: int = TOP,
-        embed: Path | None = None,
-        batch_size: int = 32,
-        device: str = "auto",
-        precision: str = "fp32",
-        on_message: Callable[[str], None] = lambda line: None,
-    ) -> None:
-        """Find the images and load the model. Mistakes in the command raise an error here, before any prediction.
+@dataclass(frozen=True, repr=False)
+class PredictionResult(Result):
+    """The predictions for all images, in order. It can be used as a sequence of them."""
 
-        Args:
-            files: files, folders with images at any depth, and "-" for standard input, which holds an image or a list
-                of file names.
-            model: anything that `vitrail.load` takes.
-            top: the number of labels for each image, at least 1.
-            embed: the .parquet or .npz file for representations, if any.
-            batch_size: images that run at a time.
-            device: cpu, cuda, …; auto takes a GPU if the machine has one.
-            precision: as for `Predictor`.
-            on_message: as for `Predictor`.
+    predictions: tuple[FilePrediction, ...]
+    labels: tuple[str, ...]
+    """The names of the model's classes in words; () for a model without classes."""
+    seconds: float
+    """From the first image to the last, without loading the model."""
+    embedding_file: Path | None = None
+    """The file of embeddings, if one was written."""
+    rows: FloatArray | None = field(default=None, compare=False)
+    """The embeddings, if they were kept in memory."""
 
-        Raises:
-            ConfigError: if an option is not valid, or nothing is requested that the model can give.
-            DataError: if there are no images.
-        """
-        if not files:
-            raise ConfigError("no images were given: vitrail predict photo.jpg")
-        check_top(top)
-        check_embedding_path(embed)
-        self.images = find_images(files)
-        batch_size = min(batch_size, max(len(self.images), 1))  # the fastest precision may depend on it
-        self.predictor = Predictor(
-            model, device=device, batch_size=batch_size, precision=precision, on_message=on_message
-        )
-        self.top, self.embed = top, embed
-        self.done, self.left_out, self.seconds = 0, 0, 0.0
-        if not self.labels and embed is None:
-            raise ConfigError(
-                "the model has no classes, and therefore no labels: write embeddings with --embed out.parquet"
-            )
+    def __len__(self) -> int:
+        return len(self.predictions)
+
+    def __iter__(self) -> Iterator[FilePrediction]:
+        return iter(self.predictions)
+
+    @overload
+    def __getitem__(self, index: int) -> FilePrediction: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[FilePrediction, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> FilePrediction | tuple[FilePrediction, ...]:
+        return self.predictions[index]
 
     @property
-    def labels(self) -> tuple[str, ...]:
-        """The names of the classes in words; () for a model without classes."""
-        return self.predictor.labels
+    def left_out(self) -> tuple[FilePrediction, ...]:
+        """The images that could not be used, each with its error."""
+        return tuple(each for each in self.predictions if each.error is not None)
 
-    def predict_files(self, progress: Progress | None = None) -> Generator[FilePrediction, None, None]:
-        """Yield the result for each file, in order, as soon as it is computed.
+    @property
+    def images_per_second(self) -> float:
+        """The images that were used, by time."""
+        return (len(self.predictions) - len(self.left_out)) / max(self.seconds, 1e-9)
 
-        The file of embeddings appears after the last result. If the generator is closed early, it is not written.
-        """
-        started, total = time.perf_counter(), len(self.images)
-        outputs = {"probabilities": bool(self.labels), "embeddings": self.embed is not None}
-        embeddings = nullcontext(None) if self.embed is None else write_embeddings(self.embed)
-        with embeddings as add, closing(self.predictor.stream(self.images, **outputs)) as predictions:
-            for prediction in predictions:
-                row = self._take(prediction, add)
-                self.done, self.left_out = self.done + (row.error is None), self.left_out + (row.error is not None)
-                self.seconds = time.perf_counter() - started
-                if progress is not None:
-                    progress(prediction.index + 1, total)
-                yield row
+    @property
+    def embeddings(self) -> FloatArray | None:
+        """(N, D) representations of the images that were used, in order; None if none were asked for."""
+        return self.rows if self.embedding_file is None else read_embeddings(self.embedding_file)
 
-    def summary(self) -> str:
-        """Return counts and speed in words: "132 images, 45.2 images/s, 1 left out"."""
-        parts = [f"{self.done:,} image" + ("" if self.done == 1 else "s")]
-        if self.done:
-            parts.append(f"{self.done / max(self.seconds, 1e-9):,.1f} images/s")
+    def summary(self) -> Rows:
+        """Return the counts and the speed; for a few images also the best label of each."""
+        rows = [("images", f"{len(self) - len(self.left_out):,}"), ("images/s", f"{self.images_per_second:,.1f}")]
         if self.left_out:
-            parts.append(f"{self.left_out:,} left out")
-        return ", ".join(parts)
+            rows.append(("left out", f"{len(self.left_out):,}"))
+        if self.embedding_file is not None:
+            rows.append(("embeddings", str(self.embedding_file)))
+        shown = self.predictions[: MOST_SHOWN if len(self) <= MOST_SHOWN else 0]
+        return [*rows, *((make_printable(each.file), _describe(each)) for each in shown if each.labels or each.error)]
 
-    def _take(self, prediction: Prediction, add: AddEmbedding | None) -> FilePrediction:
-        """Add the embedding to its file, if there is one, and return the labels or the error."""
-        file = to_valid_text(self.images[prediction.index])
-        if prediction.error is not None:
-            return FilePrediction(file, error=str(prediction.error))
-        if add is not None and prediction.embedding is not None:
-            add(file, prediction.embedding)
-        if prediction.probabilities is None:
-            return FilePrediction(file)
-        return FilePrediction(file, tuple(self.predictor.rank_labels(prediction.probabilities, self.top)))
+    def tables(self) -> Mapping[str, Sequence[Sequence[str]]]:
+        """Return the first predictions with all labels that were asked for."""
+        rows = [
+            (make_printable(each.file), label, f"{probability:.2%}")
+            for each in self.predictions[:MOST_SHOWN]
+            for label, probability in each.labels
+        ]
+        return {"Predictions": [("file", "label", "probability"), *rows]} if rows else {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the predictions, the speed and the place of the embeddings as plain data."""
+        return {
+            "predictions": [each.to_dict() for each in self.predictions],
+            "seconds": self.seconds,
+            "images_per_second": self.images_per_second,
+            "embedding_file": None if self.embedding_file is None else str(self.embedding_file),
+        }
 
 
-def to_valid_text(image: str | bytes) -> str:
-    """Return the name of an image as valid text: bytes that are not UTF-8 become \\xff, standard input becomes "-"."""
-    if isinstance(image, bytes):
-        return STANDARD_INPUT
-    return image.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+def predict(
+    images: OneImage | Iterable[OneImage],
+    model: Model = PANE,
+    *,
+    top: int = TOP,
+    embed: bool | str | Path | None = None,
+    batch_size: int = 32,
+    device: str = "auto",
+    precision: str = "fp32",
+    on_event: OnEvent | None = None,
+) -> PredictionResult:
+    """Say what is in images. An image that cannot be used does not end the call: the result has its error.
 
+    Events:
 
-def find_images(files: Sequence[str]) -> list[str | bytes]:
-    """Return the image files that the arguments mean, in order; for standard input, its content if it is an image.
+        message      text, while a faster precision is prepared
+        images       files, labels: the names of all images that were found, and those of the model's classes
+        prediction   file, labels, error: of one image, in order; labels are lists of a label and its probability
+        progress     of the task "predicting"
+
+    Args:
+        images: one or more: files, folders with images at any depth, "-" for standard input, which holds an image or a
+            list of file names; the bytes of a file, Pillow images, uint8 arrays and tensors.
+        model: a loaded model, anything that `vitrail.load` takes, or an exported .onnx or .xml file.
+        top: the number of labels for each image, at least 1.
+        embed: True keeps the representation of each image in the result; the name of a .parquet or .npz file writes
+            them there.
+        batch_size: images that run at a time.
+        device: cpu, cuda, …; auto takes a GPU if the machine has one.
+        precision: fp32, or faster and less exact: bf16, fp16 and fp8 (GPU), int8 (CPU); auto takes the fastest here.
+        on_event: called with what happens; by default a terminal or notebook shows a bar.
 
     Raises:
-        ConfigError: if a name is empty, or "-" is given twice.
-        DataError: if there are no images, or a folder or standard input cannot be read.
+        ConfigError: an option is not valid, or nothing is requested that the model can give.
+        DataError: there are no images.
+        WeightsError: the model cannot be read.
     """
-    if files.count(STANDARD_INPUT) > 1:
+    check_top(top)
+    path = None if embed is None or isinstance(embed, bool) else Path(embed)
+    check_embedding_path(path)
+    found = find_images(images)
+    with open_listener(on_event) as listener:
+        predictor = Predictor(
+            model,
+            device=device,
+            batch_size=min(batch_size, len(found)),  # the fastest precision may depend on it
+            precision=precision,
+            on_message=send_messages(listener),
+        )
+        if not predictor.labels and not embed:
+            raise ConfigError(
+                "the model has no classes, and therefore no labels: give embed=True, or write --embed out.parquet"
+            )
+        listener("images", {"files": [image.name for image in found], "labels": list(predictor.labels)})
+        return _predict_all(predictor, found, top, bool(embed), path, listener)
+
+
+def _predict_all(
+    predictor: Predictor, found: Sequence[FoundImage], top: int, embeds: bool, path: Path | None, listener: OnEvent
+) -> PredictionResult:
+    """Predict the images that were found; tell of each, and add its embedding to the file or to the result."""
+    started, predictions, kept = time.perf_counter(), list[FilePrediction](), list[FloatArray]()
+    progress = send_progress(listener, "predicting")
+    stream = predictor.stream(
+        (image.content for image in found), probabilities=bool(predictor.labels), embeddings=embeds
+    )
+    with _open_table(path, kept) as add, closing(stream) as coming:
+        for prediction in coming:
+            row = _label_image(predictor, prediction, found[prediction.index].name, top)
+            predictions.append(row)
+            if prediction.embedding is not None:
+                add(row.file, prediction.embedding)
+            progress(len(predictions), len(found))
+            listener("prediction", row.to_dict())
+    seconds, rows = time.perf_counter() - started, None
+    if embeds and path is None:
+        rows = np.stack(kept) if kept else np.empty((0, predictor.engine.embedding_size or 0), np.float32)
+    is_written = path is not None and any(each.error is None for each in predictions)
+    return PredictionResult(tuple(predictions), predictor.labels, seconds, path if is_written else None, rows)
+
+
+def _open_table(path: Path | None, kept: list[FloatArray]) -> AbstractContextManager[AddEmbedding]:
+    """Return a context with a function that takes embeddings: into a file, or into a list if there is no file."""
+    return nullcontext(lambda name, embedding: kept.append(embedding)) if path is None else write_embeddings(path)
+
+
+def _label_image(predictor: Predictor, prediction: Prediction, name: str, top: int) -> FilePrediction:
+    if prediction.error is not None:
+        return FilePrediction(name, error=str(prediction.error))
+    if prediction.probabilities is None:
+        return FilePrediction(name)
+    return FilePrediction(name, tuple(predictor.rank_labels(prediction.probabilities, top)))
+
+
+def _describe(prediction: FilePrediction) -> str:
+    if prediction.error is not None:
+        return f"left out: {prediction.error}"
+    label, probability = prediction.labels[0]
+    return f"{label} {probability:.1%}"
+
+
+def to_valid_text(name: str) -> str:
+    """Return the name of a file as valid text: bytes that are not UTF-8 become \\xff."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+class FoundImage(NamedTuple):
+    """An image and what it is called."""
+
+    name: str
+    content: OneImage
+
+
+def find_images(images: OneImage | Iterable[OneImage]) -> list[FoundImage]:
+    """Return the images that the arguments mean, in order: those in folders and standard input too.
+
+    Raises:
+        ConfigError: nothing is given, a name is empty, or "-" is given twice.
+        DataError: there are no images, or a folder or standard input cannot be read.
+    """
+    many: Any = [images] if is_one_image(images) else images
+    if not isinstance(many, Iterable) or isinstance(many, Mapping) or hasattr(many, "read"):
+        raise ConfigError(f"{describe_image(many)} is no image, and no list of images")
+    given = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in many]
+    if not given:
+        raise ConfigError("no images were given: vitrail predict photo.jpg")
+    names = [each for each in given if isinstance(each, str)]
+    if names.count(STANDARD_INPUT) > 1:
         raise ConfigError(f"{STANDARD_INPUT} was given more than once, but there is only one standard input")
-    images = list[str | bytes]()
-    for name in files:
-        if not name:
-            raise ConfigError("a file name is empty: is a shell variable empty?")
-        if name == STANDARD_INPUT:
-            images += _read_standard_input()
-        elif _is_folder(Path(name)):
-            images += sorted(file for file in _list_files(name) if file.lower().endswith(IMAGE_SUFFIXES))
-        else:
-            images.append(name)
-    if not images:
-        places = ", ".join("standard input" if name == STANDARD_INPUT else make_printable(name) for name in files)
+    if "" in names:
+        raise ConfigError("a file name is empty: is a shell variable empty?")
+    found = [image for index, each in enumerate(given) for image in _find_images_in(each, index)]
+    if not found:
+        places = ", ".join("standard input" if name == STANDARD_INPUT else make_printable(name) for name in names)
         raise DataError(
             f"no images in {places}: give image files, or folders with images ({', '.join(IMAGE_SUFFIXES)})"
         )
-    return images
+    return found
 
 
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:  # the name is too long, or its folder cannot be read
-        return False
+def _find_images_in(image: OneImage, index: int) -> list[FoundImage]:
+    """Return the images of one argument, which is number `index` of all."""
+    if not isinstance(image, str):
+        return [FoundImage(f"images[{index}]", image)]
+    if image == STANDARD_INPUT:
+        return [
+            FoundImage(STANDARD_INPUT if isinstance(each, bytes) else to_valid_text(each), each)
+            for each in _read_standard_input()
+        ]
+    if not is_folder(Path(image)):
+        return [FoundImage(to_valid_text(image), image)]
+    files = sorted(file for file in _list_files(image) if file.lower().endswith(IMAGE_SUFFIXES))
+    return [FoundImage(to_valid_text(file), file) for file in files]
 
 
 def _list_files(folder: str) -> list[str]:
@@ -200,109 +303,3 @@ def _is_image(content: bytes) -> bool:
     except DataError:
         return False
     return True
-
-
-# Embeddings in a file
-
-
-class EmbeddingTable(Protocol):
-    """Writes file names and embeddings to a file; `close` writes the rest."""
-
-    def __init__(self, file: BinaryIO) -> None: ...
-
-    def add(self, name: str, embedding: FloatArray) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class ParquetTable:
-    """Writes the columns `file` and `embedding`, a list of float32."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        self._schema = pa.schema([("file", pa.string()), ("embedding", pa.list_(pa.float32()))])
-        self._writer = pq.ParquetWriter(file, self._schema)
-        self._rows = list[tuple[str, FloatArray]]()
-
-    def add(self, name: str, embedding: FloatArray) -> None:
-        self._rows.append((name, embedding))
-        if len(self._rows) == ROWS_IN_GROUP:
-            self._write_group()
-
-    def _write_group(self) -> None:
-        import pyarrow as pa
-
-        columns: dict[str, list[Any]] = {
-            "file": [name for name, _ in self._rows],
-            "embedding": [embedding for _, embedding in self._rows],
-        }
-        self._writer.write_table(pa.table(columns, schema=self._schema))
-        self._rows = []
-
-    def close(self) -> None:
-        try:
-            if self._rows:
-                self._write_group()
-        finally:
-            self._writer.close()
-
-
-class NpzTable:
-    """Writes the arrays `names` and `embeddings`, (N, D) float32. They stay in memory until the end."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._names, self._embeddings = file, list[str](), list[FloatArray]()
-
-    def add(self, name: str, embedding: FloatArray) -> None:
-        self._names.append(name)
-        self._embeddings.append(embedding)
-
-    def close(self) -> None:
-        embeddings = np.array(self._embeddings, np.float32).reshape(len(self._names), -1 if self._names else 0)
-        np.savez(self._file, names=np.array(self._names, np.str_), embeddings=embeddings)
-
-
-TABLES: dict[str, type[EmbeddingTable]] = {".parquet": ParquetTable, ".npz": NpzTable}
-
-
-def check_embedding_path(path: Path | None) -> None:
-    """Raise a ConfigError or a MissingExtraError if embeddings cannot be written there."""
-    if path is None:
-        return
-    if path.suffix.lower() not in TABLES:
-        raise ConfigError(f"--embed {make_printable(path)}: give a file that ends in {' or '.join(TABLES)}")
-    if _is_folder(path) or not _is_folder(path.absolute().parent):
-        raise ConfigError(f"--embed {make_printable(path)}: give a file name in an existing folder")
-    if path.suffix.lower() == ".parquet":
-        try:
-            import pyarrow.parquet  # noqa: F401
-        except ImportError:
-            raise MissingExtraError("writing Parquet", "parquet") from None
-
-
-@contextmanager
-def write_embeddings(path: Path) -> Iterator[AddEmbedding]:
-    """Yield a function that adds an embedding under a file name; at the end, put the finished file in its place.
-
-    After an error, or if no embedding was added, the path stays as it was.
-    """
-    draft, count = path.with_name(f".{path.name}.{os.getpid()}.tmp"), 0
-
-    def add(name: str, embedding: FloatArray) -> None:
-        nonlocal count
-        table.add(name, embedding)
-        count += 1
-
-    try:
-        with draft.open("wb") as file, closing(TABLES[path.suffix.lower()](file)) as table:
-            yield add
-        if count:
-            move_into_place(draft, path)
-    except OSError as error:
-        reason = error.strerror or error
-        raise ConfigError(f"--embed {make_printable(path)} cannot be written ({reason}): give another place") from None
-    finally:
-        with suppress(OSError):  # an error about the disk was already raised
-            draft.unlink(missing_ok=True)

@@ -35,6 +35,14 @@ def flush_to_disk(path: Path) -> None:
         os.close(handle)
 
 
+def is_folder(path: Path) -> bool:
+    """Return whether there is such a folder; False also for names that no file can have."""
+    try:
+        return path.is_dir()
+    except OSError:  # the name is too long, or its folder cannot be read
+        return False
+
+
 def check_out_file(out: Path | None) -> None:
     """Raise a ConfigError if a file to write is a folder, or would lie in a folder that does not exist."""
     if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
