@@ -27,7 +27,7 @@ from peer_libraries.figures import draw_report
 from peer_libraries.growth import measure_growth, plan_growth
 from peer_libraries.models import PEERS, build_peer, import_peer, parse_peers
 from peer_libraries.runtimes import list_runtime_candidates
-from vitrail.benchmark.benchmark import (
+from vitrail.benchmark.bench import (
     GPU_ONLY_MEMORY,
     WITHOUT_DATA,
     SpeedOptions,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from vitrail.benchmark.benchmark import DEFAULT_MODEL, make_case
+from vitrail.benchmark.bench import DEFAULT_MODEL, make_case
 from vitrail.benchmark.case import CandidateKey, Case
 from vitrail.benchmark.report import Measurements
 from vitrail.errors import ConfigError, did_you_mean

@@ -10,7 +10,7 @@ from benched import CPU, CUDA, Clock, tiny
 from against_peers import check_plot
 from peer_libraries.growth import measure_growth, plan_growth
 from vitrail.benchmark import measure as measuring
-from vitrail.benchmark.benchmark import WITHOUT_DATA, choose_precisions, make_case, parse_what
+from vitrail.benchmark.bench import WITHOUT_DATA, choose_precisions, make_case, parse_what
 from vitrail.benchmark.case import NotMeasured
 from vitrail.benchmark.measure import CandidateFacts, MeasureOptions, measure_case
 from vitrail.benchmark.report import Measurements

@@ -11,15 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 from matplotlib.figure import Figure
+from pictures import picture
 
 from against_peers import compare_with_peers, parse_arguments, run_comparison
 from peer_libraries.conclusions import compare_libraries
 from peer_libraries.figures import MOST_LINES, draw_report, select_lines
 from peers import timm  # noqa: F401  so that torchvision imports beside any torch
-from vitrail.benchmark import BenchmarkReport, SpeedOptions, benchmark, machine, measure_speed
+from vitrail.benchmark import bench as benching
+from vitrail.benchmark import machine
 from vitrail.benchmark import measure as measuring
-from vitrail.benchmark.benchmark import WITHOUT_DATA
-from vitrail.benchmark.report import FED, RESIDENT, Measurements, compare_rows
+from vitrail.benchmark.bench import WITHOUT_DATA, SpeedOptions, bench
+from vitrail.benchmark.report import FED, RESIDENT, BenchmarkReport, Measurements, compare_rows
 from vitrail.errors import ConfigError
 from vitrail.fast import timing
 from vitrail.model.variants import SIZES, Size
@@ -108,33 +110,30 @@ class TestReport:
 
     def test_json(self, report, tmp_path, monkeypatch):
         monkeypatch.setattr(
-            benchmark, "measure_case", lambda case, options: Measurements(report.rows, [], report.products)
+            benching, "measure_case", lambda case, options: Measurements(report.rows, [], report.products)
         )
-        options = SpeedOptions(size=32, what="inference", device="cpu")
-        again = measure_speed(["Ti/16"], options, out=tmp_path / "a.json")
+        again = bench(["Ti/16"], size=32, what="inference", device="cpu", out=tmp_path / "a.json")
         text = (tmp_path / "a.json").read_text()
         written = json.loads(text)
-        assert written == json.loads(json.dumps(again.as_dict()))
+        assert written == json.loads(json.dumps(again.to_dict()))
         assert written["rows"][0]["seconds"] == report.rows[0].seconds
         assert written["comparisons"] == again.comparisons
         assert written["machine"]["versions"]["torch"] == torch.__version__
-        for place in (str(Path.home()), str(tmp_path), str(Path(benchmark.__file__).parent), sys.prefix):
+        for place in (str(Path.home()), str(tmp_path), str(Path(benching.__file__).parent), sys.prefix):
             assert place not in text
 
     def test_threads_are_put_back(self, monkeypatch):
         before, seen = torch.get_num_threads(), []
-        monkeypatch.setattr(
-            benchmark, "measure_case", lambda *_: seen.append(torch.get_num_threads()) or Measurements()
-        )
-        measure_speed(["Ti/16"], SpeedOptions(what="latency", threads=before + 1, device="cpu"))
+        monkeypatch.setattr(benching, "measure_case", lambda *_: seen.append(torch.get_num_threads()) or Measurements())
+        bench(["Ti/16"], what="latency", threads=before + 1, device="cpu")
         assert seen == [before + 1]
         assert torch.get_num_threads() == before
 
     def test_places_are_looked_at_first(self, tmp_path):
         with pytest.raises(ConfigError, match="no folder"):
-            measure_speed(out=tmp_path / "nowhere/a.json")
+            bench(out=tmp_path / "nowhere/a.json")
         with pytest.raises(ConfigError, match="is a folder"):
-            measure_speed(out=tmp_path)
+            bench(out=tmp_path)
 
     def test_the_machine(self, monkeypatch, tmp_path):
         (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name\t: A Fine Processor\nmodel name\t: again\n")
@@ -144,6 +143,62 @@ class TestReport:
         assert machine.read_processor_name()
         monkeypatch.setattr(machine.vitrail, "__file__", str(tmp_path / "a/b/c.py"))
         assert machine.read_commit() is None
+
+
+class TestFromPython:
+    @pytest.fixture(autouse=True)
+    def small(self, monkeypatch):
+        monkeypatch.setitem(SIZES, "Ti", Size(depth=2, width=32, mlp_dim=64, num_heads=2))
+
+    def test_bench_returns_a_report_and_tells_what_happens(self, tmp_path):
+        events = []
+        samples = [(picture(number), "ab"[number % 2]) for number in range(8)]
+        report = bench(
+            "Ti/16",
+            what=["inference", "loader"],
+            batch=2,
+            size=32,
+            data=samples,
+            workers=0,
+            rounds=1,
+            threads=1,
+            device="cpu",
+            out=str(tmp_path / "speed.json"),
+            on_event=lambda kind, values: events.append((kind, values)),
+        )
+        assert {row.what for row in report.rows} == {"inference", "loader"}
+        assert {kind for kind, _ in events} == {"message", "progress"}
+        steps = [values["done"] for kind, values in events if kind == "progress"]
+        assert steps == [0, 1, 2]
+        assert any("building" in values["text"] for kind, values in events if kind == "message")
+        assert BenchmarkReport.read(str(tmp_path / "speed.json")).to_dict() == json.loads(json.dumps(report.to_dict()))
+        assert "Ti/16 inference, 32 px, batch 2" in repr(report)
+        assert "images/s" in report._repr_html_()
+
+    @pytest.mark.parametrize(
+        ("options", "sentence"),
+        [
+            ({"models": "B/17x"}, "B/17x"),
+            ({"rounds": 0}, "rounds = 0"),
+            ({"batch": -1}, "batch = -1"),
+            ({"what": ["speed"]}, "latency"),
+            ({"what": "loader"}, "DATA"),
+        ],
+    )
+    def test_errors_have_the_sentence_of_the_command(self, options, sentence):
+        with pytest.raises(ConfigError, match=sentence):
+            bench(**{"device": "cpu", **options})
+
+    def test_an_interrupt_ends_it_and_writes_nothing(self, tmp_path):
+        def interrupt(kind, values):
+            if kind == "message":
+                raise KeyboardInterrupt
+
+        threads = torch.get_num_threads()
+        with pytest.raises(KeyboardInterrupt):
+            bench("Ti/16", size=32, device="cpu", threads=threads + 1, out=tmp_path / "a.json", on_event=interrupt)
+        assert not (tmp_path / "a.json").exists()
+        assert torch.get_num_threads() == threads
 
 
 class TestScript:

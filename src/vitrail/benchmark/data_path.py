@@ -19,13 +19,14 @@ from vitrail.benchmark.case import OURS, Case, count_parameters
 from vitrail.benchmark.measure import CandidateFacts, CaseTimer, MeasureOptions, check_memory, release_memory
 from vitrail.benchmark.report import FED, RESIDENT, Measurements
 from vitrail.data.loader import Batch, TrainingLoader
+from vitrail.data.open import Data, list_splits, name_data, open_data
 from vitrail.data.parallel import resolve_worker_count
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError, VitrailError
 from vitrail.fast.timing import PeakMemory, Stopwatch
 from vitrail.model.cost import FORWARD_AND_BACKWARD, compute_cost
 from vitrail.system.ranks import Ranks
-from vitrail.training.build import build_run, build_training_loader, open_training_data, prepare_run
+from vitrail.training.build import build_run, build_training_loader, prepare_run
 from vitrail.training.config import DataConfig, ModelConfig, RunConfig, RunSection, ScheduleConfig
 from vitrail.training.run import RunState
 from vitrail.training.step import train_step
@@ -46,17 +47,18 @@ class DataSupply:
     """A source of images, and the number of processes that read it."""
 
     data: str
+    """Its name."""
     source: Source
     workers: int
 
     @classmethod
-    def open(cls, data: str, workers: int | None, cases: Sequence[Case]) -> DataSupply:
-        """Open the training part of data as `vitrail train` does; `workers`: one for each core if None."""
-        source = open_training_data(DataConfig(source=data, validate_on="none")).training
+    def open(cls, data: Data, workers: int | None, cases: Sequence[Case]) -> DataSupply:
+        """Open the split "train", or everything if there are no splits; `workers`: one for each core if None."""
+        source, name = open_data(data, "train" if list_splits(data) else None), name_data(data)
         most = max(case.batch for case in cases)
         if most > len(source):
-            raise ConfigError(f"--batch {most} is more than the {len(source)} images of {data}: give a smaller one")
-        return cls(data, source, resolve_worker_count(None) if workers is None else workers)
+            raise ConfigError(f"--batch {most} is more than the {len(source)} images of {name}: give a smaller one")
+        return cls(name, source, resolve_worker_count(None) if workers is None else workers)
 
     def start_loader(self, case: Case, position: int) -> TrainingLoader:
         """Start a loader as training does, with the paper's crop and flip, at a position in images."""
@@ -121,7 +123,8 @@ def _measure_end_to_end(timer: CaseTimer, supply: DataSupply, compiles: bool | N
     case, position = timer.case, 0
     check_memory(case)
     memory = PeakMemory(case.device)
-    setup, state = prepare_run(make_run_config(case, supply, compiles), Ranks(0, 1, case.device)), RunState()
+    config, state = make_run_config(case, supply, compiles), RunState()
+    setup = prepare_run(config, Ranks(0, 1, case.device), source=supply.source)
     run = build_run(setup, state.progress)
     same_batch = cast(TrainingLoader, RepeatedBatch(next(run.training_loader).to(case.device)))
     run = replace(run, training_loader=same_batch)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vitrail.benchmark.case import NotMeasured
+from vitrail.benchmark.speed_table import COLUMNS, format_cells
 from vitrail.errors import ConfigError
 from vitrail.system.files import write_whole
+from vitrail.system.results import Result, Rows
 
 FED, RESIDENT = "from the loader", "already on the device"
 """How the names of the two training steps of the data path begin."""
@@ -74,8 +76,8 @@ class Measurements:
         self.products.extend(other.products)
 
 
-@dataclass(frozen=True)
-class BenchmarkReport:
+@dataclass(frozen=True, repr=False)
+class BenchmarkReport(Result):
     """The result of a whole benchmark."""
 
     machine: dict[str, Any]
@@ -90,7 +92,24 @@ class BenchmarkReport:
     comparisons: list[str] = field(default_factory=list)
     """Conclusions from the rows, in sentences."""
 
-    def as_dict(self) -> dict[str, Any]:
+    @property
+    def title(self) -> str:
+        """The device, the precision of the plain candidates, and torch's version."""
+        return f"{self.machine['device']}, {self.asked['precision']}, torch {self.machine['versions']['torch']}"
+
+    def summary(self) -> Rows:
+        fastest = [min(group, key=lambda row: row.median_seconds) for group in group_by_case(self.rows)]
+        speeds = [(describe_case(row), f"{row.images_per_second:,.3g} images/s, {row}") for row in fastest]
+        missing = [("not measured", str(each)) for each in self.missing]
+        return [("machine", self.title), *speeds, *missing, *(("note", note) for note in self.notes)]
+
+    def tables(self) -> Mapping[str, Sequence[Sequence[str]]]:
+        tables: dict[str, Sequence[Sequence[str]]] = {"Speed": [COLUMNS, *map(format_cells, self.rows)]}
+        if self.comparisons:
+            tables["Comparisons"] = [("comparison",), *((line,) for line in self.comparisons)]
+        return tables
+
+    def to_dict(self) -> dict[str, Any]:
         """Return the report for JSON."""
         return {
             "machine": self.machine,
@@ -105,17 +124,17 @@ class BenchmarkReport:
 
     def write(self, path: Path) -> None:
         """Write the report as JSON, for `read`."""
-        write_whole(path, json.dumps(self.as_dict(), indent=1, ensure_ascii=False, allow_nan=False).encode())
+        write_whole(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False).encode())
 
     @classmethod
-    def read(cls, path: Path) -> BenchmarkReport:
+    def read(cls, path: str | Path) -> BenchmarkReport:
         """Read a report that `write` wrote.
 
         Raises:
             ConfigError: There is no such file, or it is no report.
         """
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
             rows = [SpeedRow(**row) for row in content["rows"]]
             missing = [NotMeasured(**each) for each in content["not_measured"]]
             rest = (content["products"], content["notes"], content["grown"], content["comparisons"])

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vitrail.benchmark.speed_table import COLUMNS, WORD_COLUMNS, format_cells
 from vitrail.cli.printing import interruptible, print_lines, print_table
 
 if TYPE_CHECKING:
-    from vitrail.benchmark.report import BenchmarkReport, SpeedRow
-
-COLUMNS = (
-    *("model", "what", "library", "way", "precision", "size", "batch", "images/s", "ms", "p99 ms", "TFLOP/s"),
-    *("of product", "GiB", "distance"),
-)
+    from vitrail.benchmark.report import BenchmarkReport
 
 
 def bench(
@@ -67,33 +63,40 @@ def bench(
     second that a large matrix product reached in the same rounds; "distance" is how far the logits are from those of
     our plain model in float32. With --data: whether the data path keeps up with training.
     """
-    from vitrail.benchmark import BenchmarkReport, SpeedOptions, measure_speed
+    from vitrail.benchmark.bench import DEFAULT_MODEL
+    from vitrail.benchmark.bench import bench as measure_speed
+    from vitrail.benchmark.report import BenchmarkReport
 
     if source is not None:
         _check_alone(names=names, what=what, batch=batch, size=size, data=data, out=out)
         _show(BenchmarkReport.read(source), None)
         return
-    options = SpeedOptions(
-        what=what,
-        batch=batch,
-        precision=precision,
-        size=size,
-        data=data,
-        workers=workers,
-        threads=threads,
-        rounds=rounds,
-        compiles=compiles,
-        autotune=autotune,
-        plain=not fast,
-        device=device,
-    )
     with interruptible():
         report = measure_speed(
-            names or [], options, out=out, on_message=lambda line: print(line, file=sys.stderr, flush=True)
+            names or DEFAULT_MODEL,
+            what=what,
+            batch=batch,
+            precision=precision,
+            size=size,
+            data=data,
+            workers=workers,
+            threads=threads,
+            rounds=rounds,
+            compiles=compiles,
+            autotune=autotune,
+            plain=not fast,
+            device=device,
+            out=out,
+            on_event=_print_message,
         )
     _show(report, out)
     if not report.rows:
         raise typer.Exit(1)
+
+
+def _print_message(kind: str, values: dict[str, Any]) -> None:
+    if kind == "message":
+        print(values["text"], file=sys.stderr, flush=True)
 
 
 def _check_alone(**options: object) -> None:
@@ -107,28 +110,9 @@ def _check_alone(**options: object) -> None:
 
 
 def _show(report: BenchmarkReport, written: Path | None) -> None:
-    title = f"{report.machine['device']}, {report.asked['precision']}, torch {report.machine['versions']['torch']}"
-    print_table(title, COLUMNS, [_cells(row) for row in report.rows], left=6)
+    print_table(report.title, COLUMNS, list(map(format_cells, report.rows)), left=WORD_COLUMNS)
     print_lines(report.comparisons)
     print_lines(f"not measured: {missing}" for missing in report.missing)
     print_lines(f"note: {note}" for note in report.notes)
     if written is not None:
         print_lines([f"written: {written}"])
-
-
-def _cells(row: SpeedRow) -> list[str]:
-    return [
-        *(row.name, row.what, row.library, row.way, row.precision, row.size, f"{row.batch:,}"),
-        _format_number(row.images_per_second),
-        _format_number(row.median_seconds * 1000),
-        "–" if row.p99_seconds is None else _format_number(row.p99_seconds * 1000),
-        "–" if row.flops_per_second is None else _format_number(row.flops_per_second / 1e12),
-        "–" if row.share_of_product is None else f"{row.share_of_product:.1%}",
-        "–" if row.memory_bytes is None else f"{row.memory_bytes / 2**30:.2f}",
-        "–" if row.distance is None else f"{row.distance:.1e}" if row.distance else "0",
-    ]
-
-
-def _format_number(value: float) -> str:
-    """Write a number with at least three digits."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:#.3g}".rstrip(".")

@@ -1,4 +1,4 @@
-"""`measure_speed`: a whole benchmark, from its options to the cases and the report."""
+"""`bench`: a whole benchmark, from its options to the cases and the report."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from vitrail.benchmark.candidates import AUTOTUNED, COMPILED, EAGER
 from vitrail.benchmark.case import PRECISIONS, Case, NotMeasured
 from vitrail.benchmark.data_path import DataSupply, measure_data_path
 from vitrail.benchmark.machine import describe_machine
-from vitrail.benchmark.measure import MeasureOptions, OnMessage, measure_case
+from vitrail.benchmark.measure import MeasureOptions, measure_case
 from vitrail.benchmark.report import BenchmarkReport, Measurements, compare_rows
+from vitrail.data.open import Data
 from vitrail.errors import ConfigError, did_you_mean
 from vitrail.model.variants import make_architecture
 from vitrail.system import processor
 from vitrail.system.device import choose_device
+from vitrail.system.events import OnEvent, open_listener, send_progress
 
 WITHOUT_DATA = ("inference", "training", "latency")
 WITH_DATA = ("loader", "end-to-end")
@@ -44,7 +46,7 @@ class SpeedOptions:
     """fp32 or bf16; None: bf16 on a GPU, fp32 on a CPU. fp8 (GPU), int8 or auto (CPU) are measured in addition."""
     size: int | None = None
     """Side of the images in pixels; None: the model's own."""
-    data: str | None = None
+    data: Data | None = None
     """Images for loader and end-to-end, as for `vitrail train`."""
     workers: int | None = None
     """Processes that read the data; None: one for each core."""
@@ -60,6 +62,12 @@ class SpeedOptions:
     """False: only what `vitrail.fast` makes of the model."""
     device: str = "auto"
 
+    def __post_init__(self) -> None:
+        for name, least in (("batch", 1), ("size", 1), ("threads", 1), ("rounds", 1), ("workers", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} = {value}: give {least} or more")
+
     def modes(self, device: torch.device) -> tuple[str, ...]:
         """Return the plain modes that are measured: some of eager, compiled and autotuned."""
         compiles = device.type == "cuda" or self.autotune if self.compiles is None else self.compiles
@@ -70,61 +78,110 @@ class SpeedOptions:
         if COMPILED in modes:
             return []
         why = (
-            "--no-compile"
+            "--no-compile (compiles=False)"
             if self.compiles is False
-            else "on a CPU it takes minutes to compile: ask for it with --compile"
+            else "on a CPU it takes minutes to compile: ask for it with --compile (compiles=True)"
         )
         return [NotMeasured("", "every library", "compiled", f"left out, {why}")]
 
 
-def measure_speed(
-    names: Sequence[str] = (),
-    options: SpeedOptions | None = None,
+def bench(
+    models: str | Sequence[str] = DEFAULT_MODEL,
     *,
-    out: Path | None = None,
-    on_message: OnMessage = lambda line: None,
+    what: str | Sequence[str] | None = None,
+    batch: int | None = None,
+    precision: str | None = None,
+    size: int | None = None,
+    data: Data | None = None,
+    workers: int | None = None,
+    threads: int | None = None,
+    rounds: int = 5,
+    compiles: bool | None = None,
+    autotune: bool = False,
+    plain: bool = True,
+    device: str = "auto",
+    out: str | Path | None = None,
+    on_event: OnEvent | None = None,
 ) -> BenchmarkReport:
     """Measure how fast models are on this machine.
 
+    Events: message (text) about every step; progress of the task "measuring", in cases.
+
     Args:
-        names: Of models, as `vitrail models` lists them; B/16 if empty.
-        options: What is measured, and how.
+        models: Names of models, as `vitrail models` lists them.
+        what: Some of inference, training, latency, and with `data` loader and end-to-end: a list, or one text with
+            commas; None: all.
+        batch: Images at a time; None: 256 on a GPU, 8 on a CPU. Latency is always of one image.
+        precision: fp32 or bf16; None: bf16 on a GPU, fp32 on a CPU. fp8 (GPU), int8 or auto (CPU) are measured in
+            addition.
+        size: Side of the images in pixels; None: the model's own.
+        data: Images for loader and end-to-end, as for `vitrail.train`.
+        workers: Processes that read the data; None: one for each core.
+        threads: CPU threads; None: torch's choice.
+        rounds: Turns of each candidate; medians are over these.
+        compiles: Whether to measure the compiled model too; None: on a GPU only.
+        autotune: Whether to measure max-autotune too, which takes many minutes.
+        plain: False: only what `vitrail.fast` makes of the model.
+        device: cpu, cuda, …; auto takes a GPU if there is one.
         out: A JSON file for the report; `BenchmarkReport.read` reads it again.
-        on_message: Gets a line of text about every step.
+        on_event: Called with what happens; by default a terminal or notebook shows a bar.
 
     Returns:
         A row for each way of computing each case, what could not be measured, and the machine.
 
     Raises:
         ConfigError: An option is wrong. It is checked before anything is measured.
-        DataError: There are no images at `options.data`.
+        DataError: There are no images at `data`.
     """
-    options = options or SpeedOptions()
+    options = SpeedOptions(
+        what=what if what is None or isinstance(what, str) else ",".join(what),
+        batch=batch,
+        precision=precision,
+        size=size,
+        data=data,
+        workers=workers,
+        threads=threads,
+        rounds=rounds,
+        compiles=compiles,
+        autotune=autotune,
+        plain=plain,
+        device=device,
+    )
+    names = [models] if isinstance(models, str) else models
+    path = None if out is None else Path(out)
+    with open_listener(on_event) as listener:
+        report = _measure_all(names, options, path, listener)
+    if path is not None:
+        report.write(path)
+    return report
+
+
+def _measure_all(names: Sequence[str], options: SpeedOptions, out: Path | None, on_event: OnEvent) -> BenchmarkReport:
     device = choose_device(options.device)
     whats = parse_what(options.what, options.data)
     cases = make_cases(names, whats, options, device)
     check_output("--out", out)
     supply = None if options.data is None else DataSupply.open(options.data, options.workers, cases)
     modes = options.modes(device)
-    measuring = MeasureOptions(modes, options.rounds, options.plain, on_message)
+    measuring = MeasureOptions(modes, options.rounds, options.plain, lambda line: on_event("message", {"text": line}))
     results = Measurements(missing=[] if whats == ["loader"] else options.explain_modes(modes))
+    progress = send_progress(on_event, "measuring")
     with use_device(device, options.threads):
         machine = describe_machine(device)
-        for case in cases:
+        for done, case in enumerate(cases):
+            progress(done, len(cases))
             if case.what in WITH_DATA:
                 assert supply is not None
                 results.add(measure_data_path(case, supply, measuring, compiles=options.compiles))
             else:
                 results.add(measure_case(case, measuring))
+        progress(len(cases), len(cases))
     request = describe_request(cases, options, modes, workers=None if supply is None else supply.workers)
     notes = [*([GPU_ONLY_MEMORY] if device.type == "cpu" else ()), *([supply.describe()] if supply else ())]
     comparisons = compare_rows(results.rows, cases[0].precision)
-    report = BenchmarkReport(
+    return BenchmarkReport(
         machine, request, results.rows, results.missing, results.products, notes, comparisons=comparisons
     )
-    if out is not None:
-        report.write(out)
-    return report
 
 
 def describe_request(
@@ -171,7 +228,7 @@ def make_case(
     return Case(what, name, shape, images, precisions[0], device, precisions[1])
 
 
-def parse_what(text: str | None, data: str | None, default: Sequence[str] = WITHOUT_DATA) -> list[str]:
+def parse_what(text: str | None, data: Data | None, default: Sequence[str] = WITHOUT_DATA) -> list[str]:
     """Split the comma-separated value of --what and check it; without one, everything that is possible."""
     if text is None:
         return [*default, *(WITH_DATA if data is not None else ())]
