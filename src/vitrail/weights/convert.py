@@ -111,7 +111,7 @@ def convert(
             model, files = _open_source(source, which, known)
             write_model(model, weight_format, draft)
             converted, converted_files = load_with_files(draft)
-            certificate = compare_models(model.eval(), converted.eval(), files, converted_files)
+            certificate = measure_difference(model.eval(), converted.eval(), files, converted_files)
             _check_certificate(certificate, to)
             (draft / MODEL_CARD).write_text(format_model_card(model, folder.name, to, certificate), encoding="utf-8")
         result = ConversionResult(
@@ -171,7 +171,7 @@ def parse_destination(destination: str) -> str:
 
 
 @torch.inference_mode()
-def compare_models(
+def measure_difference(
     model: ImageModel, converted: ImageModel, files: tuple[Path, ...] = (), converted_files: tuple[Path, ...] = ()
 ) -> Certificate:
     """Run two models on the same fixed random images in float32, and measure how far their outputs differ."""
