@@ -233,10 +233,7 @@ def test_a_wrong_command(run, model, data, arguments, sentence):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_measures_the_same(model, data):
-    ours, theirs = (
-        fewshot(model, str(data / "split"), device=name, cache=None)
-        for name in ("cpu", "cuda")
-    )
+    ours, theirs = (fewshot(model, str(data / "split"), device=name, cache=None) for name in ("cpu", "cuda"))
     for one, other in zip(ours.summaries(), theirs.summaries(), strict=True):
         assert one.accuracy == pytest.approx(other.accuracy, abs=0.06), one.method
 
