@@ -238,7 +238,8 @@ def global_state() -> dict[str, object]:
 
 
 @pytest.mark.parametrize("quick", [False, True], ids=["trained", "quick"])
-def test_it_works_in_a_thread_and_changes_nothing_around_it(folder, model, quick):
+def test_it_works_in_a_thread_and_changes_nothing_around_it(folder, model, quick, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     before = global_state()
     settings = {} if quick else {**SHORT, "run.report": True, "run.threads": 1, "schedule.steps": 2}
     found = {}

@@ -28,6 +28,9 @@ from vitrail.training.run_folder import claim_folder
 from vitrail.training.trackers import Tracker, open_trackers
 from vitrail.weights.card import shorten_labels
 
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+"""The environment variable without which cuBLAS refuses to be deterministic."""
+
 
 def run_training(
     config: RunConfig,
@@ -113,10 +116,11 @@ def _describe_run(run: TrainingRun, progress: Progress) -> dict[str, Any]:
 def _apply_settings(config: RunConfig) -> Iterator[None]:
     """Apply the configuration's settings to torch, and restore torch's own at the end of the block."""
     before, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    is_new = config.run.deterministic and WORKSPACE not in os.environ
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
     if config.run.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ.setdefault(WORKSPACE, ":4096:8")
         torch.use_deterministic_algorithms(True)
     try:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
@@ -124,6 +128,8 @@ def _apply_settings(config: RunConfig) -> Iterator[None]:
     finally:
         if config.run.deterministic:
             torch.use_deterministic_algorithms(before)
+        if is_new:
+            del os.environ[WORKSPACE]
         torch.set_num_threads(threads)
 
 
