@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from exported import made
@@ -9,8 +11,9 @@ from exported import made
 from vitrail.errors import ExportError
 from vitrail.exporting.check import compare_with_model
 from vitrail.exporting.graphs import build_graph
+from vitrail.exporting.images import pick_images
 from vitrail.exporting.place import write_atomically
-from vitrail.inspection.images import InspectionImages, pick_photographs
+from vitrail.inspection.images import InspectionImages
 
 
 @pytest.fixture(autouse=True)
@@ -25,9 +28,9 @@ def compared(graph, spoil, kind="onnx", picked=None, given=False):
     def run(inputs):
         return spoil(inputs, graph.module(inputs))
 
-    return compare_with_model(
-        kind, graph, run, picked or pick_photographs(3, 9), given=given, export_bytes=1, model_bytes=1
-    )
+    picked = picked or pick_images(graph, None, 9)
+    facts = {"path": Path("model.onnx"), "export_bytes": 1, "model_bytes": 1}
+    return compare_with_model(kind, graph, run, picked, given=given, **facts)
 
 
 def as_it_is(inputs, outputs):
@@ -85,16 +88,17 @@ def test_images_of_any_size_are_counted_at_several():
             graph,
             lambda inputs, outputs: -outputs if inputs.shape[2] == 20 else outputs,
             "onnx-int8",
-            pick_photographs(3, 32),
+            pick_images(graph, None, 32),
         )
 
 
 @pytest.mark.parametrize(("count", "notes"), [(29, 1), (30, 0)])
 def test_few_images_are_said_to_say_little(count, notes):
-    picked = InspectionImages([], pick_photographs(3).measured[:count], "", "some", ())
-    checked = compared(build_graph(made()), as_it_is, "onnx-int8", picked, given=True)
+    graph = build_graph(made())
+    picked = InspectionImages([], pick_images(graph, None, 128).measured[:count], "", "some", ())
+    checked = compared(graph, as_it_is, "onnx-int8", picked, given=True)
     assert len(checked.notes) == notes
-    assert compared(build_graph(made()), as_it_is, "onnx", picked, given=True).notes == ()
+    assert compared(graph, as_it_is, "onnx", picked, given=True).notes == ()
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from vitrail.exporting import export as workflow
 from vitrail.exporting import int8
 from vitrail.exporting.export import export
 from vitrail.exporting.graphs import build_graph, resize_in_graph
+from vitrail.exporting.images import prepare_calibration, split_for_calibration
 from vitrail.exporting.onnx import open_onnx
 from vitrail.inspection.images import InspectionImages, pick_photographs
 
@@ -81,15 +82,13 @@ def test_it_is_not_scored_on_what_it_was_calibrated_on(dynamic, calibrated):
 @pytest.mark.parametrize(("count", "some"), [(2, 1), (5, 2), (100, 50), (576, 64)])
 def test_images_to_calibrate_on_and_others(count, some):
     numbers = [torch.full((3, 1, 1), number) for number in range(count)]
-    calibrating, picked = workflow.split_for_calibration(InspectionImages([], numbers, "", "images", ()))
+    calibrating, picked = split_for_calibration(InspectionImages([], numbers, "", "images", ()))
     assert len(calibrating) == some
     assert sorted(int(each[0]) for each in (*calibrating, *picked.measured)) == list(range(count))
 
 
 def test_a_single_image_is_for_both():
-    calibrating, picked = workflow.split_for_calibration(
-        InspectionImages([], [torch.zeros(3, 1, 1)], "", "one.png", ())
-    )
+    calibrating, picked = split_for_calibration(InspectionImages([], [torch.zeros(3, 1, 1)], "", "one.png", ()))
     assert calibrating == picked.measured
     assert picked.measured_on == "one.png, which it was calibrated on too"
 
@@ -101,7 +100,7 @@ def test_colours_of_any_size_calibrate_a_grey_model(resize):
     how = {"resize": resize, "crop_fraction": 0.8, "interpolation": "bicubic"}
     model.preprocessing = Preprocessing(image_size=16, mean=(0.5,), std=(0.5,), **how)
     given = [each.permute(2, 0, 1).contiguous() for size in ((20, 24), (40, 16)) for each in pixels(1, *size)]
-    inputs = workflow.prepare_calibration(build_graph(model, with_preprocessing=True), given)
+    inputs = prepare_calibration(build_graph(model, with_preprocessing=True), given)
     assert [each.shape for each in inputs] == 2 * [(1, 20, 20, 1)]
     for one, each in zip(given, inputs, strict=True):
         seen = resize_in_graph(each.permute(0, 3, 1, 2).float(), model.preprocessing)[0]

@@ -6,6 +6,7 @@ import json
 
 import onnx
 import pytest
+import torch
 from exported import difference, images, made
 from onnx import numpy_helper
 
@@ -27,7 +28,8 @@ def plain(tmp_path_factory):
     model.origin = Origin(source="somewhere", format="native", licence="apache-2.0")
     path = tmp_path_factory.mktemp("plain") / "model.onnx"
     checked = export(model, path)
-    return model, path, checked
+    assert next(model.parameters()).dtype == torch.float16
+    return model.float(), path, checked
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 33])
@@ -62,7 +64,7 @@ def test_what_was_measured(plain):
     assert checked.model_bytes < checked.export_bytes  # float16 as it was loaded, float32 as it is written
     assert min(checked.export_milliseconds, checked.model_milliseconds) > 0
     assert {size.split("×")[0] for size in checked.sizes} == {"1", "7"}
-    assert json.loads(json.dumps(checked.as_dict()))["kind"] == "onnx"
+    assert json.loads(json.dumps(checked.to_dict()))["kind"] == "onnx"
 
 
 def test_nothing_but_the_file_is_written(plain):
@@ -130,7 +132,7 @@ def test_an_export_of_another_shape_is_found(plain, tmp_path, monkeypatch):
     ("options", "asked", "told"),
     [
         ({"position": "relative"}, {"dynamic_size": True}, "relative position embeddings"),
-        ({}, {"dynamic_size": True, "with_preprocessing": True}, "leave --dynamic-size out"),
+        ({}, {"dynamic_size": True, "with_preprocessing": True}, "leave dynamic_size"),
         ({}, {"to": "onxx"}, "did you mean 'onnx'"),
         ({}, {"to": "torch"}, "ends in .pt2"),
     ],
@@ -150,8 +152,10 @@ def test_a_folder_is_not_replaced(tmp_path):
 def test_sizes_as_people_write_them():
     assert workflow.parse_size("384") == 384
     assert workflow.parse_size("224x320") == workflow.parse_size("224×320") == (224, 320)
-    for wrong in ("", "x", "0", "224x", "1x2x3", "-4"):
-        with pytest.raises(ConfigError, match="--size"):
+    assert workflow.parse_size(384) == 384
+    assert workflow.parse_size((224, 320)) == (224, 320)
+    for wrong in ("", "x", "0", "224x", "1x2x3", "-4", 0, -4, (1, 2, 3), ()):
+        with pytest.raises(ConfigError, match="size"):
             workflow.parse_size(wrong)
 
 

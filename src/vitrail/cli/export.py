@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vitrail.cli.completion import WhichOption, complete_kind
 from vitrail.cli.printing import announce_pane, interruptible, print_lines, print_table
+from vitrail.system.event_display import EventDisplay
 
 if TYPE_CHECKING:
-    from vitrail.exporting.check import ExportComparison
+    from vitrail.exporting.result import ExportResult
 
 
 def export(
@@ -23,7 +25,8 @@ def export(
             "write: .onnx, .pt2 (torch, aoti) or .xml (openvino).",
         ),
     ],
-    to: Annotated[str, typer.Option(help="onnx, onnx-int8, torch, aoti or openvino.")],
+    to: Annotated[str, typer.Option(autocompletion=complete_kind, help="onnx, onnx-int8, torch, aoti or openvino.")],
+    which: WhichOption = "last",
     dynamic_size: Annotated[
         bool, typer.Option("--dynamic-size", help="Take images of any size; positions are interpolated in the graph.")
     ] = False,
@@ -43,8 +46,9 @@ def export(
     The export is executed and compared with the model before it is written; if it differs, the command fails.
     """
     from vitrail.errors import ConfigError
-    from vitrail.exporting.export import export_by_name, find_kind
-    from vitrail.weights.source import PANE
+    from vitrail.exporting.export import export as export_model
+    from vitrail.exporting.export import find_kind
+    from vitrail.weights.source import PANE, choose_weights
 
     if len(words) > 2:
         raise ConfigError(f"{words[2]!r} is one word too many: vitrail export MODEL TARGET --to {to}")
@@ -58,33 +62,34 @@ def export(
                 f"`vitrail export {as_model} --to {to}` the model {target}"
             )
         announce_pane("vitrail export MODEL TARGET takes another")
-    with interruptible():
-        comparison = export_by_name(
-            model,
+    with interruptible(), EventDisplay(plain_lines=True) as display:
+        result = export_model(
+            choose_weights(model, which),
             target,
             to,
             dynamic_size=dynamic_size,
             with_preprocessing=with_preprocessing,
             images=images,
             size=size,
+            on_event=display,
         )
     if as_json:
-        print(json.dumps({**comparison.as_dict(), "written": str(target)}, indent=2, ensure_ascii=False))
+        print(json.dumps(result.to_dict(), indent=2, ensure_ascii=False))
         return
-    print_table(f"{comparison.kind}, beside its model", ("what", "model", "export"), _make_rows(comparison))
-    print_lines(f"note: {note}" for note in comparison.notes)
-    print_lines([f"compared on: {comparison.images_from}", f"written: {target}"])
+    print_table(f"{result.kind}, beside its model", ("what", "model", "export"), _make_rows(result))
+    print_lines(f"note: {note}" for note in result.notes)
+    print_lines([f"compared on: {result.images_from}", f"written: {target}"])
 
 
-def _make_rows(comparison: ExportComparison) -> list[tuple[str, str, str]]:
-    remark = ", as a share of the image's largest" if comparison.relative else ""
-    if comparison.agreement is None:
-        agreement = ("least cosine similarity", "–", f"{comparison.cosine:.4f}")
+def _make_rows(result: ExportResult) -> list[tuple[str, str, str]]:
+    remark = ", as a share of the image's largest" if result.relative else ""
+    if result.agreement is None:
+        agreement = ("least cosine similarity", "–", f"{result.cosine:.4f}")
     else:
-        agreement = ("same first guess", "–", f"{comparison.agreement:.2%}")
+        agreement = ("same first guess", "–", f"{result.agreement:.2%}")
     return [
-        (f"largest difference of {comparison.output}{remark}", "–", f"{comparison.max_difference:.2g}"),
+        (f"largest difference of {result.output}{remark}", "–", f"{result.max_difference:.2g}"),
         agreement,
-        ("bytes", f"{comparison.model_bytes:,}", f"{comparison.export_bytes:,}"),
-        ("milliseconds for one image", f"{comparison.model_milliseconds:.2f}", f"{comparison.export_milliseconds:.2f}"),
+        ("bytes", f"{result.model_bytes:,}", f"{result.export_bytes:,}"),
+        ("milliseconds for one image", f"{result.model_milliseconds:.2f}", f"{result.export_milliseconds:.2f}"),
     ]

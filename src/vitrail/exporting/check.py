@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -21,8 +21,10 @@ from torch.nn import functional as F
 from vitrail.data.transforms.decode import to_channels
 from vitrail.errors import ExportError
 from vitrail.exporting.graphs import ExportGraph
+from vitrail.exporting.result import ExportResult
 from vitrail.exporting.runtimes import ExportRunner
-from vitrail.inspection.images import InspectionImages, prepare_batch
+from vitrail.inspection.images import InspectionImages, normalise_batch, prepare_batch
+from vitrail.system.events import Progress
 
 EXACT = 1e-4
 """The allowed difference of an output in float32; for outputs beyond 10, 1e-5 of them."""
@@ -37,48 +39,10 @@ COSINE = 0.95
 BiT) had 0.995."""
 FEW = 30
 """With fewer images than this, a share of them says little."""
-CALIBRATE = "calibrate with --images DATA, images as the model was trained on"
+CALIBRATE = "calibrate on images as the model was trained on (--images DATA)"
 BATCHES = (1, 7)
 TIMED, WARM, MOST_SECONDS = 15, 2, 10.0
 """Latency is the median of `TIMED` runs after `WARM` others; fewer if they would take longer than `MOST_SECONDS`."""
-
-
-@dataclass(frozen=True)
-class ExportComparison:
-    """What was measured when an export was compared with its model: the result of `vitrail export`."""
-
-    kind: str
-    images: int
-    """How many images were compared, each counted once."""
-    calibrated: int
-    """How many images int8 was calibrated on; 0 if ranges are found at run time."""
-    images_from: str
-    """Where the images came from, in words."""
-    sizes: tuple[str, ...]
-    """The shapes of the inputs that were run."""
-    output: str
-    """What was compared: `logits`, `probabilities` or `embedding`."""
-    relative: bool
-    """Whether differences are shares of the largest output of the same image, as with preprocessing inside."""
-    max_difference: float
-    """The largest difference of any output."""
-    tolerance: float | None
-    """The allowed difference; None for int8, where the agreement counts, or the cosine for a model without classes."""
-    agreement: float | None
-    """The share of images with the same first guess; None for a model without classes."""
-    cosine: float | None
-    """The least cosine similarity of an embedding with the model's own; None for a model with classes."""
-    export_bytes: int
-    model_bytes: int
-    """The bytes of the model's own weights."""
-    export_milliseconds: float
-    """The latency of one image on this machine's CPU, with torch's number of threads."""
-    model_milliseconds: float
-    notes: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values for JSON."""
-        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True)
@@ -101,26 +65,34 @@ def compare_with_model(
     *,
     given: bool,
     calibrated: int = 0,
+    path: Path,
     export_bytes: int,
     model_bytes: int,
-) -> ExportComparison:
+    progress: Progress | None = None,
+) -> ExportResult:
     """Run an export and its model on the same images, and raise an ExportError if they differ by more than is allowed.
 
     Args:
         run: the opened export.
-        picked: the images to compare on.
+        picked: the images to compare on, as `pick_images` gives them for this graph.
         given: whether the user chose the images.
         calibrated: how many others int8 was calibrated on.
+        path: where the export will be.
+        progress: called with the number of compared images and of all, some of which are compared several times.
     """
     trials = list(_make_batches(graph, picked.measured))
-    pairs = [(_run_model(graph, trial.images), run(trial.inputs)) for trial in trials]
+    total, pairs = sum(len(trial.images) for trial in trials), list[tuple[Tensor, Tensor]]()
+    for trial in trials:
+        pairs.append((_run_model(graph, trial.images), run(trial.inputs)))
+        if progress is not None:
+            progress(sum(len(expected) for expected, _ in pairs), total)
     for trial, (expected, found) in zip(trials, pairs, strict=True):
         if expected.shape != found.shape:
             wrong = f"{tuple(found.shape)} where the model gives {tuple(expected.shape)}"
             raise ExportError(f"the export gives outputs of shape {wrong} for inputs of {_format_shape(trial.inputs)}")
     counted = [pair for trial, pair in zip(trials, pairs, strict=True) if trial.counted]
     export_seconds, model_seconds = _measure_latencies(graph, run, trials[0])
-    checked = ExportComparison(
+    checked = ExportResult(
         kind=kind,
         images=len(picked.measured),
         calibrated=calibrated,
@@ -136,13 +108,14 @@ def compare_with_model(
         model_bytes=model_bytes,
         export_milliseconds=1e3 * export_seconds,
         model_milliseconds=1e3 * model_seconds,
+        path=path,
         notes=_warnings_for(kind, given, len(picked.measured)),
     )
     _require_agreement(checked, given)
     return checked
 
 
-def _require_agreement(checked: ExportComparison, given: bool) -> None:
+def _require_agreement(checked: ExportResult, given: bool) -> None:
     """Raise an ExportError if the export differs too much; the comparisons are written so that NaN fails too."""
     if not math.isfinite(checked.max_difference):
         raise ExportError("the export gives outputs that are no numbers where its model does not: nothing was written")
@@ -171,17 +144,14 @@ def _warnings_for(kind: str, given: bool, images: int) -> tuple[str, ...]:
     if kind != "onnx-int8":
         return ()
     if not given:
-        return ("photographs that the model was not made for prove little about int8: check with --images DATA",)
+        return ("photographs that the model was not made for prove little about int8: give your own (--images DATA)",)
     if images < FEW:
-        return (
-            f"so few images say little about int8: compared on {images}, give twice {FEW} or more by --images DATA",
-        )
+        return (f"so few images say little about int8: compared on {images}, give twice {FEW} or more (--images DATA)",)
     return ()
 
 
 def _make_batches(graph: ExportGraph, pixels: Sequence[Tensor]) -> Iterator[ComparisonBatch]:
     """Yield all images in batches of one and of several; if the size may change, at several sizes in turn."""
-    pixels = [to_channels(each, graph.model.in_channels) for each in pixels]
     sizes = [None, *_choose_other_sizes(graph)] if graph.any_size else [None]
     start, number = 0, 0
     while start < len(pixels):
@@ -198,7 +168,7 @@ def _make_batches(graph: ExportGraph, pixels: Sequence[Tensor]) -> Iterator[Comp
 def _make_batch(graph: ExportGraph, pixels: Sequence[Tensor], size: tuple[int, int] | None) -> ComparisonBatch:
     if graph.input == "pixels":
         return _make_pixel_batch(graph, pixels)
-    images = prepare_batch(pixels, graph.model)
+    images = normalise_batch(pixels, graph.model)
     if size is not None:
         images = F.interpolate(images, size=size, mode="bilinear", antialias=True)
     return ComparisonBatch(images, images)
@@ -206,6 +176,7 @@ def _make_batch(graph: ExportGraph, pixels: Sequence[Tensor], size: tuple[int, i
 
 def _make_pixel_batch(graph: ExportGraph, pixels: Sequence[Tensor]) -> ComparisonBatch:
     """Cut all images to a common size at the top left, because a batch of pixels has one size."""
+    pixels = [to_channels(each, graph.model.in_channels) for each in pixels]
     height, width = (min(each.shape[side] for each in pixels) for side in (1, 2))
     cut = [each[:, :height, :width] for each in pixels]
     return ComparisonBatch(torch.stack(cut).permute(0, 2, 3, 1).contiguous(), prepare_batch(cut, graph.model))

@@ -5,6 +5,7 @@ Shapes: B images, C channels, height × width pixels, K classes.
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -91,19 +92,28 @@ class ExportGraph:
         return self.module.model
 
 
-def build_graph(model: ImageModel, with_preprocessing: bool = False, dynamic_size: bool = False) -> ExportGraph:
-    """Return the graph of a model, which is moved to the CPU and to float32. The batch size may always change.
+def build_graph(
+    model: ImageModel,
+    with_preprocessing: bool = False,
+    dynamic_size: bool = False,
+    image_size: int | tuple[int, int] | None = None,
+) -> ExportGraph:
+    """Return the graph of a copy of a model. The batch size may always change.
 
     Args:
+        model: it is not changed.
         with_preprocessing: take the pixels of decoded images, of any size.
         dynamic_size: take normalised images of any size that the model can take; positions are interpolated.
+        image_size: resize the copy.
     """
     if with_preprocessing and dynamic_size:
         raise ConfigError(
-            "--with-preprocessing takes images of any size already and brings them to the model's own: leave "
-            "--dynamic-size out"
+            "preprocessing inside (--with-preprocessing) takes images of any size already and brings them to the "
+            "model's own: leave dynamic_size (--dynamic-size) out"
         )
-    model = model.float().cpu().eval()
+    model = copy_in_float32(model)
+    if image_size is not None:
+        model.resize(image_size)
     batch, size = Dim("batch", min=1), model.preprocessing.image_size
     if with_preprocessing:
         example = torch.zeros(2, size[0] + 3, size[1] + 5, model.in_channels, dtype=torch.uint8)
@@ -117,6 +127,21 @@ def build_graph(model: ImageModel, with_preprocessing: bool = False, dynamic_siz
         dynamic = {0: batch}
     output = "logits" if model.num_classes else "embedding"
     return ExportGraph(LogitsGraph(model).eval(), "images", output, torch.zeros(2, model.in_channels, *size), dynamic)
+
+
+def copy_in_float32(model: ImageModel) -> ImageModel:
+    """Return a copy in float32 on the CPU, in evaluation mode. It shares the weights that are in float32 there."""
+    tensors: dict[int, Any] = {}
+    for parameter in model.parameters():
+        tensors[id(parameter)] = nn.Parameter(_to_float32(parameter), parameter.requires_grad)
+    for buffer in model.buffers():
+        tensors[id(buffer)] = _to_float32(buffer)
+    return copy.deepcopy(model, tensors).eval()
+
+
+def _to_float32(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach().cpu()
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def collect_metadata(model: ImageModel) -> dict[str, str]:
@@ -150,11 +175,13 @@ def _choose_tracing_size(model: ImageModel) -> tuple[tuple[int, int], dict[int, 
         least, (height, width) = model.stride + 1, model.image_size  # one pixel at the end would be a constant
         return (height + 1, width + 2), {2: Dim("height", min=least), 3: Dim("width", min=least)}
     if not isinstance(model, VisionTransformer):
-        raise ConfigError("a network of timm's is exported at one size: leave --dynamic-size out, or give --size")
+        raise ConfigError(
+            "a network of timm's is exported at one size: leave dynamic_size (--dynamic-size) out, or give a size"
+        )
     if model.position == "relative":
         raise ConfigError(
             "relative position embeddings are made for one grid of patches and cannot be interpolated: leave "
-            "--dynamic-size out"
+            "dynamic_size (--dynamic-size) out"
         )
     (rows, columns), stride = model.grid, model.stride
     sizes = {2: stride * Dim("rows", min=2), 3: stride * Dim("columns", min=2)}  # torch takes one for a constant

@@ -39,7 +39,7 @@ def write_int8(graph: ExportGraph, path: Path, calibration: Sequence[Tensor] = (
     if weight_bytes(graph) > MOST_INSIDE:
         raise ExportError(
             f"int8 is made of an ONNX file with its weights inside, which ends at 2 GiB, and this model has "
-            f"{weight_bytes(graph) / 2**30:.1f} GiB of them in float32: export it by --to onnx, or a smaller model"
+            f"{weight_bytes(graph) / 2**30:.1f} GiB of them in float32: export it to onnx (--to onnx)"
         )
     with tempfile.TemporaryDirectory() as folder:
         plain, folded = Path(folder) / "plain.onnx", Path(folder) / "folded.onnx"
@@ -52,7 +52,7 @@ def write_int8(graph: ExportGraph, path: Path, calibration: Sequence[Tensor] = (
         kinds = ["MatMul", "Conv"] if calibration else ["MatMul"]
         nodes = _choose_nodes(model.graph, graph, kinds)
         if not nodes:
-            hint = "" if calibration else ": calibrate on images with --images DATA, which takes convolutions too"
+            hint = "" if calibration else ": calibrate on images (--images DATA), which takes convolutions too"
             raise ExportError(f"this model has no product with weights that int8 would speed up{hint}")
         # Without the kinds, ranges would be taken of every value in the graph, and those of sizes have none.
         which = {"nodes_to_quantize": nodes, "op_types_to_quantize": kinds}

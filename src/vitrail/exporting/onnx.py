@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.export import ExportedProgram
 
-from vitrail.errors import ExportError, MissingExtraError
+from vitrail.errors import ExportError, MissingExtraError, WeightsError
 from vitrail.exporting.graphs import ExportGraph, collect_metadata, trace_graph
-from vitrail.exporting.runtimes import ExportRunner, first_line, silence_exporters
+from vitrail.exporting.runtimes import ExportRunner, first_line, silence_exporters, wrap_session
+from vitrail.inference.sessions import OnnxSession
 from vitrail.model.vit import VisionTransformer
 
 OPSET = 20
@@ -61,23 +61,11 @@ def weight_bytes(graph: ExportGraph) -> int:
 
 def open_onnx(path: Path) -> ExportRunner:
     """Open an ONNX file as a function that runs on the CPU."""
-    onnxruntime = import_extra("onnxruntime")
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = torch.get_num_threads()
     try:
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's own kinds, which share no root
+        session = OnnxSession(path, torch.get_num_threads(), ["CPUExecutionProvider"])
+    except WeightsError as error:
         raise ExportError(f"onnxruntime cannot open the export: {first_line(error)}") from error
-    (given,) = session.get_inputs()
-
-    def run(inputs: Tensor) -> Tensor:
-        try:
-            return torch.from_numpy(session.run(None, {given.name: inputs.numpy()})[0])
-        except Exception as error:
-            raise ExportError(f"onnxruntime cannot run the export: {first_line(error)}") from error
-
-    return run
+    return wrap_session(session)
 
 
 def _decompose_attention(program: ExportedProgram, graph: ExportGraph) -> ExportedProgram:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from vitrail.errors import ExportError, MissingExtraError
+from vitrail.errors import ExportError, MissingExtraError, WeightsError
 from vitrail.exporting.graphs import ExportGraph, collect_metadata
 from vitrail.exporting.onnx import write_onnx
-from vitrail.exporting.runtimes import ExportRunner
+from vitrail.exporting.runtimes import ExportRunner, wrap_session
+from vitrail.inference.sessions import OpenVinoSession
 
 
 def write_openvino(graph: ExportGraph, path: Path) -> None:
@@ -33,19 +33,11 @@ def write_openvino(graph: ExportGraph, path: Path) -> None:
 
 def open_openvino(path: Path) -> ExportRunner:
     """Open an export as a function that runs on the CPU in float32."""
-    openvino = _import_openvino()
     try:
-        compiled = openvino.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    except Exception as error:  # OpenVINO's own
-        raise ExportError(f"OpenVINO cannot open the export: {_last_line(error)}") from error
-
-    def run(inputs: Tensor) -> Tensor:
-        try:
-            return torch.from_numpy(compiled(inputs.numpy())[0])
-        except Exception as error:
-            raise ExportError(f"OpenVINO cannot run the export: {_last_line(error)}") from error
-
-    return run
+        session = OpenVinoSession(path, torch.get_num_threads())
+    except WeightsError as error:
+        raise ExportError(f"OpenVINO cannot open the export: {error}") from error
+    return wrap_session(session)
 
 
 def _import_openvino() -> Any:

@@ -7,7 +7,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
+
+from vitrail.errors import ExportError
+from vitrail.inference.sessions import Session
 
 ExportRunner = Callable[[Tensor], Tensor]
 """An opened export: it maps input tensors to output tensors, both on the CPU."""
@@ -16,6 +20,19 @@ ExportRunner = Callable[[Tensor], Tensor]
 def first_line(error: Exception) -> str:
     """Return the first line of an error message that may be pages long."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def wrap_session(session: Session) -> ExportRunner:
+    """Return a session as a function of tensors; where it fails, the function raises an ExportError."""
+
+    def run(inputs: Tensor) -> Tensor:
+        try:
+            return torch.from_numpy(session.run(inputs.numpy()))
+        except Exception as error:  # the library's own kinds
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            raise ExportError(f"{session.runtime} cannot run the export: {reason}") from error
+
+    return run
 
 
 @contextmanager

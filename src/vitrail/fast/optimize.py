@@ -96,8 +96,8 @@ class FastModel(nn.Module):
             f"{self.measured_on}"
         )
 
-    def extra_repr(self) -> str:
-        return f"{self.precision}, {self.method}, distance {self.distance:.1e}"
+    def __repr__(self) -> str:
+        return f"FastModel({self.describe()})"
 
 
 class CudaGraphCache:

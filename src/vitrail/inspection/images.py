@@ -20,7 +20,7 @@ from vitrail.data.transforms.preprocess import normalise
 from vitrail.errors import DataError, NotApplicableError
 from vitrail.inference.prepare import fit_pixels
 from vitrail.inspection.findings import Absent
-from vitrail.inspection.image_choice import ImageChoice, choose_images, choose_photographs
+from vitrail.inspection.image_choice import ImageChoice, Images, choose_images, choose_photographs
 from vitrail.model.base import ImageModel
 from vitrail.system.events import Progress
 
@@ -82,12 +82,12 @@ def fit_images(
 
 
 def pick_from_folder(
-    place: str, channels: int, most: int = MOST, show: int = SHOWN, pixels: int = MOST_PIXELS
+    place: Images, channels: int, most: int = MOST, show: int = SHOWN, pixels: int = MOST_PIXELS
 ) -> InspectionImages:
     """Pick images as `choose_images` and `fit_images` do, but keep them as they are, for no model in particular.
 
     Args:
-        place: a folder, a file or a data set.
+        place: a folder, a file, a data set or a list of images.
         channels: the number of channels that the model takes.
         most: at most so many images are measured on, evenly spread.
         show: at most so many of these are shown, evenly spread and with the first.
