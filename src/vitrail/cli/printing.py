@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,8 +16,6 @@ from rich.text import Text
 from vitrail.system.events import OnEvent
 
 PRECISION_HELP = "fp32, or faster and less exact: bf16, fp16 and fp8 (GPU), int8 (CPU); auto: what is fastest here."
-REDRAW_SECONDS = 0.1
-"""Shortest time between two states of a progress bar."""
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
@@ -87,27 +84,3 @@ def show_events() -> Iterator[OnEvent]:
                 print(values["text"], file=sys.stderr)
 
         yield listen
-
-
-@contextmanager
-def progress_bar(verb: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Show a progress bar on stderr. Yield the function that updates it, or None off a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn(verb), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    # It redraws only on updates: a drawing thread would disturb the start of processes.
-    with Progress(*columns, console=console, auto_refresh=False, transient=True) as bar:
-        task, drawn_at = bar.add_task(verb, total=None), 0.0
-
-        def show(done: int, total: int) -> None:
-            nonlocal drawn_at
-            bar.update(task, completed=done, total=total)
-            if time.monotonic() - drawn_at > REDRAW_SECONDS:
-                bar.refresh()
-                drawn_at = time.monotonic()
-
-        yield show

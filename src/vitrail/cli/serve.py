@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from vitrail.cli.completion import WhichOption, complete_precision
-from vitrail.cli.printing import announce_pane, print_lines
+from vitrail.cli.printing import PRECISION_HELP, announce_pane, print_lines
 
 
 def serve(
@@ -40,7 +40,7 @@ def serve(
         str,
         typer.Option(
             autocompletion=complete_precision,
-            help="fp32, or faster and less exact: bf16, fp8 (GPU), int8 (CPU); auto: what is fastest here.",
+            help=PRECISION_HELP,
         ),
     ] = "fp32",
 ) -> None:
