@@ -152,7 +152,7 @@ def test_short_names_of_data(tmp_path):
     assert name_data([(b"x" * 1000, 0)]) == "a list of 1 image"
     assert name_data(open_data([(b"", 0)] * 1200)) == "a list of 1,200 images"
     assert name_data({"train": [], "val": []}) == "a dictionary of 2 lists"
-    assert name_data(open_data("digits")) == "DigitsSource of 1,797 images"
+    assert name_data(open_data("digits")) == "a source of 1,797 images"
 
 
 def test_lists_are_checked():
@@ -182,6 +182,9 @@ def test_a_model_is_trained_on_a_list(tmp_path, workers):
     assert again.evaluation == result.evaluation, "it is finished already"
     others = [(image.transpose(Image.Transpose.ROTATE_180) if isinstance(image, Image.Image) else image, label)
               for image, label in samples]  # fmt: skip
+    splits = {"train": samples[:20], "val": samples[20:]}
+    resolved = resolve(tree, {"run.folder": tmp_path / "splits", "data.validate_on": "val", "data.holdout": 0.0})
+    assert run_training(resolved, source=splits, on_event=ignore_event).evaluated == 10
     with pytest.raises(ConfigError, match="other images"):
         run_training(config, source=open_data(others), on_event=ignore_event)
 

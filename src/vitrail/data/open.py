@@ -139,7 +139,7 @@ def name_data(data: Data) -> str:
         return f"a dictionary of {_count(len(data), 'list')}"
     if isinstance(data, list | ListSource):
         return f"a list of {_count(len(data), 'image')}"
-    return f"{type(data).__name__} of {_count(len(data), 'image')}" if isinstance(data, Source) else type(data).__name__
+    return f"a source of {_count(len(data), 'image')}" if isinstance(data, Source) else f"a {type(data).__name__}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitrail.data.sources.source import Source
+from vitrail.data.open import Data
 from vitrail.errors import ConfigError, DataError, VitrailError, WeightsError
 from vitrail.inference.engine import Model, get_model, open_engine
 from vitrail.inspection.draw.figures import draw_between, draw_findings, find_farthest
@@ -251,13 +251,13 @@ def _choose_default_images(names: Sequence[str | None]) -> ImageChoice:
     return choose_photographs()
 
 
-def choose_run_images(config: RunConfig, opened: Source | None = None) -> ImageChoice | None:
+def choose_run_images(config: RunConfig, given: Data | None = None) -> ImageChoice | None:
     """Choose the images that a run was validated on, or else trained on; None if they cannot be opened.
 
-    `opened` images take the place of `data.source`.
+    `given` images take the place of `data.source`.
     """
     try:
-        parts = open_training_data(config.data, opened)
+        parts = open_training_data(config.data, given)
     except (VitrailError, OSError):
         return None
     source, part = (parts.training, "trained on") if parts.evaluation is None else (parts.evaluation, "validated on")

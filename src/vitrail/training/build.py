@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from vitrail.data.loader import EvaluationLoader, TrainingLoader
-from vitrail.data.open import DEFAULT_HOLDOUT, list_splits, open_data
+from vitrail.data.open import DEFAULT_HOLDOUT, Data, list_splits, open_data
 from vitrail.data.resident import CachedBatches, ResidentImages, ResidentLoader
 from vitrail.data.sources.memory import InMemorySource
 from vitrail.data.sources.source import Source, compute_fingerprint, hold_out
@@ -52,14 +52,14 @@ class TrainingData:
 
 
 def prepare_run(
-    config: RunConfig, ranks: Ranks, *, source: Source | None = None, start: ImageModel | None = None
+    config: RunConfig, ranks: Ranks, *, source: Data | None = None, start: ImageModel | None = None
 ) -> RunSetup:
     """Open the data, check the configuration against it and build what learns. Nothing is written.
 
     Args:
         config: The configuration.
         ranks: The processes that train.
-        source: Images that are open already, in place of `data.source`.
+        source: Images in place of those of `data.source`.
         start: The model of `model.weights`, if it is loaded already. It becomes the model that learns.
 
     Raises:
@@ -156,16 +156,16 @@ def can_skip_on_device(
     return on_gpu and is_fused and not is_sharded and not averages_statistics and precision != torch.float16
 
 
-def open_training_data(config: DataConfig, opened: Source | None = None) -> TrainingData:
+def open_training_data(config: DataConfig, given: Data | None = None) -> TrainingData:
     """Open the images to train on and those to validate on.
 
-    Images that are held out are never trained on, even if `validate_on` asks for another part. `opened` images take
+    Images that are held out are never trained on, even if `validate_on` asks for another part. `given` images take
     the place of `source`.
 
     Raises:
         DataError: There is no such data, or it has no part "test" to validate on.
     """
-    source = config.source if opened is None else opened
+    source = config.source if given is None else given
     part, splits, share = config.validate_on, list_splits(source), config.holdout
     if part == "holdout":
         whole = open_data(source, "train") if splits else open_data(source)

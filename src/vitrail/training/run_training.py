@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from vitrail.data.sources.source import Source
+from vitrail.data.open import Data
 from vitrail.errors import TrainingError
 from vitrail.model.architecture import Architecture, TimmArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
@@ -35,7 +35,7 @@ WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 def run_training(
     config: RunConfig,
     *,
-    source: Source | None = None,
+    source: Data | None = None,
     start: ImageModel | None = None,
     on_event: OnEvent | None = None,
 ) -> TrainingResult:
@@ -45,7 +45,7 @@ def run_training(
 
     Args:
         config: The configuration.
-        source: Images that are open already, in place of `data.source`, which is then only a name for them.
+        source: Images in place of those of `data.source`, which is then only a name for them.
         start: The model of `model.weights`, if it is loaded already. It is changed in place.
         on_event: Called with what happens, on the first rank (see vitrail/system/events.py).
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.sources.source import Source
+from vitrail.data.open import Data
 from vitrail.errors import Diverged, TrainingError
 from vitrail.model.base import ImageModel
 from vitrail.model.create import copy_model
@@ -34,7 +34,7 @@ def run_trials(
     config: RunConfig,
     rates: Sequence[float],
     *,
-    source: Source | None = None,
+    source: Data | None = None,
     start: ImageModel | None = None,
     on_event: OnEvent | None = None,
 ) -> Iterator[Trial]:
@@ -46,7 +46,7 @@ def run_trials(
     Args:
         config: The configuration.
         rates: The learning rates.
-        source: Images that are open already, in place of `data.source`.
+        source: Images in place of those of `data.source`.
         start: The model of `model.weights`, if it is loaded already. It stays as it is: each trial trains a copy.
         on_event: Called with what happens in each training.
     """

@@ -35,7 +35,7 @@ from vitrail.workflows.finetune_settings import (
     summarise_data,
 )
 from vitrail.workflows.linear_head import fit_linear_head
-from vitrail.workflows.named_data import NamedData, name_data
+from vitrail.workflows.named_data import NamedData, make_named_data
 from vitrail.workflows.run_report import write_run_report
 from vitrail.workflows.start_model import choose_start, name_model, open_start, save_start
 
@@ -92,7 +92,7 @@ def finetune(
     start = choose_start(model, settings)
     with open_listener(on_event) as listener:
         if not quick:
-            return _train_classifier(name_data(data), start, sweep, folder, settings, listener)
+            return _train_classifier(make_named_data(data), start, sweep, folder, settings, listener)
         if sweep:
             raise ConfigError("quick trains nothing, so there is no learning rate to sweep: give --quick or --sweep")
         if start is None:

@@ -35,7 +35,7 @@ from vitrail.weights.load import load
 from vitrail.weights.save import save
 from vitrail.workflows.finetune_result import MISLABELLED_FILE, FinetuneResult
 from vitrail.workflows.finetune_settings import summarise_data
-from vitrail.workflows.named_data import NamedData, name_data
+from vitrail.workflows.named_data import NamedData, make_named_data
 from vitrail.workflows.start_model import name_model, open_start
 from vitrail.workflows.suspects import SuspectRow, find_suspects, name_suspects, write_suspects
 
@@ -79,7 +79,7 @@ def fit_linear_head(
         progress: passes over images.
     """
     require_one_process("quick")
-    named, start = name_data(data), model if isinstance(model, ImageModel) else str(model)
+    named, start = make_named_data(data), model if isinstance(model, ImageModel) else str(model)
     config = resolve_options(named.name, name_model(start), folder, settings if settings is not None else ())
     folder = config.run.folder
     check_folder(folder)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from vitrail.data.open import Data, list_splits, open_data
+from vitrail.data.open import Data, list_splits, name_data, open_data
 from vitrail.data.sources.source import Source
 
 
@@ -13,11 +14,11 @@ class NamedData(NamedTuple):
     """A data set and what it is called."""
 
     name: str
-    source: Source | None
+    source: Data | None
     """The images, if no name opens them."""
 
     @property
-    def data(self) -> str | Source:
+    def data(self) -> Data:
         """What `open_data` takes."""
         return self.name if self.source is None else self.source
 
@@ -30,10 +31,8 @@ class NamedData(NamedTuple):
         return open_data(self.data, "train") if self.list_splits() else open_data(self.data)
 
 
-def name_data(data: Data) -> NamedData:
-    """Return a data set with its name. Lists are opened, and called after the number of their images."""
+def make_named_data(data: Data) -> NamedData:
+    """Return a data set with its name. A list is opened, and called after the number of its images."""
     if isinstance(data, str | Path):
         return NamedData(str(data), None)
-    source = open_data(data)
-    kind = "a source" if isinstance(data, Source) else "a list"
-    return NamedData(f"{kind} of {len(source)} images", source)
+    return NamedData(name_data(data), data if isinstance(data, Mapping) else open_data(data))

@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from vitrail.data.sources.source import Source
+from vitrail.data.open import Data
 from vitrail.errors import VitrailError
 from vitrail.inspection.image_choice import choose_photographs
 from vitrail.inspection.images import MOST
@@ -25,7 +25,7 @@ STOPPED = "stopped"
 
 
 def write_run_report(
-    result: TrainingResult, *, source: Source | None = None, on_event: OnEvent = ignore_event
+    result: TrainingResult, *, source: Data | None = None, on_event: OnEvent = ignore_event
 ) -> TrainingResult:
     """Write the report of a finished run into its folder, and return the result with the report's path.
 
@@ -55,7 +55,7 @@ def write_run_report(
     return result
 
 
-def _inspect_run(result: TrainingResult, source: Source | None, on_event: OnEvent) -> Path:
+def _inspect_run(result: TrainingResult, source: Data | None, on_event: OnEvent) -> Path:
     device = choose_device(result.config.run.device)
     affordable = MOST if device.type == "cuda" else int(CPU_OPERATIONS / compute_cost(result.model.architecture).flops)
     choice = choose_run_images(result.config, source) or choose_photographs()

@@ -14,7 +14,7 @@ from vitrail.training.config import RunConfig
 from vitrail.training.resolve import Settings, Tree, name_settings, read_toml, resolve, to_toml
 from vitrail.training.result import TrainingResult
 from vitrail.training.run_training import run_training
-from vitrail.workflows.named_data import name_data
+from vitrail.workflows.named_data import make_named_data
 from vitrail.workflows.run_report import write_run_report
 
 SOURCE_KEYS = ("data.source", "source")
@@ -54,7 +54,7 @@ def train(
             KeyboardInterrupt from `on_event`. A checkpoint is saved then, and the same call goes on from there.
     """
     given, settings = _take_data(data, settings if settings is not None else ())
-    named = None if given is None else name_data(given)
+    named = None if given is None else make_named_data(given)
     config = build_config(recipe, settings, None if named is None else named.name)
     source = None if named is None else named.source
     with open_listener(on_event) as listener:
