@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
+from vitrail.cli.completion import WhichOption, complete_device, complete_precision
 from vitrail.cli.printing import PRECISION_HELP, announce_pane, interruptible
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def predict(
         str | None,
         typer.Option(help="MODEL: folder, file, run, hf:owner/name, timm:name, model.onnx; pane if not given."),
     ] = None,
+    which: WhichOption = "last",
     top: Annotated[int, typer.Option(min=1, help="Labels for each image.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each image, on a line.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="CSV: file, rank, label, probability.")] = False,
@@ -42,10 +44,12 @@ def predict(
         Path | None, typer.Option(help="out.parquet or out.npz: write the representation of each image there.")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 32,
-    device: Annotated[str, typer.Option(help="cpu, cuda, …; a GPU where there is one.")] = "auto",
+    device: Annotated[
+        str, typer.Option(autocompletion=complete_device, help="cpu, cuda, …; a GPU where there is one.")
+    ] = "auto",
     precision: Annotated[
         str,
-        typer.Option(help=PRECISION_HELP),
+        typer.Option(autocompletion=complete_precision, help=PRECISION_HELP),
     ] = "fp32",
 ) -> None:
     """Say what is in images: the most probable labels of each.
@@ -55,7 +59,7 @@ def predict(
     """
     from vitrail.errors import ConfigError
     from vitrail.inference.predict import predict as predict_images
-    from vitrail.weights.source import PANE
+    from vitrail.weights.source import PANE, choose_weights
 
     if as_json and as_csv:
         raise ConfigError("--json and --csv: give one of them")
@@ -63,7 +67,7 @@ def predict(
     with interruptible(remaining), RowPrinter(as_json, as_csv, has_model=model is not None) as printer:
         result = predict_images(
             files or [],
-            PANE if model is None else model,
+            choose_weights(PANE if model is None else model, which),
             top=top,
             embed=embed,
             batch_size=batch_size,
