@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from photos import write_photos
 from running import command_line
 
 import vitrail
+from photos import write_photos
 from vitrail.data.open import open_data
 from vitrail.evaluation.labels import match_classes
 from vitrail.evaluation.predictions import predict_all
