@@ -67,4 +67,5 @@ class ExportResult(Result):
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain data; the path is `written`."""
         values = super().to_dict()
-        return {**values, "written": values.pop("path")}
+        values["written"] = values.pop("path")
+        return values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ def optimize(
     precision: str = "auto",
     *,
     batch: int = 1,
-    images: Tensor | Sequence[OneImage] | None = None,
+    images: OneImage | Sequence[OneImage] | None = None,
     on_event: OnEvent | None = None,
 ) -> FastModel:
     """Make a fast copy of a model, for inference on the device that holds its weights: a GPU or the CPU.
@@ -47,8 +48,8 @@ def optimize(
         target: "latency" or "throughput"; on a CPU both are the same. See vitrail/fast/optimize.py.
         precision: "fp32"; "bf16"; "fp8" on a GPU; "int8" on a CPU; or "auto", the fastest that is close enough.
         batch: usual number of images in a call; the search on a CPU measures with so many.
-        images: some images of the kind that will come: normalised ones, (B, C, H, W), or a list in any form that
-            `vitrail.Predictor` takes. FP8 is calibrated on them, and the distance is measured on them.
+        images: some images of the kind that will come: normalised ones, a float tensor (B, C, H, W), or images in any
+            form that `vitrail.Predictor` takes. FP8 is calibrated on them, and the distance is measured on them.
         on_event: called with events.
 
     Returns:
@@ -80,12 +81,12 @@ def optimize(
         )
 
 
-def _prepare_images(images: Tensor | Sequence[OneImage] | None, model: ImageModel) -> Tensor | None:
-    """Return images normalised, (B, C, H, W); those of a tensor are already."""
-    if images is None or isinstance(images, Tensor):
+def _prepare_images(images: OneImage | Sequence[OneImage] | None, model: ImageModel) -> Tensor | None:
+    """Return images normalised, (B, C, H, W); floats in a tensor are already."""
+    if images is None or (isinstance(images, Tensor) and images.is_floating_point()):
         return images
-    if not len(images):
+    several: Any = [images] if is_one_image(images) else images
+    if not several:
         raise ConfigError("the list of images is empty: give one image or more, or None")
-    several: Sequence[OneImage] = [images] if is_one_image(images) else images
     fitted = torch.stack([fit_image(image, model.preprocessing) for image in several])
     return normalise(fitted, model.preprocessing)
