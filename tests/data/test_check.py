@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -153,12 +154,24 @@ def test_json_to_stdout_and_to_a_file(hostile, report, tmp_path, here):
 
 @pytest.mark.slow
 def test_at_a_terminal_there_is_a_table(hostile):
-    child = run(hostile[0], FORCE_COLOR="1", COLUMNS="200", TERM="xterm")
+    import pty
+
+    outer, inner = pty.openpty()
+    command = [sys.executable, "-m", "vitrail", "data", "check", str(hostile[0])]
+    environment = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": "200", "TERM": "xterm"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=inner, text=True, env=environment) as child:
+        os.close(inner)
+        screen = b""
+        with contextlib.suppress(OSError):  # at its end, where the other side is closed
+            while part := os.read(outer, 4096):
+                screen += part
+        printed = child.stdout.read()
+    os.close(outer)
     assert child.returncode == 1
-    assert "Findings" in child.stdout
-    assert "conflicting labels" in child.stdout
-    assert "the smallest class" in child.stdout
-    assert "checking" in child.stderr
+    assert "Findings" in printed
+    assert "conflicting labels" in printed
+    assert "the smallest class" in printed
+    assert b"checking" in screen
 
 
 def test_nothing_to_find_is_exit_code_0_and_no_line(tmp_path, here):

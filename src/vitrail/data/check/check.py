@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -21,7 +20,7 @@ from vitrail.data.sources.source import Source, make_printable
 from vitrail.data.transforms.decode import EXTENSIONS, FORMATS, decode_to_pillow, read_format
 from vitrail.errors import DataError
 from vitrail.system.events import OnEvent, open_listener, send_progress
-from vitrail.system.files import check_out_file, write_whole
+from vitrail.system.files import check_out_file, write_out_file
 
 JOB_SIZE = 32
 """Samples in a job of a process, at least."""
@@ -66,7 +65,7 @@ def check_data(
                 progress(done, total)
     report = DataReport(parts)
     if out is not None:
-        write_whole(out, f"{json.dumps(report.to_dict(), indent=2)}\n".encode())
+        write_out_file(out, report.to_dict())
     return report
 
 
