@@ -103,6 +103,25 @@ def test_models_that_know_other_classes_are_told_apart(here, run):
     assert "half: scored without 6" in out
 
 
+def test_int8_and_an_export_are_measured_like_the_model(here, run):
+    model = vitrail.load("good")
+    torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
+    vitrail.save(model, here / "sure")
+    assert run("export", "sure", "sure.onnx", "--to", "onnx")[0] == 0
+    likelihoods = {}
+    for name, words in {"sure": [], "sure.onnx": [], "sure-int8": ["--precision", "int8"]}.items():
+        code, out, _ = run("evaluate", "--model", name.removesuffix("-int8"), "--data", "photos", *words)
+        assert code == 0
+        report = json.loads((here / "runs" / f"evaluate-photos-{name}" / "report.json").read_text())
+        likelihoods[name] = report["negative_log_likelihood"]["value"]
+        assert ("computed" in out) == (name != "sure")
+    assert likelihoods["sure.onnx"] == pytest.approx(likelihoods["sure"], abs=1e-5)
+    assert likelihoods["sure-int8"] == pytest.approx(likelihoods["sure"], abs=0.05)
+    assert likelihoods["sure-int8"] != likelihoods["sure"]
+    code, out, _ = run("evaluate", "--data", "photos", "--batch-size", "4", "--compare", "sure.onnx")
+    assert (code, table(out)["sure.onnx"][:2]) == (0, ["–", "–"])
+
+
 def test_a_model_that_fails_does_not_take_the_others_along(here, run):
     code, out, err = run("evaluate", "--data", "photos", "--compare", "nowhere", "good", "others")
     assert code == 1

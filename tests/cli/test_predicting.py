@@ -166,6 +166,13 @@ def test_embeddings_beside_the_guesses(here, predict):
     np.testing.assert_allclose(np.array(table["embedding"].to_pylist()), found, rtol=1e-4, atol=1e-5)
 
 
+def test_an_exported_file_answers_as_its_model(here, run):
+    assert run("export", "model", "model.onnx", "--to", "onnx")[0] == 0
+    code, out, _ = run("predict", "1.png", "--model", "model.onnx", "--json")
+    assert code == 0
+    assert [(guess["label"], guess["probability"]) for guess in json.loads(out)["labels"]] == wanted("1.png")
+
+
 @pytest.mark.parametrize("form", [[], ["--csv"], ["--json"]])
 def test_a_model_without_classes_prints_the_count_only(here, run, form):
     code, out, err = run("predict", "1.png", "--model", "bare", "--device", "cpu", "--embed", "out.npz", *form)

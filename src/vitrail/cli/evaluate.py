@@ -152,7 +152,11 @@ def _print_report(report: EvaluationReport) -> None:
 
 
 def _make_remarks(report: EvaluationReport) -> list[str]:
+    from vitrail.evaluation.report import describe_engine
+
     remarks = [f"classes: {report.labels}"]
+    if report.about["precision"] != "fp32":
+        remarks.append(f"computed {describe_engine(report.about)}")
     if report.foreign_guesses:
         remarks.append(
             f"{report.foreign_guesses:,} guesses are of classes that the data does not have: --among-data-classes "

@@ -90,7 +90,7 @@ def evaluate(
                 Path(mapping), engine.class_names, engine.num_classes, source.classes, source.num_classes
             )
         names = (name_model(model), name_data(data), part)
-        place = _choose_folder(folder, names)
+        place = _choose_folder(folder, names, engine.precision)
         report, scored = score_model(
             engine,
             source,
@@ -191,12 +191,13 @@ def open_scored_part(data: Data, split: str | None) -> tuple[Source, str | None]
     return open_data(data, split), split
 
 
-def _choose_folder(folder: str | Path | None, names: tuple[str, str, str | None]) -> Path | None:
+def _choose_folder(folder: str | Path | None, names: tuple[str, str, str | None], precision: str) -> Path | None:
     """Return the folder to write into, after it was made; None if nothing is to be written."""
     if folder is None:
         return None
     model, data, part = names
-    name = "-".join(["evaluate", short_name(data), *([part] if part else []), short_name(model)])
+    faster = [] if precision in ("fp32", "exported") else [precision]
+    name = "-".join(["evaluate", short_name(data), *([part] if part else []), short_name(model), *faster])
     place = Path("runs") / name if folder == AUTO else Path(folder)
     if place.exists() and not place.is_dir():
         raise ConfigError(f"{place} is a file: give a folder for the report")

@@ -137,6 +137,8 @@ class EvaluationReport(Result):
             value, low, high = format_estimate(measured, is_share)
             rows.append((name, f"{value} (95% interval {low} to {high})"))
         rows.append(("classes", self.labels))
+        if self.about:
+            rows.append(("computed", describe_engine(self.about)))
         if self.left_out or self.broken:
             rows.append(("left out", f"{self.left_out:,} of unknown classes, {self.broken:,} that cannot be read"))
         if self.was_trained_on:
@@ -189,6 +191,12 @@ def format_estimate(measured: Estimate, is_share: bool) -> list[str]:
     """Return value, low and high as text: shares in percent, others with four digits, and "–" if unknown."""
     form = ".2%" if is_share else ".4f"
     return [f"{value:{form}}" if math.isfinite(value) else "–" for value in measured]
+
+
+def describe_engine(about: Mapping[str, Any]) -> str:
+    """Return what computed a report, in words: "in int8 by PyTorch on 1 × CPU"."""
+    precision = "as exported" if about["precision"] == "exported" else f"in {about['precision']}"
+    return f"{precision} by {about['runtime']} on {about['device']}"
 
 
 def make_report(
