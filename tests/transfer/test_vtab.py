@@ -202,7 +202,8 @@ def test_the_examples_of_the_documentation():
     tables = tree.pop("tasks")
     assert set(tree) - {"real"} <= set(paper_suite.SETS)
     assert set(tables) <= set(vtab_tasks.TASKS)
-    code = re.findall(r"^```python\n(.*?)^```$", DOCS.read_text(), re.MULTILINE | re.DOTALL)[0]
+    blocks = re.findall(r"^```python\n(.*?)^```$", DOCS.read_text(), re.MULTILINE | re.DOTALL)
+    (code,) = [block for block in blocks if "vtab_labels" in block]
     space: dict = {}
     exec(code, space)
     calls = re.findall(r"^(\w+\(.*\))  # .*: (\d), ", code, re.MULTILINE)
