@@ -118,7 +118,7 @@ def test_borders_of_bins_belong_to_the_lower_one():
 
 def test_nothing_measured():
     assert estimate_share(0, 0) is NO_ESTIMATE
-    assert NO_ESTIMATE.as_dict() == {"value": None, "low": None, "high": None}
+    assert NO_ESTIMATE.to_dict() == {"value": None, "low": None, "high": None}
     assert estimate_mean(np.array([])) is NO_ESTIMATE
     assert estimate_mean(np.array([2.0])) == Estimate(2.0, 0.0, math.inf)
     assert estimate_mean(np.array([2.0, 2.0])) == Estimate(2.0, 2.0, 2.0)

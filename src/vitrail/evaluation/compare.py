@@ -72,7 +72,7 @@ class ModelComparison:
     def to_dict(self) -> dict[str, Any]:
         """Return the row as values that JSON can hold."""
         training = None if self.training is None else self.training.model_dump(mode="json")
-        return {**vars(self), "top1": self.top1.as_dict(), "training": training}
+        return {**vars(self), "top1": self.top1.to_dict(), "training": training}
 
     def format_cells(self) -> list[str]:
         """Return the row as text; "–" for what is not known."""

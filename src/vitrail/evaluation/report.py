@@ -173,12 +173,12 @@ class EvaluationReport(Result):
         plain = ("model", "data", "part", "images", "left_out", "broken", "labels")
         return {
             **{name: getattr(self, name) for name in plain},
-            "top1": self.top1.as_dict(),
-            "top5": None if self.top5 is None else self.top5.as_dict(),
-            "negative_log_likelihood": self.likelihood.as_dict(),
-            "calibration_error": self.calibration.as_dict(),
-            "real": None if self.real is None else {**asdict(self.real), "accuracy": self.real.accuracy.as_dict()},
-            "classes": [{**asdict(score), "accuracy": score.accuracy.as_dict()} for score in self.classes],
+            "top1": self.top1.to_dict(),
+            "top5": None if self.top5 is None else self.top5.to_dict(),
+            "negative_log_likelihood": self.likelihood.to_dict(),
+            "calibration_error": self.calibration.to_dict(),
+            "real": None if self.real is None else {**asdict(self.real), "accuracy": self.real.accuracy.to_dict()},
+            "classes": [{**asdict(score), "accuracy": score.accuracy.to_dict()} for score in self.classes],
             "confusion": [list(entry) for entry in entries],
             "confusions": [list(each) for each in self.confusions],
             "calibration_bins": [asdict(each) for each in self.bins],

@@ -1,1 +1,1 @@
-"""From images to predictions: the predictor, passes over whole data sets, and class names."""
+"""From images to answers: the engine that computes them, the predictor, passes over data sets, class names."""

@@ -1,1 +1,1 @@
-"""Services that many packages share: files, devices, precision, ranks, the processor, figures."""
+"""Services that many packages share: events, results, intervals, files, devices, precision, ranks, figures."""

@@ -31,7 +31,7 @@ class Estimate(NamedTuple):
     def __format__(self, form: str) -> str:
         return format(self.value, form) if form else str(self)
 
-    def as_dict(self) -> dict[str, float | None]:
+    def to_dict(self) -> dict[str, float | None]:
         """Return the numbers for JSON, with None for NaN and infinity, which JSON lacks."""
         return {name: value if math.isfinite(value) else None for name, value in self._asdict().items()}
 
