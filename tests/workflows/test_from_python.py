@@ -75,6 +75,7 @@ def interrupt_at(kind, number=1):
 
 @pytest.mark.parametrize("options", [{}, {"sweep": True}], ids=["alone", "sweep"])
 def test_the_model_is_loaded_once(folder, model, monkeypatch, options):
+    monkeypatch.setattr("vitrail.workflows.finetune.LEARNING_RATES", (0.003, 0.01))
     vitrail.save(model, "saved")
     loaded, load = [], loading.load_with_files
 
@@ -198,7 +199,8 @@ def test_names_in_a_result_are_no_html(model, here):
 # ---- Interrupted -----------------------------------------------------------------------------------------------------
 
 
-def test_interrupted_in_a_sweep_it_goes_on(folder, model):
+def test_interrupted_in_a_sweep_it_goes_on(folder, model, monkeypatch):
+    monkeypatch.setattr("vitrail.workflows.finetune.LEARNING_RATES", (0.003, 0.01))
     vitrail.save(model, "saved")
     whole = finetune(folder, "saved", sweep=True, folder="whole", settings=SHORT)
     with pytest.raises(Stopped):
@@ -359,7 +361,8 @@ def test_the_quickstart(miniature, model):
     assert quickstart("here", model) == result, "all of it was finished"
 
 
-def test_an_interrupted_quickstart_goes_on(miniature):
+def test_an_interrupted_quickstart_goes_on(miniature, monkeypatch):
+    monkeypatch.setattr(quickstarting, "write_run_report", lambda result, **options: result)
     with pytest.raises(Stopped):
         quickstart("here", on_event=interrupt_at("step", 4))
     assert quickstart("here").rows == ()
