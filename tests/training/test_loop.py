@@ -484,3 +484,35 @@ if __name__ == "__main__":
             run_training(runs.config(golden_folder, **changed(golden_name)))
             found[golden_name] = runs.losses(Path(golden_folder))
     GOLDEN_FILE.write_text(json.dumps(found, indent=1) + "\n")
+
+
+@pytest.mark.parametrize("step", [3, 20])
+def test_a_keyboard_interrupt_from_the_listener_saves_and_stops(tmp_path, step):
+    def interrupt(kind, values):
+        if kind == "step" and values["step"] == step:
+            raise KeyboardInterrupt
+
+    run_training(runs.config(tmp_path / "whole"))
+    with pytest.raises(Stopped, match="the same command"):
+        run_training(runs.config(tmp_path / "stopped"), on_event=interrupt)
+    assert not (tmp_path / "stopped/model").exists()
+    result = run_training(runs.config(tmp_path / "stopped"))
+    assert result.steps == 20
+    weights = "model/model.safetensors"
+    assert (tmp_path / "stopped" / weights).read_bytes() == (tmp_path / "whole" / weights).read_bytes()
+
+
+def test_events_of_a_training_in_order(tmp_path):
+    events = []
+    run_training(
+        runs.config(tmp_path, run={"evaluate_every": 10, "log_every": 10, "checkpoint_every": 10}),
+        on_event=lambda kind, values: events.append((kind, values)),
+    )
+    kinds = [kind for kind, _ in events]
+    assert kinds[0] == "training"
+    assert kinds[-1] == "trained"
+    assert [values["step"] for kind, values in events if kind == "step"] == list(range(1, 21))
+    assert [values["step"] for kind, values in events if kind == "evaluation"] == [10, 20]
+    after = kinds.index("step") + 9
+    assert kinds[after : after + 4] == ["step", "train", "evaluation", "checkpoint"]
+    json.dumps([values for _, values in events])  # plain data

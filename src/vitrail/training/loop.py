@@ -50,7 +50,8 @@ def train(run: TrainingRun, state: RunState) -> None:
                 send_event(run, state, "checkpoint", {"step": progress.step})
                 save_checkpoint(run, state)
     run.checkpoints.finish()
-    if state.is_stopping and (progress.step < run.steps or progress.owes_evaluation):
+    # A request in the last step counts too: a suite or a sweep must not go on to its next training.
+    if run.ranks.any(bool(state.stop_request)):
         raise Stopped(f"stopped after step {progress.step} of {run.steps}: the same command goes on from there")
 
 
