@@ -250,7 +250,13 @@ class EvaluationLoader(Loader):
             source: a Source, or anything that `open_data` accepts.
             preprocessing: `model.preprocessing` of the model that is evaluated.
             batch_size: images of a step on all ranks together; a multiple of `ranks`.
-            workers, rank, ranks, pin_memory, start_method, most_pixels, most_broken: as for `TrainingLoader`.
+            workers: processes that read images, as for `TrainingLoader`, which explains all that follow.
+            rank: the number of this process.
+            ranks: the number of processes.
+            pin_memory: whether batches lie where a GPU fetches them faster.
+            start_method: how workers are started.
+            most_pixels: images with more pixels are broken.
+            most_broken: the largest number of broken samples before an error.
 
         Raises:
             ConfigError: an argument is out of its range.

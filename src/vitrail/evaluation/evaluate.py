@@ -69,7 +69,7 @@ def evaluate(
         on_event: called with what happens; by default a terminal or notebook shows a bar.
 
     Returns:
-        The report: accuracy, likelihood and calibration with intervals, every class, confusions and mistakes.
+        The report, with accuracy, likelihood and calibration with intervals, every class, confusions and mistakes.
 
     Raises:
         ConfigError: an argument is wrong, or the model does not classify.

@@ -69,7 +69,7 @@ def export(
         on_event: called with events.
 
     Returns:
-        What was written and measured: differences, sizes and latencies.
+        The file that was written, and the measured differences, sizes and latencies.
 
     Raises:
         ConfigError: an option is not valid, or the model cannot be exported with it.
