@@ -284,8 +284,40 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(kept, kind, caplog):
     assert "\n" not in warning
     assert list(kept.list_steps()) == [1], "a later start does not take it up again"
     DAMAGES[kind](kept.folder / "step-00000001")
-    with pytest.raises(TrainingError, match="none of the 1 checkpoints"):
-        kept.find_newest()
+    for _ in range(3):  # a later start does not begin from step 0 either
+        with pytest.raises(TrainingError, match="none of the 2 checkpoints"):
+            kept.find_newest()
+    for name in ("damaged-step-00000001", "damaged-step-00000002"):
+        path = kept.folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert kept.find_newest() is None, "a person has decided to begin again"
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (lambda state: {name: value for name, value in state.items() if name != "position"}, "position"),
+        (lambda state: {name: value for name, value in state.items() if name != "scaler"}, "scaler"),
+        (lambda state: {name: value for name, value in state.items() if name != "tensors"}, "tensors"),
+        (lambda state: [], "tensors"),
+        (lambda state: "{", "JSON"),
+    ],
+    ids=["no position", "no scaler", "no tensors", "a list", "no JSON"],
+)
+def test_a_state_that_lacks_something_is_one_sentence(tmp_path, content, named):
+    """Its hash is right: somebody has written it so."""
+    config = runs.config(tmp_path / "run", schedule={"steps": 6, "warmup_steps": 0}, run={"checkpoint_every": 6})
+    run_training(config)
+    (folder,) = runs.checkpoints(tmp_path / "run")
+    path, sums = folder / "state.json", folder / "SHA256SUMS"
+    before = hashlib.sha256(path.read_bytes()).hexdigest()
+    changed = content(json.loads(path.read_text()))
+    path.write_text(changed if isinstance(changed, str) else json.dumps(changed))
+    sums.write_text(sums.read_text().replace(before, hashlib.sha256(path.read_bytes()).hexdigest()))
+    with pytest.raises(TrainingError, match=named) as caught:
+        run_training(config)
+    assert "state.json" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_damaged_one_does_not_push_out_what_is_written_after_it(kept, caplog):

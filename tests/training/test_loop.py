@@ -27,6 +27,7 @@ from vitrail.training import loop
 from vitrail.training.build import can_skip_on_device
 from vitrail.training.optim import build_optimizer
 from vitrail.training.resolve import resolve, to_toml
+from vitrail.training.run_folder import find_differences
 from vitrail.training.run_training import run_training
 
 GOLDEN = {
@@ -392,6 +393,14 @@ def test_other_images_are_another_run(tmp_path, monkeypatch):
     make_folder(tmp_path / "photos", {"oak": 20, "elm": 20})
     with pytest.raises(ConfigError, match=r"images.*photos"):
         run_training(runs.config("run", **tiny))
+
+
+@pytest.mark.parametrize(("key", "value"), [("seed", 1), ("fp8", True)])
+def test_what_changes_the_numbers_is_another_run(tmp_path, key, value):
+    one = runs.config(tmp_path)
+    other = one.model_copy(update={"run": one.run.model_copy(update={key: value})})
+    assert list(find_differences(one, other)) == [(f"run.{key}", getattr(one.run, key), value)]
+    assert not list(find_differences(one, runs.config(tmp_path, run={"keep": 7, "threads": 1})))
 
 
 def test_other_weights_are_another_run(tmp_path):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.training.averaging import Average
+from vitrail.training.checkpoint_folder import check_state
 from vitrail.training.run import Progress, RunSetup, RunState, TrainingRun
 from vitrail.weights.formats.native import describe_config
 
@@ -37,6 +38,9 @@ def resume(setup: RunSetup) -> RunState:
 
     If there is no checkpoint, the learner stays as it is and the state is that of a new run. Records of later steps
     are removed from metrics.jsonl.
+
+    Raises:
+        TrainingError: All checkpoints are damaged, or the newest is of another run or lacks something.
     """
     learner, ranks, state = setup.learner, setup.ranks, RunState()
     setup.checkpoints.open()
@@ -44,6 +48,7 @@ def resume(setup: RunSetup) -> RunState:
     if path is not None:
         tensors = name_tensors(learner.objective, learner.optimizer, learner.average)
         saved = setup.checkpoints.load(path, tensors)
+        check_state(path, saved, ["scaler", *vars(Progress())])
         if saved["scaler"]:
             learner.scaler.load_state_dict(saved["scaler"])
         state.progress = progress = Progress.from_saved(saved)

@@ -20,9 +20,9 @@ import os
 import shutil
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled", categ
 
 STATE = "state.json"
 FINISHED, UNFINISHED, DAMAGED = "step-", ".unfinished-step-", "damaged-"
+REPAIR = "remove this checkpoint to go on from the one before it, or give another run.folder"
 Record = dict[str, Any]
 
 
@@ -66,7 +67,7 @@ class CheckpointFolder:
         """Return the newest whole checkpoint, or None if there is none. Damaged ones are skipped with a warning.
 
         Raises:
-            TrainingError: There are checkpoints, but all of them are damaged.
+            TrainingError: There are checkpoints, but all of them are damaged, found so now or by an earlier start.
         """
         newest: Path | TrainingError | None = None
         if self.ranks.is_first:
@@ -80,8 +81,7 @@ class CheckpointFolder:
         return newest
 
     def _find_newest(self) -> Path | None:
-        checkpoints = self.list_steps()
-        for path in reversed(checkpoints.values()):
+        for path in reversed(self.list_steps().values()):
             damage = find_damage(path)
             if damage is None:
                 return path
@@ -90,10 +90,12 @@ class CheckpointFolder:
             log.warning("%s is passed over, and is %s now: %s", path, aside.name, damage)
             shutil.rmtree(aside, ignore_errors=True)
             path.rename(aside)
-        if checkpoints:
+        # Training from step 0 here would look like going on.
+        if damaged := sorted(path.name for path in self.folder.glob(f"{DAMAGED}{FINISHED}*")):
             raise TrainingError(
-                f"none of the {len(checkpoints)} checkpoints in {self.folder} is whole: repair them, or give another "
-                "run.folder"
+                f"none of the {len(damaged)} checkpoints in {self.folder} is whole: put a whole copy there as "
+                f"{damaged[-1].removeprefix(DAMAGED)}, give another run.folder, or remove {damaged[-1]} and the like "
+                "to begin again from step 0"
             )
         return None
 
@@ -225,9 +227,24 @@ def list_checkpoints(folder: Path) -> dict[int, Path]:
 
 
 def read_state(path: Path) -> Record:
-    """Return everything in a checkpoint that is not a tensor."""
-    record: Record = json.loads((path / STATE).read_text(encoding="utf-8"))
-    return record
+    """Return everything in a checkpoint that is not a tensor.
+
+    Raises:
+        TrainingError: It is no record of a checkpoint.
+    """
+    try:
+        record = json.loads((path / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{path / STATE} is no JSON that can be read: {_cause(error)}; {REPAIR}") from None
+    check_state(path, record, ["tensors"])
+    return cast(Record, record)
+
+
+def check_state(path: Path, record: object, names: Iterable[str]) -> None:
+    """Raise a TrainingError if the state of a checkpoint lacks any of these names."""
+    missing = set(names) - (record.keys() if isinstance(record, dict) else set())
+    if missing:
+        raise TrainingError(f"{path / STATE} has no {min(missing)!r}: {REPAIR}")
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

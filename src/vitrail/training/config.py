@@ -190,7 +190,8 @@ class ScheduleConfig(Section):
 
 
 class RunSection(Section):
-    """Where and how the run is computed. Only seed and precision change what is learned."""
+    """Where and how the run is computed. Only seed, fp8 and precision change what is learned; seed and fp8 stay as they
+    are when a run is resumed, precision may change."""
 
     folder: Path = Path("runs/run")
     """The folder of all results. If it holds an unfinished run, training goes on from its newest checkpoint."""

@@ -28,7 +28,9 @@ from vitrail.training.resolve import build_config, read_toml, to_toml
 from vitrail.training.run import RunSetup
 
 ADJUSTABLE = {"data": {"source", "workers", "in_memory"}, "optimizer": {"accumulate"}}
-"""Keys that may change on resume, besides everything under `run` except `seed`."""
+"""Keys that may change on resume, besides everything under `run` except `FIXED`."""
+FIXED = {"seed", "fp8"}
+"""Keys under `run` that may not change on resume, because they change what is learned."""
 CONFIG_FILE, LOCK_FILE, DATA_FILE, WEIGHTS_FILE = "config.toml", ".lock", ".data", ".weights"
 TRIAL_PREFIX = "sweep-"
 """Folders with this prefix, inside a run's folder, are the runs of a sweep that comes before it."""
@@ -119,7 +121,7 @@ def find_differences(then: RunConfig, now: RunConfig) -> Iterator[tuple[str, Any
     """Yield each key whose value makes it another run, with its value then and now."""
     old, new = then.model_dump(), now.model_dump()
     for section, values in old.items():
-        free = set(values) - {"seed"} if section == "run" else ADJUSTABLE.get(section, set())
+        free = set(values) - FIXED if section == "run" else ADJUSTABLE.get(section, set())
         for key in sorted((set(values) | set(new[section])) - free):
             if values.get(key) != new[section].get(key):
                 yield f"{section}.{key}", values.get(key), new[section].get(key)
