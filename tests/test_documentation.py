@@ -48,6 +48,27 @@ def test_python_on_pages_calls_what_exists(page):
                     pytest.fail(f"{ast.unparse(node)}: {error}")
 
 
+def test_settings_in_python_on_pages_are_valid():
+    """Every `vitrail.train("recipe", {…})` with plain values has a configuration."""
+    from vitrail.recipes import RECIPES
+    from vitrail.workflows.train import build_config
+
+    checked = 0
+    for page in PAGES:
+        for code in blocks(page.read_text(), "python"):
+            for node in ast.walk(ast.parse(code)):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == "vitrail.train" and len(node.args) == 2:
+                    recipe, settings = node.args
+                    assert isinstance(recipe, ast.Constant)
+                    assert isinstance(settings, ast.Dict)
+                    pairs = zip(map(ast.literal_eval, filter(None, settings.keys)), settings.values, strict=True)
+                    values = {key: each.value if isinstance(each, ast.Constant) else "MODEL" for key, each in pairs}
+                    if recipe.value in RECIPES:
+                        build_config(recipe.value, values)
+                        checked += 1
+    assert checked >= 5
+
+
 def find_object(path: str) -> object:
     """Return what `vitrail.name.name` stands for."""
     found: object = vitrail
