@@ -611,6 +611,34 @@ def test_a_tar_that_is_a_link_to_nothing(tmp_path):
         open_data(tmp_path)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pipes in folders there")
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.parametrize("name", ["a.tar", "a.parquet", "a.csv", "split/a.tar", "class/a.png"])
+def test_pipes_and_devices_are_refused_in_every_source(name, kind, tmp_path):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    for data in (tmp_path, path):
+        with pytest.raises(vitrail.DataError, match=r"not a file|neither a file|is no data set|holds no images"):
+            open_data(data).read(0)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+def test_images_and_tables_of_a_data_folder_may_be_links(tmp_path):
+    real = as_csv(tmp_path / "real")
+    (tmp_path / "linked").mkdir()
+    for file in real.iterdir():
+        (tmp_path / "linked" / file.name).symlink_to(file)
+    assert contents(open_data(tmp_path / "linked")) == contents(open_data(real))
+
+
+def test_names_of_classes_that_are_no_text(tmp_path):
+    as_tars(tmp_path / "data")
+    (tmp_path / "data" / "classes.txt").write_bytes(b"a\xff\xfe")
+    with pytest.raises(vitrail.DataError, match="no UTF-8 text"):
+        open_data(tmp_path / "data")
+
+
 def test_a_name_that_cannot_be_read_is_a_number(tmp_path):
     source = open_data(make_tar(tmp_path / "a.tar", LABELS))
     (tmp_path / "a.tar").unlink()

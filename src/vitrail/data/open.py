@@ -35,8 +35,9 @@ from vitrail.data.sources.folder import (
     read_csv_splits,
 )
 from vitrail.data.sources.list_source import ListSource, Pairs, list_class_names
-from vitrail.data.sources.source import SPLITS, Source, hold_out
+from vitrail.data.sources.source import MOST_BYTES, SPLITS, Source, hold_out, read_small_text
 from vitrail.errors import ConfigError, DataError, MissingExtraError, did_you_mean
+from vitrail.system.results import format_count
 
 DEFAULT_HOLDOUT = 0.1
 WHOLE = "all"
@@ -112,6 +113,11 @@ def list_splits(data: Data) -> tuple[str, ...]:
         return tuple(_find_splits(data))
 
 
+def open_training_images(data: Data) -> Source:
+    """Open the split "train", or everything if the data has no splits."""
+    return open_data(data, "train") if list_splits(data) else open_data(data)
+
+
 def choose_test_split(data: Data) -> str | None:
     """Return the split to test on: "test" if it has labels, otherwise "val", otherwise None.
 
@@ -136,14 +142,10 @@ def name_data(data: Data) -> str:
     if isinstance(data, str | Path):
         return str(data)
     if isinstance(data, Mapping):
-        return f"a dictionary of {_count(len(data), 'list')}"
+        return f"a dictionary of {format_count(len(data), 'list')}"
     if isinstance(data, list | ListSource):
-        return f"a list of {_count(len(data), 'image')}"
-    return f"a source of {_count(len(data), 'image')}" if isinstance(data, Source) else f"a {type(data).__name__}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+        return f"a list of {format_count(len(data), 'image')}"
+    return f"a source of {format_count(len(data), 'image')}" if isinstance(data, Source) else f"a {type(data).__name__}"
 
 
 @contextlib.contextmanager
@@ -260,6 +262,8 @@ def _open_whole(data: Any, openers: SplitOpeners) -> Source:
     path = _resolve_path(str(data))
     if path.is_file():
         return _open_file(path)
+    if path.exists() and not path.is_dir():
+        raise DataError(f"{path} is neither a file nor a folder: data is not read from pipes and devices")
     if not path.is_dir():
         kinds = "a folder, a .csv, .parquet or .tar file, hf:owner/name, or digits"
         raise DataError(f"there is no data set {str(data)!r}: give {kinds}")
@@ -320,7 +324,8 @@ def _open_shards(folder: Path, files: Sequence[Path]) -> Source:
 def _read_class_names(folder: Path) -> tuple[str, ...]:
     for name in CLASS_NAME_FILES:
         if (folder / name).is_file():
-            return tuple((folder / name).read_text(encoding="utf-8").removesuffix("\n").split("\n"))
+            text = read_small_text(folder / name, MOST_BYTES)
+            return tuple(text.replace("\r\n", "\n").removesuffix("\n").split("\n"))
     return ()
 
 

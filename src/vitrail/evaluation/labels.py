@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.sources.source import make_printable, read_file
+from vitrail.data.sources.source import make_printable, read_small_text
 from vitrail.errors import DataError, did_you_mean
 from vitrail.inference import class_names
 from vitrail.inference.class_names import NO_NAMES, OtherNames, Vocabulary, fold_name, split_words
@@ -345,14 +345,3 @@ def _read_csv(file: Path, text: str) -> Iterator[tuple[str, str, list[str]]]:
 
 class JsonPairs(list[tuple[str, Any]]):
     """A JSON object as a list of pairs, with repeated keys: an `object_pairs_hook`."""
-
-
-def read_small_text(file: Path, most_bytes: int) -> str:
-    """Return the text of a file; raise a DataError if it is no UTF-8 text or larger than `most_bytes`."""
-    try:
-        if (size := file.stat().st_size) > most_bytes:
-            raise DataError(f"{size:,} bytes, more than the {most_bytes:,} allowed")
-        return read_file(file).decode("utf-8-sig")
-    except (OSError, ValueError, DataError) as error:
-        reason = "no UTF-8 text" if isinstance(error, UnicodeError) else getattr(error, "strerror", None) or error
-        raise DataError(f"{make_printable(file)} cannot be read: {reason}") from None

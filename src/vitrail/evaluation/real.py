@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.sources.source import make_printable
+from vitrail.data.sources.source import make_printable, read_small_text
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation.labels import JsonPairs, read_small_text
+from vitrail.evaluation.labels import JsonPairs
 
 IMAGES = 50_000
 """Images in ImageNet's validation part."""

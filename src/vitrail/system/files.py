@@ -1,13 +1,19 @@
-"""Atomic file writes: after a crash a file has either its old content or all of the new."""
+"""Atomic file writes, and reads of regular files only.
+
+After a crash a file has either its old content or all of the new. A pipe or a device in the place of a file is refused:
+reading it might never end.
+"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
+import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from vitrail.errors import ConfigError
 
@@ -35,6 +41,43 @@ def flush_to_disk(path: Path) -> None:
         os.close(handle)
 
 
+def open_regular_file(path: Path, buffering: int = -1) -> BinaryIO:
+    """Open a regular file, or a link to one, for reading; `buffering` is that of the built-in `open`.
+
+    Raises:
+        OSError: it cannot be opened, or is a folder, a pipe, a socket or a device.
+    """
+    # Opened without waiting for a pipe's writer, and looked at afterwards: nothing can take its place in between.
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket
+            raise OSError(errno.EINVAL, "not a file", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "not a file", str(path))
+    return os.fdopen(handle, "rb", buffering)
+
+
+def read_regular_file(path: Path, most_bytes: int) -> bytes:
+    """Return the content of a regular file, or of a link to one; at most `most_bytes` + 1 bytes are read.
+
+    Raises:
+        OSError: it cannot be read, is larger, or is a folder, a pipe, a socket or a device.
+    """
+    with open_regular_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(min(size, most_bytes) + 1)
+        if len(content) > size:  # it has grown, or does not tell its size, as in /proc
+            content += file.read(most_bytes + 1 - len(content))
+    if len(content) > most_bytes:
+        raise OSError(
+            errno.EFBIG, f"{max(size, len(content)):,} bytes, more than the {most_bytes:,} allowed", str(path)
+        )
+    return content
+
+
 def is_folder(path: Path) -> bool:
     """Return whether there is such a folder; False also for names that no file can have."""
     try:
@@ -59,7 +102,7 @@ def write_out_file(out: Path, content: dict[str, Any]) -> None:
 
 def sha256(path: Path) -> str:
     """Return the hash of a file as `sha256sum` prints it."""
-    with path.open("rb") as file:
+    with open_regular_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

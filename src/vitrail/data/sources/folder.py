@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import io
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ from vitrail.data.order import Indices
 from vitrail.data.sources.source import Sample, Source, make_printable, read_file
 from vitrail.data.sources.table_cache import MappedTable, load_or_build_table
 from vitrail.errors import DataError
+from vitrail.system.files import open_regular_file
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
 IMAGE_COLUMNS = ("image", "file_name", "filename", "file", "path", "image_path")
@@ -187,8 +189,8 @@ def _read_csv_rows(path: Path, split: str | None) -> Iterator[tuple[str, str]]:
 @contextlib.contextmanager
 def _open_csv_reader(path: Path) -> Iterator[csv.DictReader[str]]:
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            yield csv.DictReader(file)
+        with open_regular_file(path) as file:
+            yield csv.DictReader(io.TextIOWrapper(file, newline="", encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
 

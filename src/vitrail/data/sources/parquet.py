@@ -17,6 +17,7 @@ import numpy as np
 from vitrail.data.order import Indices
 from vitrail.data.sources.source import Sample, Source, make_printable
 from vitrail.errors import DataError, MissingExtraError
+from vitrail.system.files import open_regular_file
 
 IMAGE_COLUMNS = ("image", "img", "jpg", "png", "webp")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "cls", "target")
@@ -128,9 +129,10 @@ def _call_pyarrow(path: Path, function: str) -> Any:
     except ImportError:
         raise MissingExtraError("reading Parquet", "parquet") from None
     try:
+        open_regular_file(path).close()  # pyarrow would wait for the writer of a pipe
         return getattr(pq, function)(path)
     except OSError as error:
-        if error.errno is not None and error.errno != errno.EINVAL:
+        if error.filename is not None or error.errno not in (None, errno.EINVAL):
             raise DataError(f"{make_printable(path)} cannot be opened: {error.strerror or error}") from None
         raise DataError(f"{make_printable(path)} is not a Parquet file: {str(error).splitlines()[0]}") from None
     except pa.ArrowException as error:

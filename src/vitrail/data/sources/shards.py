@@ -17,9 +17,10 @@ import numpy as np
 
 from vitrail.data.order import Indices
 from vitrail.data.sources.folder import IMAGE_SUFFIXES
-from vitrail.data.sources.source import MOST_BYTES, Sample, Source, make_printable
+from vitrail.data.sources.source import MOST_BYTES, Sample, Source, make_printable, read_file
 from vitrail.data.sources.table_cache import MappedTable, load_or_build_table
 from vitrail.errors import DataError
+from vitrail.system.files import open_regular_file
 
 RECORD_DTYPE = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("length", "<u4"), ("label", "<i4")])
 NO_LABEL = -1
@@ -104,7 +105,7 @@ class TarSource(Source):
         if key not in self._open:
             while len(self._open) >= MOST_OPEN:
                 self._open.popitem(last=False)[1].close()
-            self._open[key] = self.paths[shard].open("rb", buffering=0)
+            self._open[key] = open_regular_file(self.paths[shard], buffering=0)
         self._open.move_to_end(key)
         return self._open[key]
 
@@ -113,7 +114,7 @@ def open_packed_index(paths: Sequence[Path]) -> tuple[MappedTable, str] | None:
     """Return the table and column that `vitrail data pack` wrote, if they are about exactly these shards."""
     folder = paths[0].parent
     try:
-        parts = json.loads((folder / MANIFEST).read_bytes())["splits"].values()
+        parts = json.loads(read_file(folder / MANIFEST))["splits"].values()
         sizes = {folder / shard["name"]: shard["bytes"] for part in parts for shard in part["shards"]}
         names = {part["index"]: [folder / shard["name"] for shard in part["shards"]] for part in parts}
         column = next((Path(index).stem for index, shards in names.items() if index and shards == list(paths)), None)
@@ -150,7 +151,7 @@ def _build_index(paths: Sequence[Path], classes: tuple[str, ...], folder: Path) 
 def scan_tar(path: Path, numbers: dict[str, int]) -> Iterator[tuple[int, int, int]]:
     """Yield (offset, length, label) of each image in a tar; raise a DataError if the tar is damaged."""
     try:
-        with tarfile.open(path, "r:") as tar:
+        with open_regular_file(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             key, image, label, end = None, None, NO_LABEL, 0
             for member in tar:
                 end = member.offset_data + -(-member.size // HEADER_BYTES) * HEADER_BYTES
@@ -174,7 +175,7 @@ def scan_tar(path: Path, numbers: dict[str, int]) -> Iterator[tuple[int, int, in
 
 def _check_tar_end(path: Path, end: int) -> None:
     """Check that only zeros follow the last member; tarfile takes a damaged header for the end."""
-    with path.open("rb") as file:
+    with open_regular_file(path) as file:
         file.seek(end)
         rest = 0
         while chunk := file.read(1 << 20):

@@ -5,11 +5,11 @@ A source keeps no list of its samples. It is cheap to send to another process an
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vitrail.data.order import Indices
 from vitrail.errors import ConfigError, DataError
+from vitrail.system.files import read_regular_file
 
 SPLITS = {
     "train": ("train", "training"),
@@ -204,17 +205,26 @@ def _convert_pillow(image: Any) -> Any:
         return to_rgb(turn_upright(image))
 
 
-def read_file(path: Path) -> bytes:
-    """Return the bytes of a regular file; raise a DataError if it cannot be read or is larger than `MOST_BYTES`."""
+def read_file(path: Path, most_bytes: int | None = None) -> bytes:
+    """Return the bytes of a regular file; raise a DataError if it cannot be read or is larger than `most_bytes`.
+
+    The default is `MOST_BYTES`. Links are followed: they are the user's own.
+    """
     try:
-        stat = path.stat()
-        if not S_ISREG(stat.st_mode):
-            raise DataError("not a file")
-        if stat.st_size > MOST_BYTES:
-            raise DataError(f"{stat.st_size:,} bytes, more than the {MOST_BYTES:,} allowed")
-        return path.read_bytes()
+        return read_regular_file(path, MOST_BYTES if most_bytes is None else most_bytes)
     except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
-        raise DataError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        reason = getattr(error, "strerror", None) or str(error)
+        is_plain = getattr(error, "errno", None) in (errno.EINVAL, errno.EFBIG)  # not a file, or too large
+        raise DataError(reason if is_plain else f"cannot be read: {reason}") from None
+
+
+def read_small_text(file: Path, most_bytes: int) -> str:
+    """Return the text of a file; raise a DataError if it is no UTF-8 text or larger than `most_bytes`."""
+    try:
+        return read_file(file, most_bytes).decode("utf-8-sig")
+    except (ValueError, DataError) as error:
+        reason = "no UTF-8 text" if isinstance(error, UnicodeError) else str(error).removeprefix("cannot be read: ")
+        raise DataError(f"{make_printable(file)} cannot be read: {reason}") from None
 
 
 def make_printable(path: str | os.PathLike[str]) -> str:
