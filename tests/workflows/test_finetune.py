@@ -14,7 +14,6 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.training.run_training import run_training
 from vitrail.workflows.finetune import finetune
 from vitrail.workflows.finetune_settings import choose_image_size, name_run_folder, summarise_data
-from vitrail.workflows.named_data import make_named_data
 
 SMALL = [
     "model.width=32",
@@ -147,7 +146,7 @@ def test_a_cpu_is_not_asked_for_what_takes_hours():
 
 
 def test_what_is_looked_at(folder):
-    summary = summarise_data(make_named_data(folder))
+    summary = summarise_data(folder)
     assert (summary.images, summary.classes, summary.short_side, summary.has_validation) == (60, 3, 32, False)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vitrail.data.open import Data, list_splits, open_data
+from vitrail.data.open import Data, open_training_images
 from vitrail.errors import ConfigError, DataError, InputError
 from vitrail.evaluation.features import Cache, Features, extract_features
 from vitrail.inference.batches import InferenceOptions, open_model
@@ -170,7 +170,7 @@ def find_similar(
             pixels = fit_image(image, engine.preprocessing)
         except (DataError, InputError) as error:
             raise type(error)(f"{name}: {error}") from None
-        source = open_data(data, "train") if list_splits(data) else open_data(data)
+        source = open_training_images(data)
         bank = extract_features(engine, source, options, cache, send_progress(listener, "features"))
     query = engine.embed(pixels[None])
     check_finite(query, name)

@@ -23,6 +23,7 @@ from vitrail.data.transforms.decode import decode_image
 from vitrail.errors import DataError
 from vitrail.inference.class_names import translate_wnid
 from vitrail.inference.prepare import OneImage, is_one_image
+from vitrail.system.results import format_count
 
 DATA_SUFFIXES = (".csv", ".parquet", ".tar")
 PHOTOGRAPHS = "the two photographs inside scikit-learn"
@@ -91,7 +92,7 @@ def choose_photographs() -> ImageChoice:
         len(crops),
         lambda index: (f"crop {index}", crops[index]),
         lambda index: f"crop {index}",
-        lambda some: f"{_count(some, 'crop')} of {PHOTOGRAPHS}; the numbers mean more on images of your own",
+        lambda some: f"{format_count(some, 'crop')} of {PHOTOGRAPHS}; the numbers mean more on images of your own",
         shown,
     )
 
@@ -156,8 +157,6 @@ def _public_name(place: str) -> str:
 
 
 def _count_of(count: int, name: str, some: int) -> str:
-    return f"{some:,} of the {count:,} images of {name}" if some < count else f"{_count(count, 'image')} of {name}"
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count:,} {what}" + ("" if count == 1 else "s")
+    return (
+        f"{some:,} of the {count:,} images of {name}" if some < count else f"{format_count(count, 'image')} of {name}"
+    )

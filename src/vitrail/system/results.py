@@ -90,6 +90,12 @@ def format_value(value: Any) -> str:
     return type(value).__name__
 
 
+def format_count(number: int, noun: str) -> str:
+    """Return a number of things, such as "1 image" or "1,200 classes"."""
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
+
+
 def _is_model(value: Any) -> bool:
     return hasattr(value, "state_dict")
 

@@ -25,7 +25,8 @@ ALTERNATIVES = ((STEPS, EPOCHS), (EPOCHS, STEPS), (NAME, WEIGHTS), (WEIGHTS, NAM
 
 
 Settings = Sequence[str] | Mapping[str, Any]
-"""Settings of a run that replace a recipe's: `key=value` texts, or a dictionary such as {"schedule.steps": 300}."""
+"""Settings of a run that replace a recipe's: `key=value` texts, or a dictionary such as {"schedule.steps": 300} or
+{"schedule": {"steps": 300}}, which leaves the other keys of the section as they are."""
 
 
 def resolve(tree: Mapping[str, Any], settings: Settings = ()) -> RunConfig:
@@ -51,9 +52,10 @@ class _Text(str):
 
 def _read_settings(settings: Settings) -> Iterator[tuple[str, Any]]:
     if isinstance(settings, Mapping):
-        for key, value in settings.items():
-            yield key.strip(), str(value) if isinstance(value, Path) else _copy_tree(value)
+        yield from flatten_settings(settings)
         return
+    if isinstance(settings, str) or not isinstance(settings, Sequence):
+        raise ConfigError(f'settings = {settings!r}: give a dictionary such as {{"schedule.steps": 300}}, or a list')
     for setting in settings:
         key, _, text = setting.partition("=")
         if not text.strip():
@@ -61,10 +63,21 @@ def _read_settings(settings: Settings) -> Iterator[tuple[str, Any]]:
         yield key.strip(), _Text(text.strip())
 
 
+def flatten_settings(settings: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted keys and their values, also of dictionaries inside dictionaries."""
+    for name, value in settings.items():
+        if not isinstance(name, str):
+            raise ConfigError(f"the setting {name!r} is no text: give a key such as schedule.steps")
+        key = f"{section}{name.strip()}"
+        if isinstance(value, Mapping):
+            yield from flatten_settings(value, f"{key}.")
+        else:
+            yield key, str(value) if isinstance(value, Path) else _copy_tree(value)
+
+
 def name_settings(settings: Settings) -> set[str]:
-    """Return the keys of the settings, as they were given."""
-    names = settings if isinstance(settings, Mapping) else (setting.partition("=")[0] for setting in settings)
-    return {name.strip() for name in names}
+    """Return the keys of the settings: dotted, or without their section if they were given so."""
+    return {key for key, _ in _read_settings(settings)}
 
 
 def build_config(tree: Tree) -> RunConfig:
@@ -137,7 +150,9 @@ def _table(config: Config) -> Tree:
 
 def _path(key: str) -> list[str]:
     """Split a dotted key. A key that only one section has may come without its section: learning_rate=1e-3."""
-    return key.split(".") if "." in key or key in SECTIONS else _find_section(key)
+    first, *rest = key.split(".")
+    is_whole = first in SECTIONS or (rest and not any(first in list_keys(section) for section in SECTIONS))
+    return [first, *rest] if is_whole else [*_find_section(first), *rest]
 
 
 def _find_section(key: str) -> list[str]:

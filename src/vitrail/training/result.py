@@ -10,7 +10,7 @@ from typing import Any
 from vitrail.model.base import ImageModel
 from vitrail.system.device import device_name
 from vitrail.system.intervals import Estimate, estimate_share
-from vitrail.system.results import Result, Rows
+from vitrail.system.results import Result, Rows, format_count
 from vitrail.training.best import save_best
 from vitrail.training.config import RunConfig
 from vitrail.training.curves import draw_curves
@@ -60,7 +60,8 @@ def describe_accuracy(accuracy: Estimate | None, images: int) -> str:
     """Return an accuracy with its interval and the number of images as text."""
     if accuracy is None:
         return "not measured"
-    return f"{accuracy.value:.1%} of {images:,} images (95% interval {accuracy.low:.1%} to {accuracy.high:.1%})"
+    interval = f"95% interval {accuracy.low:.1%} to {accuracy.high:.1%}"
+    return f"{accuracy.value:.1%} of {format_count(images, 'image')} ({interval})"
 
 
 def save_result(run: TrainingRun, progress: Progress) -> TrainingResult:

@@ -15,7 +15,7 @@ from vitrail.recipes import Recipe
 from vitrail.system.files import short_name
 from vitrail.training.build import count_steps
 from vitrail.training.config import RunConfig
-from vitrail.training.resolve import Settings, name_settings, resolve
+from vitrail.training.resolve import Settings, flatten_settings, name_settings, resolve
 from vitrail.training.run_folder import find_differences
 
 RUNS = 3
@@ -65,6 +65,8 @@ def make_plan(
         raise ConfigError(f"runs = {runs}: give 1 or more; the paper has {RUNS}")
     if rates is not None and (not rates or not all(0 < rate < math.inf for rate in rates)):
         raise ConfigError(f"rates = {', '.join(map(str, rates)) or 'none'}: give learning rates above 0")
+    if isinstance(settings, Mapping):
+        settings = dict(flatten_settings(settings))
     for name in name_settings(settings):
         key = _shorten_key(name)
         if key in DECIDED:

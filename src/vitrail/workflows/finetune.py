@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.open import Data
+from vitrail.data.open import Data, name_data, open_data
 from vitrail.errors import ConfigError
 from vitrail.inference.engine import Model
 from vitrail.model.base import ImageModel
@@ -35,7 +35,6 @@ from vitrail.workflows.finetune_settings import (
     summarise_data,
 )
 from vitrail.workflows.linear_head import fit_linear_head
-from vitrail.workflows.named_data import NamedData, make_named_data
 from vitrail.workflows.run_report import write_run_report
 from vitrail.workflows.start_model import choose_start, name_model, open_start, save_start
 
@@ -90,9 +89,11 @@ def finetune(
     """
     settings = settings if settings is not None else ()
     start = choose_start(model, settings)
+    if isinstance(data, list):
+        data = open_data(data)  # once: it remembers what it has computed about the images
     with open_listener(on_event) as listener:
         if not quick:
-            return _train_classifier(make_named_data(data), start, sweep, folder, settings, listener)
+            return _train_classifier(data, start, sweep, folder, settings, listener)
         if sweep:
             raise ConfigError("quick trains nothing, so there is no learning rate to sweep: give --quick or --sweep")
         if start is None:
@@ -101,7 +102,7 @@ def finetune(
 
 
 def _train_classifier(
-    data: NamedData,
+    data: Data,
     start: str | ImageModel | None,
     sweep: bool,
     folder: str | Path | None,
@@ -113,17 +114,19 @@ def _train_classifier(
         raise ConfigError("a sweep chooses the learning rate: leave optimizer.learning_rate out, or --sweep")
     if folder is not None and "folder" in given_keys:
         raise ConfigError("the folder was given twice: leave out run.folder, or the argument folder")
-    summary = summarise_data(data)
+    if "source" in given_keys:
+        raise ConfigError("the data was given twice: leave out data.source")
+    summary, data_name = summarise_data(data), name_data(data)
     name = None if start is None else name_model(start)
-    listener("data", {"data": data.name, "start": name, **asdict(summary)})
+    listener("data", {"data": data_name, "start": name, **asdict(summary)})
     network = None if start is None else open_start(start)
     if network is None or name is None:
         tree, rates = make_scratch_config(summary), list(SCRATCH_LEARNING_RATES)
     else:
         tree = make_finetune_config(summary, network, name)
         rates = [scale_learning_rate(rate, tree["data"]["batch_size"]) for rate in LEARNING_RATES]
-    tree["data"]["source"] = data.name
-    tree["run"]["folder"] = str(folder) if folder is not None else f"runs/{name_run_folder(data.name, name)}"
+    tree["data"]["source"] = data_name
+    tree["run"]["folder"] = str(folder) if folder is not None else f"runs/{name_run_folder(data_name, name)}"
     config = set_intervals(resolve(tree, settings), given_keys, summary)
     if isinstance(start, ImageModel) and network is not None:
         config = change_config(config, {"model": {"weights": str(save_start(network, config.run.folder))}})
@@ -132,8 +135,8 @@ def _train_classifier(
     if sweep:
         trials = _try_rates(config, rates, data, network, listener)
         config = _take_best(config, trials, summary.has_validation, listener)
-    result = run_training(config, source=data.source, start=network, on_event=listener)
-    result = write_run_report(result, source=data.source, on_event=listener)
+    result = run_training(config, source=data, start=network, on_event=listener)
+    result = write_run_report(result, source=data, on_event=listener)
     return FinetuneResult(
         model=result.model,
         folder=result.folder,
@@ -163,13 +166,13 @@ def _list_choices(config: RunConfig) -> dict[str, Any]:
 
 
 def _try_rates(
-    config: RunConfig, rates: Sequence[float], data: NamedData, start: ImageModel | None, listener: OnEvent
+    config: RunConfig, rates: Sequence[float], data: Data, start: ImageModel | None, listener: OnEvent
 ) -> tuple[Trial, ...]:
     """Train with each learning rate, and return the trials."""
-    if open_training_data(config.data, data.source).evaluation is None:
+    if open_training_data(config.data, data).evaluation is None:
         raise ConfigError("a sweep chooses by a part that is held out: leave data.holdout and data.validate_on alone")
     trials = []
-    for trial in run_trials(config, rates, source=data.source, start=start, on_event=listener):
+    for trial in run_trials(config, rates, source=data, start=start, on_event=listener):
         trials.append(trial)
         listener("trial", to_plain(trial))
     return tuple(trials)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vitrail.model.base import ImageModel
 from vitrail.system.intervals import Estimate
-from vitrail.system.results import Result, Rows
+from vitrail.system.results import Result, Rows, format_count
 from vitrail.training.config import RunConfig
 from vitrail.training.result import CURVES_FILE, describe_accuracy
 from vitrail.training.sweep import Trial
@@ -61,7 +61,7 @@ class FinetuneResult(Result):
             rows.append(("learning rate", f"{self.config.optimizer.learning_rate:.3g}, of {len(self.trials)} tried"))
         if self.suspects:
             remark = ", but most of these will be the model's own mistakes" if self.has_weak_suspects else ""
-            rows.append(("perhaps mislabelled", f"{len(self.suspects):,} images{remark}"))
+            rows.append(("perhaps mislabelled", f"{format_count(len(self.suspects), 'image')}{remark}"))
         rows.append(("weights", str(self.weights)))
         return rows if self.report is None else [*rows, ("report", str(self.report))]
 

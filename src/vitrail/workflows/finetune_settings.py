@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.data.open import DEFAULT_HOLDOUT
+from vitrail.data.open import DEFAULT_HOLDOUT, Data, list_splits, name_data, open_training_images
 from vitrail.data.sources.source import Source
 from vitrail.data.transforms.decode import decode_to_pillow
 from vitrail.errors import ConfigError, DataError
@@ -19,9 +19,9 @@ from vitrail.model.base import ImageModel
 from vitrail.model.cost import compute_cost, count_tokens
 from vitrail.model.timm_model import TimmModel, measure_activation_bytes
 from vitrail.system.files import short_name
+from vitrail.system.results import format_count
 from vitrail.training.build import count_steps
 from vitrail.training.config import RunConfig
-from vitrail.workflows.named_data import NamedData
 
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03)
 """The learning rates that the paper tries, for batches of 512."""
@@ -49,26 +49,25 @@ class DataSummary:
     """Whether the data has a validation split."""
 
 
-def summarise_data(data: NamedData) -> DataSummary:
+def summarise_data(data: Data) -> DataSummary:
     """Count images and classes of the training data and find the typical image size.
 
     Raises:
         DataError: if there are fewer than two classes, or a class without a readable image.
     """
-    source = data.open_training_images()
+    source, name = open_training_images(data), name_data(data)
     if source.num_classes < 2:
-        raise DataError(
-            f"{data.name} has {source.num_classes} class: a classifier needs a folder for each of two or more"
-        )
+        count = format_count(source.num_classes, "class")
+        raise DataError(f"{name} has {count}: a classifier needs a folder for each of two or more")
     labels = source.labels(0, len(source))
     counts = np.bincount(labels[labels >= 0], minlength=source.num_classes)  # a missing label fails when it is read
     if not counts.all():
         empty = source.classes[int(counts.argmin())] if source.classes else int(counts.argmin())
         raise DataError(
-            f"{data.name} has no image of {empty!r} that can be read: `vitrail data check` tells what was left out; "
+            f"{name} has no image of {empty!r} that can be read: `vitrail data check` tells what was left out; "
             "export those as JPEG, or take the folder away"
         )
-    return DataSummary(len(source), source.num_classes, _median_short_side(source), "val" in data.list_splits())
+    return DataSummary(len(source), source.num_classes, _median_short_side(source), "val" in list_splits(data))
 
 
 def _median_short_side(source: Source) -> int:

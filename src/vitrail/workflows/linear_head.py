@@ -6,7 +6,7 @@ is honest, and an image whose prediction is confident of another class than its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vitrail.data.open import Data, open_data
+from vitrail.data.open import Data, list_splits, name_data, open_data, open_training_images
 from vitrail.data.sources.source import Source, Subset, compute_fingerprint
 from vitrail.errors import ConfigError, DataError, WeightsError, did_you_mean
 from vitrail.evaluation.features import Features, extract_features
@@ -30,12 +30,11 @@ from vitrail.system.intervals import Estimate, estimate_share
 from vitrail.system.ranks import require_one_process
 from vitrail.system.results import to_plain
 from vitrail.training.config import RunConfig
-from vitrail.training.resolve import Settings, resolve
+from vitrail.training.resolve import Settings, name_settings, resolve
 from vitrail.weights.load import load
 from vitrail.weights.save import save
 from vitrail.workflows.finetune_result import MISLABELLED_FILE, FinetuneResult
 from vitrail.workflows.finetune_settings import summarise_data
-from vitrail.workflows.named_data import NamedData, make_named_data
 from vitrail.workflows.start_model import name_model, open_start
 from vitrail.workflows.suspects import SuspectRow, find_suspects, name_suspects, write_suspects
 
@@ -79,25 +78,25 @@ def fit_linear_head(
         progress: passes over images.
     """
     require_one_process("quick")
-    named, start = make_named_data(data), model if isinstance(model, ImageModel) else str(model)
-    config = resolve_options(named.name, name_model(start), folder, settings if settings is not None else ())
+    start, data_name = model if isinstance(model, ImageModel) else str(model), name_data(data)
+    config = resolve_options(data_name, name_model(start), folder, settings if settings is not None else ())
     folder = config.run.folder
     check_folder(folder)
-    summary = summarise_data(named)
+    summary = summarise_data(data)
     network = open_start(start, config.model.image_size)
-    source = named.open_training_images()
+    source = open_training_images(data)
     options = replace(options or InferenceOptions(workers=0 if summary.images < FEW else 2), precision="fp32")
     with open_listener(on_event) as listener:
         progress = send_progress(listener, "features")
         train = extract_features(network, source, options, progress=progress)
-        check_classes(named.name, source, train)
+        check_classes(data_name, source, train)
         listener("features", _describe_features(network, name_model(start), source, train))
         checked = check_by_cross_validation(train, summary.classes)
         listener("cross_validation", {"accuracy": to_plain(checked.accuracy), "images": checked.images})
         classifier = fit_probe(train.values, train.labels, summary.classes, checked.strength)
         scores: dict[str, Estimate] = {}
-        for split in [name for name in ("val", "test") if name in named.list_splits()]:
-            score = score_split(split, named, source, network, classifier, options, progress)
+        for split in [name for name in ("val", "test") if name in list_splits(data)]:
+            score = score_split(split, data, source, network, classifier, options, progress)
             listener("score", to_plain(score))
             if score.accuracy is not None:
                 scores[split] = score.accuracy
@@ -132,8 +131,7 @@ def _describe_features(network: ImageModel, name: str, source: Source, train: Fe
 
 def resolve_options(data: str, model: str, folder: str | Path | None, settings: Settings) -> RunConfig:
     """Return folder and image size as the configuration of a training run."""
-    keys = settings if isinstance(settings, Mapping) else [text.partition("=")[0] for text in settings if "=" in text]
-    for key in map(str.strip, keys):
+    for key in sorted(name_settings(settings)):
         if key not in ALLOWED:
             hint = did_you_mean(key, ALLOWED) or ": folder=… and image_size=… can be given"
             raise ConfigError(f"quick trains nothing, so {key!r} means nothing to it{hint}; or leave --quick out")
@@ -198,7 +196,7 @@ class SplitScore(NamedTuple):
 
 def score_split(
     split: str,
-    data: NamedData,
+    data: Data,
     source: Source,
     network: ImageModel,
     classifier: LinearClassifier,
@@ -207,7 +205,7 @@ def score_split(
 ) -> SplitScore:
     """Measure on another split of the data. A split that cannot be used is no reason to lose the model."""
     try:
-        other = open_data(data.data, split)
+        other = open_data(data, split)
         if other.classes != source.classes or other.num_classes > source.num_classes:
             raise DataError("its classes are not those of train; `vitrail data check` tells how they differ")
         features = extract_features(network, other, options, progress=progress)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from vitrail.errors import ConfigError, did_you_mean
-from vitrail.inference.engine import Model
+from vitrail.inference.engine import Model, check_model
 from vitrail.model.base import ImageModel
 from vitrail.model.create import copy_model
 from vitrail.training.resolve import Settings, list_keys, name_settings
@@ -35,8 +35,7 @@ def choose_start(model: Model | None, settings: Settings) -> str | ImageModel | 
         raise ConfigError("give --from MODEL (in Python: model) in place of model.weights")
     if model is None or isinstance(model, ImageModel):
         return model
-    if not isinstance(model, str | Path):
-        raise ConfigError(f"a {type(model).__name__} is no model: give one of vitrail's, or what vitrail.load takes")
+    check_model(model)
     name = str(model)
     if name == SCRATCH or (name == PANE and keys & (set(list_keys("model")) - {*ANY_MODEL_KEYS, *TRAINING_ONLY})):
         return None

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from vitrail.data.open import Data
+from vitrail.data.open import Data, name_data, open_data
 from vitrail.errors import ConfigError
 from vitrail.recipes import RECIPES, find_recipe
 from vitrail.system.events import OnEvent, open_listener
@@ -14,7 +14,6 @@ from vitrail.training.config import RunConfig
 from vitrail.training.resolve import Settings, Tree, name_settings, read_toml, resolve, to_toml
 from vitrail.training.result import TrainingResult
 from vitrail.training.run_training import run_training
-from vitrail.workflows.named_data import make_named_data
 from vitrail.workflows.run_report import write_run_report
 
 SOURCE_KEYS = ("data.source", "source")
@@ -53,13 +52,13 @@ def train(
         TrainingError: The machine failed. `Stopped` is a special case: a KeyboardInterrupt, a stop signal, or a
             KeyboardInterrupt from `on_event`. A checkpoint is saved then, and the same call goes on from there.
     """
-    given, settings = _take_data(data, settings if settings is not None else ())
-    named = None if given is None else make_named_data(given)
-    config = build_config(recipe, settings, None if named is None else named.name)
-    source = None if named is None else named.source
+    data, settings = _take_data(data, settings if settings is not None else ())
+    if isinstance(data, list):
+        data = open_data(data)  # once: it remembers what it has computed about the images
+    config = build_config(recipe, settings, None if data is None else name_data(data))
     with open_listener(on_event) as listener:
-        result = run_training(config, source=source, on_event=listener)
-        return write_run_report(result, source=source, on_event=listener)
+        result = run_training(config, source=data, on_event=listener)
+        return write_run_report(result, source=data, on_event=listener)
 
 
 def _take_data(data: Data | None, settings: Settings) -> tuple[Data | None, Settings]:

@@ -26,6 +26,7 @@ from vitrail.inspection.page.instruments import (
     list_guesses,
 )
 from vitrail.system.files import write_whole
+from vitrail.system.results import format_count
 
 TITLES = {
     "card": "The card",
@@ -233,7 +234,7 @@ def _show_distance(model: _Model) -> str:
 def _describe_reach(distance: Distance) -> str:
     """Say how far the heads of the first and of the last layer reach."""
     height, width = distance.image_size
-    words = f"Averaged over {_format_count(distance.images, 'image')} of {width}×{height} pixels."
+    words = f"Averaged over {format_count(distance.images, 'image')} of {width}×{height} pixels."
     first, last = (layer[np.isfinite(layer)] for layer in (distance.pixels[0], distance.pixels[-1]))
     if not len(first) or not len(last):
         return words
@@ -252,7 +253,7 @@ def _show_filters(model: _Model) -> str:
 
 
 def _describe_variance(filters: Filters) -> str:
-    components = _format_count(len(filters.components), "component")
+    components = format_count(len(filters.components), "component")
     hold = "holds" if len(filters.components) == 1 else "hold"
     return f"{components} of the {filters.of} {hold} {filters.explained.sum():.0%} of the variance."
 
@@ -294,7 +295,7 @@ def _show_layers(model: _Model) -> str:
 
 
 def _describe_images(layers: Layers) -> str:
-    return f"Measured on {_format_count(layers.images, 'image')}."
+    return f"Measured on {format_count(layers.images, 'image')}."
 
 
 def _show_between(models: Sequence[_Model], layers: Layers | Absent | None, figure: Path | None) -> str:
@@ -369,10 +370,6 @@ def _explain_absence(part: Absent) -> str:
     """Say why a part is absent, as a sentence. The name timm keeps its small letter."""
     why = part.why if part.why.startswith("timm") else part.why[:1].upper() + part.why[1:]
     return f'<p class="absent">{escape_text(why)}.</p>'
-
-
-def _format_count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _format_range(values: Array) -> str:
