@@ -27,6 +27,8 @@ TRAINING = {
     "devices": 1,
     "device": "CPU",
     "precision": "float32",
+    "computed_by": "PyTorch; not vitrail's kernels: they are for NVIDIA GPUs",
+    "unused_holdout": None,
 }
 
 
@@ -140,4 +142,9 @@ def test_what_is_about_to_be_trained():
     text = "\n".join(describe_training(TRAINING))
     assert "data.holdout" in text
     assert "step 4" in text
+    assert "computed by: PyTorch; not vitrail's kernels" in text
+    assert "has its own val" not in text
+    split = "\n".join(describe_training({**TRAINING, "validation_images": 10, "unused_holdout": 0.1}))
+    assert "has its own val" in split
+    assert "data.holdout=0.1" in split
     assert "finished already" in "\n".join(describe_training({**TRAINING, "start_step": 10}))

@@ -418,6 +418,31 @@ def test_other_weights_are_another_run(tmp_path):
             run_training(runs.resolve(tree))
 
 
+def test_a_share_to_hold_out_of_data_that_has_its_own_val_is_not_dropped_in_silence(tmp_path, monkeypatch):
+    from pictures import make_folder
+
+    monkeypatch.chdir(tmp_path)
+    for split in ("train", "val"):
+        make_folder(tmp_path / "photos" / split, {"cat": 10, "dog": 10})
+
+    def unused(**data) -> float | None:
+        events = {}
+        config = runs.config(
+            tmp_path / f"run-{len(list(tmp_path.iterdir()))}",
+            model={"in_channels": 3},
+            data={"source": "photos", "batch_size": 8, **data},
+            schedule={"steps": 1, "warmup_steps": 0},
+        )
+        run_training(config, on_event=lambda kind, values: events.setdefault(kind, values))
+        return events["training"]["unused_holdout"]
+
+    assert unused(holdout=0.25) == 0.25
+    assert unused(holdout=0.25, validate_on="none") == 0.25
+    assert unused(holdout=0.25, validate_on="holdout") is None
+    assert unused(holdout=0.0) is None
+    assert unused() is None
+
+
 def test_labels_that_training_has_not_are_refused_before_it_starts(tmp_path):
     from pictures import make_tar
 
@@ -524,4 +549,5 @@ def test_events_of_a_training_in_order(tmp_path):
     assert [values["step"] for kind, values in events if kind == "evaluation"] == [10, 20]
     after = kinds.index("step") + 9
     assert kinds[after : after + 4] == ["step", "train", "evaluation", "checkpoint"]
+    assert "NVIDIA" in events[0][1]["computed_by"]
     json.dumps([values for _, values in events])  # plain data

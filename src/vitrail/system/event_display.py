@@ -135,6 +135,11 @@ def describe_training(values: dict[str, Any]) -> list[str]:
     else:
         on = f"{validation:,} to validate on"
     lines = [f"data: {values['training_images']:,} images to train on, {on}"]
+    if values["unused_holdout"] is not None:
+        lines.append(
+            f"data.holdout={values['unused_holdout']:g} sets nothing aside, because the data has its own val; "
+            "data.validate_on=holdout would hold out a share of train and leave val for a test"
+        )
     if values["classes"] is not None:
         names = f", {values['class_names']}" if values["class_names"] else ""
         lines.append(f"classes: {values['classes']}{names}")
@@ -144,6 +149,7 @@ def describe_training(values: dict[str, Any]) -> list[str]:
         f"training: {values['steps']:,} steps of {values['batch_size']} images on {values['devices']} × "
         f"{values['device']}, {values['precision']}, in {values['folder']}"
     )
+    lines.append(f"computed by: {values['computed_by']}")
     if values["start_step"] == values["steps"]:
         lines.append("it is finished already: there is nothing left to train")
     elif values["start_step"]:

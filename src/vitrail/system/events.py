@@ -13,7 +13,7 @@ Values are plain data: numbers, strings, lists and dictionaries. Kinds that seve
     progress      task, done, total: images that a pass over data has done, and all of them
     message       text: a sentence for a person
     training      folder, model, parameters, image_size, training_images, validation_images, can_hold_out, classes,
-                  class_names, steps, start_step, batch_size, devices, device, precision:
+                  class_names, steps, start_step, batch_size, devices, device, precision, computed_by, unused_holdout:
                   training begins, or goes on from start_step
     step          step, steps: a training step is done
     train         a training record of metrics.jsonl
@@ -42,14 +42,33 @@ def ignore_event(kind: str, values: dict[str, Any]) -> None:
 
 @contextmanager
 def open_listener(on_event: OnEvent | None) -> Iterator[OnEvent]:
-    """Yield `on_event`; if it is None, a listener that shows a bar on a terminal or in a notebook, and else nothing."""
-    if on_event is not None:
-        yield on_event
-        return
-    from vitrail.system.event_display import EventDisplay
+    """Yield `on_event`; if it is None, a listener that shows a bar on a terminal or in a notebook, and else nothing.
 
-    with EventDisplay() as display:
-        yield display
+    An exception from `on_event` leaves the block as it is, even if the block turns errors into others or goes on.
+    """
+    if on_event is None:
+        from vitrail.system.event_display import EventDisplay
+
+        with EventDisplay() as display:
+            yield display
+        return
+    failures: list[Exception] = []
+
+    def listen(kind: str, values: dict[str, Any]) -> None:
+        if failures:
+            raise failures[0]
+        try:
+            on_event(kind, values)
+        except Exception as error:
+            failures.append(error)
+            raise
+
+    try:
+        yield listen
+    except Exception:
+        if failures:
+            raise failures[0]  # noqa: B904 (it came first)
+        raise
 
 
 def send_progress(on_event: OnEvent, task: str) -> Progress:

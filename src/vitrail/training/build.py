@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from vitrail.data.loader import EvaluationLoader, TrainingLoader
-from vitrail.data.open import DEFAULT_HOLDOUT, Data, list_splits, open_data
+from vitrail.data.open import DEFAULT_HOLDOUT, Data, list_splits, open_data, open_training_images
 from vitrail.data.resident import CachedBatches, ResidentImages, ResidentLoader
 from vitrail.data.sources.memory import InMemorySource
 from vitrail.data.sources.source import Source, compute_fingerprint, hold_out
@@ -33,7 +33,7 @@ from vitrail.training.averaging import Average
 from vitrail.training.checkpoint_folder import CheckpointFolder
 from vitrail.training.config import DataConfig, RunConfig
 from vitrail.training.distributed import distribute
-from vitrail.training.fused_kernels import use_fused_kernels
+from vitrail.training.fused_kernels import describe_computation, use_fused_kernels
 from vitrail.training.graph_step import GraphStep, check_graphs
 from vitrail.training.optim import build_optimizer, initialise_state
 from vitrail.training.records import Records
@@ -49,6 +49,8 @@ class TrainingData:
 
     training: Source
     evaluation: Source | None
+    unused_holdout: float | None = None
+    """The share of `data.holdout`, if nothing is set aside because the data has its own part "val"."""
 
 
 def prepare_run(
@@ -82,6 +84,7 @@ def prepare_run(
         evaluation_loader=build_evaluation_loader(config, data.evaluation, model, ranks),
         checkpoints=CheckpointFolder(config.run.folder / "checkpoints", ranks, config.run.keep),
         records=Records(config.run.folder / "metrics.jsonl"),
+        unused_holdout=data.unused_holdout,
         data_fingerprint=compute_fingerprint(data.training),
         weights_digest=digest,
     )
@@ -113,8 +116,10 @@ def build_learner(config: RunConfig, model: ImageModel, ranks: Ranks, precision:
         if ranks.size > 1:
             model.share_batch_statistics(ranks.device)
     module = distribute(objective, ranks, config.run.parallel, precision)
-    is_fused = use_fused_kernels(model, config, ranks, precision)
-    if not is_fused and (config.run.compile if config.run.compile is not None else ranks.device.type == "cuda"):
+    obstacle = use_fused_kernels(model, config, ranks, precision)
+    wants_compiled = config.run.compile if config.run.compile is not None else ranks.device.type == "cuda"
+    is_compiled = obstacle is not None and wants_compiled
+    if is_compiled:
         for part in objective.parts_to_compile():
             part.compile()
     optimizer = build_optimizer(objective, config.optimizer, ranks.device)
@@ -137,6 +142,7 @@ def build_learner(config: RunConfig, model: ImageModel, ranks: Ranks, precision:
         precision=precision,
         skips_on_device=graph_step is not None or can_skip_on_device(objective, optimizer, config, precision, ranks),
         graph_step=graph_step,
+        computed_by=describe_computation(obstacle, is_compiled, config),
     )
 
 
@@ -168,11 +174,12 @@ def open_training_data(config: DataConfig, given: Data | None = None) -> Trainin
     source = config.source if given is None else given
     part, splits, share = config.validate_on, list_splits(source), config.holdout
     if part == "holdout":
-        whole = open_data(source, "train") if splits else open_data(source)
+        whole = open_training_images(source)
         rest, out = hold_out(whole, share or DEFAULT_HOLDOUT, config.holdout_seed)
         return TrainingData(_keep_in_memory(config, rest), _keep_in_memory(config, out))
     if share is None:
         share = DEFAULT_HOLDOUT if part == "val" and not splits else 0.0
+    unused = share if "val" in splits and share else None
     if "val" in splits:
         share = 0.0  # the data has been split already
     training = open_data(source, "train", share, config.holdout_seed) if share or splits else open_data(source)
@@ -188,9 +195,8 @@ def open_training_data(config: DataConfig, given: Data | None = None) -> Trainin
         evaluation = open_data(source, part)
     else:
         evaluation = None
-    return TrainingData(
-        _keep_in_memory(config, training), None if evaluation is None else _keep_in_memory(config, evaluation)
-    )
+    evaluation = None if evaluation is None else _keep_in_memory(config, evaluation)
+    return TrainingData(_keep_in_memory(config, training), evaluation, unused)
 
 
 def _keep_in_memory(config: DataConfig, source: Source) -> Source:

@@ -80,7 +80,8 @@ class DataConfig(Section):
     which is then left for a test."""
     holdout: Share | None = None
     """Share of each class that is set aside if the data has no part "val": not trained on, and validated on unless
-    `validate_on` says otherwise. 0: train on everything. If left out: a tenth, if the data comes in one part."""
+    `validate_on` says otherwise. 0: train on everything. If left out: a tenth, if the data comes in one part. If the
+    data has a part "val", nothing is set aside, and the run says so at its start."""
     holdout_seed: int = 0
     """The seed that chooses which images are set aside."""
     batch_size: Positive = 128

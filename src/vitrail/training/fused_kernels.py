@@ -15,11 +15,11 @@ WIDTH_FROM = 768
 """Models at least this wide were measured to train faster with them than compiled (docs/speed.md)."""
 
 
-def use_fused_kernels(model: ImageModel, config: RunConfig, ranks: Ranks, precision: torch.dtype) -> bool:
+def use_fused_kernels(model: ImageModel, config: RunConfig, ranks: Ranks, precision: torch.dtype) -> str | None:
     """Make a model train with fused kernels, if the configuration asks for them, or leaves it open and they are faster.
 
     Returns:
-        Whether it does.
+        None if it does, else why it does not.
 
     Raises:
         ConfigError: The configuration asks for them, but they cannot be used.
@@ -30,11 +30,11 @@ def use_fused_kernels(model: ImageModel, config: RunConfig, ranks: Ranks, precis
             raise ConfigError(
                 "run.fp8 is computed by the fused kernels, which run.fused=false rules out: leave out one of them"
             )
-        return False
+        return "run.fused=false"
     is_requested = run.fused or run.fp8
-    if not is_requested and (run.compile is not None or not _is_wide(model)):
-        return False
     why = explain_missing_kernels(ranks.device) or _find_conflict(config, ranks, precision)
+    if why is None and not is_requested:
+        why = _find_preference(model, config)
     if why is None:
         try:
             _attach(model, run.fp8)
@@ -43,7 +43,21 @@ def use_fused_kernels(model: ImageModel, config: RunConfig, ranks: Ranks, precis
     if why is not None and is_requested:
         name = "run.fused" if run.fused else "run.fp8"
         raise ConfigError(f"{name}: there are no fused kernels for this run: {why}; leave it out")
-    return why is None
+    return why
+
+
+def describe_computation(obstacle: str | None, is_compiled: bool, config: RunConfig) -> str:
+    """Return what computes a run and why, for a person who wants to know how fast it can be.
+
+    Args:
+        obstacle: Why it is not the fused kernels; None if it is.
+        is_compiled: Whether torch.compile compiles the model.
+        config: The configuration.
+    """
+    graphs = ", each step one CUDA graph" if config.run.graphs else ""
+    if obstacle is None:
+        return f"vitrail's kernels{', with FP8 after norms' if config.run.fp8 else ''}{graphs}"
+    return f"PyTorch{', compiled' if is_compiled else ''}{graphs}; not vitrail's kernels: {obstacle}"
 
 
 def _attach(model: ImageModel, fp8: bool) -> None:
@@ -67,5 +81,10 @@ def _find_conflict(config: RunConfig, ranks: Ranks, precision: torch.dtype) -> s
     return None
 
 
-def _is_wide(model: ImageModel) -> bool:
-    return isinstance(model.architecture, VitArchitecture) and model.architecture.width >= WIDTH_FROM
+def _find_preference(model: ImageModel, config: RunConfig) -> str | None:
+    """Return why fused kernels that were not asked for are left out although they would work, or None."""
+    if config.run.compile is not None:
+        return f"run.compile={str(config.run.compile).lower()} was given"
+    if not isinstance(model.architecture, VitArchitecture) or model.architecture.width < WIDTH_FROM:
+        return "they are for plain Vision Transformers as wide as B/16 or wider, where they are faster"
+    return None

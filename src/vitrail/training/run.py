@@ -42,6 +42,8 @@ class Learner:
     """Whether the device itself skips a step without a finite gradient, so that the CPU need not wait for it."""
     graph_step: GraphStep | None
     """The whole step as one CUDA graph, if `run.graphs` is set."""
+    computed_by: str
+    """What computes the steps, and why: vitrail's kernels, or PyTorch."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class RunSetup:
     evaluation_loader: EvaluationLoader | CachedBatches | None
     checkpoints: CheckpointFolder
     records: Records
+    unused_holdout: float | None
+    """The share of `data.holdout`, if nothing is set aside because the data has its own part "val"."""
     data_fingerprint: str
     weights_digest: str
     """Of the weights that training starts from. Empty for fresh weights, and on all ranks except the first."""

@@ -109,6 +109,8 @@ def _describe_run(run: TrainingRun, progress: Progress) -> dict[str, Any]:
         "devices": run.ranks.size,
         "device": device_name(run.ranks.device),
         "precision": str(run.learner.precision).removeprefix("torch."),
+        "computed_by": run.learner.computed_by,
+        "unused_holdout": run.unused_holdout,
     }
 
 
@@ -116,6 +118,7 @@ def _describe_run(run: TrainingRun, progress: Progress) -> dict[str, Any]:
 def _apply_settings(config: RunConfig) -> Iterator[None]:
     """Apply the configuration's settings to torch, and restore torch's own at the end of the block."""
     before, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
     is_new = config.run.deterministic and WORKSPACE not in os.environ
     if config.run.threads is not None:
         torch.set_num_threads(config.run.threads)
@@ -127,7 +130,7 @@ def _apply_settings(config: RunConfig) -> Iterator[None]:
             yield
     finally:
         if config.run.deterministic:
-            torch.use_deterministic_algorithms(before)
+            torch.use_deterministic_algorithms(before, warn_only=warns_only)
         if is_new:
             del os.environ[WORKSPACE]
         torch.set_num_threads(threads)
