@@ -15,7 +15,7 @@ from vitrail.data.transforms.augment import Augmentation
 from vitrail.errors import ConfigError
 from vitrail.recipes import RECIPES
 from vitrail.training.config import RunConfig
-from vitrail.training.resolve import SECTIONS, build_config, list_keys, read_toml, resolve, to_toml
+from vitrail.training.resolve import SECTIONS, build_config, list_keys, name_settings, read_toml, resolve, to_toml
 
 LEAST = {"model": {"name": "S/16"}, "data": {"source": "photos"}, "schedule": {"steps": 10}}
 
@@ -124,6 +124,17 @@ def test_an_option_of_a_recipe_can_be_taken_back():
     config = resolve(recipe.config, off)
     assert config.data.augmentation.rand_augment is None
     assert (config.optimizer.averaging, config.schedule.epochs, config.schedule.steps) == (None, None, 9000)
+
+
+def test_dictionaries_may_be_nested():
+    tree = {**LEAST, "data": {"source": "photos", "augmentation": {"flip": 0.0, "crop_area": (0.35, 1.0)}}}
+    given = {"schedule": {"epochs": 2}, "data": {"augmentation.flip": 0.25, "mixing": {}}, "run": {"folder": Path("a")}}
+    config = resolve(tree, given)
+    assert (config.schedule.epochs, config.schedule.steps, config.run.folder) == (2, None, Path("a"))
+    assert config.data.source == "photos"
+    assert config.data.augmentation == Augmentation(flip=0.25, crop_area=(0.35, 1.0))
+    assert resolve(tree, {"augmentation": {"flip": 0.25}}).data == config.data
+    assert name_settings(given) == {"schedule.epochs", "data.augmentation.flip", "run.folder"}
 
 
 # ---- What a person is told -------------------------------------------------------------------------------------------

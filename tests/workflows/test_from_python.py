@@ -157,6 +157,13 @@ def test_the_report_of_images_without_a_name_shows_them(folder, model):
         ({"sweep": True, "settings": {"optimizer.learning_rate": 1.0}}, "leave optimizer.learning_rate out"),
         ({"sweep": True, "settings": {"data.validate_on": "none"}}, "held out"),
         ({"settings": {"schedule.stepps": 3}}, "did you mean 'steps'"),
+        ({"settings": {"schedule": {"stepps": 3}}}, "did you mean 'steps'"),
+        ({"settings": {"data.source": "digits"}}, "twice"),
+        ({"folder": "mine", "settings": {"run": {"folder": "yours"}}}, "twice"),
+        ({"sweep": True, "settings": {"optimizer": {"learning_rate": 1.0}}}, "leave optimizer.learning_rate out"),
+        ({"quick": True, "settings": {"schedule": {"steps": 3}}}, "schedule.steps"),
+        ({"settings": "schedule.steps=3"}, "dictionary"),
+        ({"settings": {3: 4}}, "schedule.steps"),
     ],
 )
 def test_wrong_options_are_exceptions(folder, here, options, words):
@@ -220,6 +227,22 @@ def test_interrupted_while_features_are_computed_it_goes_on(folder, model):
     assert finetune(folder, model, quick=True).accuracy is not None
 
 
+@pytest.mark.parametrize(("kind", "number"), [("training", 1), ("step", 3), ("trained", 1), ("progress", 1)])
+def test_an_error_of_the_listener_arrives_as_it_is_and_the_run_goes_on(folder, kind, number):
+    full, left = OSError(28, "No space left on device", "my.log"), [number]
+
+    def listen(found, values):
+        left[0] -= found == kind
+        if left[0] <= 0:
+            raise full if found == kind else ValueError("a later event")
+
+    settings = {**SHORT, "run.report": True, "model.depth": 1}
+    with pytest.raises(OSError, match=r"my\.log") as caught:
+        finetune(folder, "scratch", settings=settings, on_event=listen)
+    assert caught.value is full
+    assert finetune(folder, "scratch", settings={**settings, "run.report": False}).config.schedule.steps == 6
+
+
 # ---- Around it -------------------------------------------------------------------------------------------------------
 
 
@@ -230,6 +253,7 @@ def global_state() -> dict[str, object]:
         "random": random.getstate(),
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warns only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "dtype": torch.get_default_dtype(),
         "gradients": torch.is_grad_enabled(),
         "environment": dict(os.environ),
@@ -258,6 +282,17 @@ def test_it_works_in_a_thread_and_changes_nothing_around_it(folder, model, quick
             thread.join()
         assert global_state() == before, place
     assert_same_weights(found["main"].model, found["thread"].model)
+
+
+def test_it_trains_where_gradients_are_off_and_torch_only_warns(folder):
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        before = global_state()
+        with torch.no_grad():
+            finetune(folder, "scratch", settings={**SHORT, "model.depth": 1, "schedule.steps": 2})
+        assert global_state() == before
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 # ---- train -----------------------------------------------------------------------------------------------------------

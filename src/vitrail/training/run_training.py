@@ -126,7 +126,8 @@ def _apply_settings(config: RunConfig) -> Iterator[None]:
         os.environ.setdefault(WORKSPACE, ":4096:8")
         torch.use_deterministic_algorithms(True)
     try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
+        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+        with torch.random.fork_rng(devices=devices), torch.enable_grad():
             yield
     finally:
         if config.run.deterministic:
