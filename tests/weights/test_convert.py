@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 
@@ -12,11 +13,19 @@ from PIL import Image
 
 import vitrail
 from commands import runner
-from peer_models import huggingface_model, images_for, scramble, timm_folder, timm_model, torchvision_model
+from peer_models import (
+    huggingface_model,
+    images_for,
+    save_tensors,
+    scramble,
+    timm_folder,
+    timm_model,
+    torchvision_model,
+)
 from peers import timm, torchvision, transformers
 from vitrail.data.transforms.preprocess import prepare
+from vitrail.system.files import sha256
 from vitrail.weights import convert as convert_module
-from vitrail.weights.formats.native import compute_sha256
 
 TOLERANCE = 2e-5
 SMALL = {"width": 192, "depth": 3, "num_heads": 3, "mlp_dim": 256, "image_size": 64, "num_classes": 10, "gelu": "exact"}
@@ -96,6 +105,35 @@ def test_transformers_image_processor_gives_our_pixels(name, tmp_path):
         ours = prepare(photo, model.preprocessing)
         assert theirs.shape == ours.shape
         assert ((theirs - ours) * std).abs().max() <= 1 / 255 + 1e-6
+
+
+def test_pixels_are_those_that_timm_and_torchvision_give_their_own_weights(tmp_path):
+    deit, plain = timm_model("DeiT-Ti"), torchvision_model(stem=True)
+    timm_data = importlib.import_module("timm.data")
+    told = timm_data.resolve_model_data_config(deit)
+    loaded = vitrail.load(timm_folder("DeiT-Ti", deit, tmp_path)), vitrail.load(save_tensors(plain, tmp_path / "x.pth"))
+    size = loaded[1].image_size[0]
+    for model, transform in zip(
+        loaded,
+        (
+            timm_data.create_transform(**told),
+            torchvision.transforms._presets.ImageClassification(crop_size=size, resize_size=size * 8 // 7),
+        ),
+        strict=True,
+    ):
+        std = torch.tensor(model.preprocessing.std)[:, None, None]
+        for photo in photographs():
+            # Pillow resizes with other roundings; beside an edge, one pixel to the side would be far more.
+            assert ((transform(photo) - prepare(photo, model.preprocessing)) * std).abs().max() <= 2 / 255 + 1e-6
+
+
+def test_a_crop_that_the_target_rounds_otherwise_is_noted(tmp_path):
+    model = small(depth=1)
+    model.preprocessing = vitrail.Preprocessing(image_size=64, resize="cover", crop_rounding="even")
+    vitrail.save(model, tmp_path / "native")
+    assert vitrail.convert(tmp_path / "native", tmp_path / "timm", "timm").preprocessing_matches
+    certificate = vitrail.convert(tmp_path / "timm", tmp_path / "hf", "huggingface")
+    assert "crop_rounding even becomes down" in certificate.preprocessing_note
 
 
 TIMM_VARIANTS = {
@@ -277,8 +315,8 @@ def test_the_certificate_stands_in_the_model_card(tmp_path):
     certificate = vitrail.convert(source, tmp_path / "model", "native")
     card = (tmp_path / "model" / "README.md").read_text()
     assert certificate.max_difference == 0
-    assert compute_sha256(source / "model.safetensors") in card
-    assert compute_sha256(tmp_path / "model" / "model.safetensors") in card
+    assert sha256(source / "model.safetensors") in card
+    assert sha256(tmp_path / "model" / "model.safetensors") in card
     assert "largest difference | 0 " in card
     assert "3 attention heads" in card
     assert "Certificate of conversion" in card

@@ -263,6 +263,95 @@ def test_places_where_there_is_nothing(tmp_path):
         vitrail.load(tmp_path)
 
 
+# Pipes, devices and links
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "SHA256SUMS", "README.md"])
+def test_pipes_and_devices_in_a_model_folder_are_refused(name, kind, originals, tmp_path):
+    folder = Path(shutil.copytree(originals["native"], tmp_path / "model"))
+    (folder / name).unlink()
+    os.mkfifo(folder / name) if kind == "pipe" else (folder / name).symlink_to("/dev/zero")
+    if name == "README.md":  # nothing in it is needed
+        assert vitrail.load(folder).origin.licence is None
+        return
+    for source in (folder, folder / "model.safetensors"):
+        with pytest.raises(vitrail.WeightsError, match=r"not a file|leads out of|neither a file"):
+            vitrail.load(source)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "SHA256SUMS"])
+def test_links_out_of_a_model_folder_are_not_followed(name, originals, tmp_path):
+    folder, secret = Path(shutil.copytree(originals["native"], tmp_path / "model")), tmp_path / "secret"
+    (folder / name).rename(secret)
+    (folder / name).symlink_to(secret)
+    with pytest.raises(vitrail.WeightsError, match="leads out of"):
+        vitrail.load(folder)
+
+
+def test_links_through_a_folder_out_of_a_model_folder_are_not_followed(originals, tmp_path):
+    folder = Path(shutil.copytree(originals["native"], tmp_path / "model"))
+    (folder / "model.safetensors").rename(tmp_path / "away.safetensors")
+    (folder / "up").symlink_to("..")
+    (folder / "model.safetensors").symlink_to("up/away.safetensors")
+    with pytest.raises(vitrail.WeightsError, match="leads out of"):
+        vitrail.load(folder)
+
+
+def test_links_to_themselves(originals, tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        folder = Path(shutil.copytree(originals["native"], tmp_path / name))
+        (folder / name).unlink()
+        (folder / name).symlink_to(name)
+        with pytest.raises(vitrail.WeightsError, match="leads nowhere"):
+            vitrail.load(folder)
+
+
+def test_links_inside_a_model_folder_are_followed(originals, tmp_path):
+    folder = Path(shutil.copytree(originals["native"], tmp_path / "model"))
+    for name in ("config.json", "model.safetensors"):
+        (folder / "inner").mkdir(exist_ok=True)
+        (folder / name).rename(folder / "inner" / name)
+        (folder / name).symlink_to(f"inner/{name}")
+    vitrail.load(folder)
+    (tmp_path / "link").symlink_to(folder)  # the folder itself, and a file, are as the user named them
+    vitrail.load(tmp_path / "link")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "weights.npz").symlink_to(next(originals["npz"].glob("*.npz")))
+    vitrail.load(other / "weights.npz", num_heads=1)
+
+
+def test_a_snapshot_of_the_hub_is_a_folder_of_links(originals, tmp_path):
+    repository = tmp_path / "models--someone--model"
+    (repository / "blobs").mkdir(parents=True)
+    snapshot = repository / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    for number, path in enumerate(sorted(originals["huggingface"].iterdir())):
+        shutil.copy(path, repository / "blobs" / str(number))
+        (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+    vitrail.load(snapshot)
+    (repository / "blobs").rename(tmp_path / "elsewhere")
+    (repository / "blobs").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(vitrail.WeightsError, match="leads out of"):
+        vitrail.load(snapshot)
+
+
+def test_links_into_the_hubs_cache_are_followed(originals, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    folder = Path(shutil.copytree(originals["native"], tmp_path / "model"))
+    (tmp_path / "hub").mkdir()
+    (folder / "model.safetensors").rename(tmp_path / "hub" / "blob")
+    (folder / "model.safetensors").symlink_to(tmp_path / "hub" / "blob")
+    vitrail.load(folder)
+
+
+def test_a_device_does_not_suggest_itself():
+    with pytest.raises(vitrail.WeightsError, match="neither a file nor a folder") as caught:
+        vitrail.load("/dev/zero")
+    assert "did you mean" not in str(caught.value)
+
+
 def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Also where a flipped bit made a NaN."""
     return (

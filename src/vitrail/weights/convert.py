@@ -16,9 +16,9 @@ from vitrail.config import Preprocessing
 from vitrail.errors import ConfigError, WeightsError, did_you_mean
 from vitrail.model.base import ImageModel
 from vitrail.system.events import OnEvent, open_listener
+from vitrail.system.files import sha256
 from vitrail.system.results import Result, Rows
 from vitrail.weights.card import Certificate, format_model_card
-from vitrail.weights.formats.native import compute_sha256
 from vitrail.weights.load import FORMATS, load_with_files
 from vitrail.weights.save import MODEL_CARD, draft_folder, write_model
 from vitrail.weights.source import HUB_NAME, SUFFIXES, Which, choose_weights
@@ -182,8 +182,8 @@ def measure_difference(
     origin = model.origin
     return Certificate(
         source="fresh weights" if origin is None else origin.source,
-        source_sha256={path.name: compute_sha256(path) for path in files},
-        target_sha256={path.name: compute_sha256(path) for path in converted_files},
+        source_sha256={path.name: sha256(path) for path in files},
+        target_sha256={path.name: sha256(path) for path in converted_files},
         inputs=f"{'×'.join(map(str, images.shape))} values from a normal distribution, seed {SEED}",
         max_difference=float(torch.stack([(a - b).abs().max() for a, b in outputs]).max()),
         relative_difference=float(torch.stack([_relative_difference(a, b) for a, b in outputs]).max()),
@@ -194,7 +194,9 @@ def measure_difference(
 
 def _list_differences(before: Preprocessing, after: Preprocessing) -> str:
     # Some formats store the size before the crop instead of the crop fraction, so that size is compared.
-    facts = ("image_size", "mean", "std", "resize", "resized", "interpolation")
+    facts = ["image_size", "mean", "std", "resize", "resized", "interpolation"]
+    if before.crops:
+        facts.append("crop_rounding")
     pairs = [(fact, getattr(before, fact), getattr(after, fact)) for fact in facts]
     return ", ".join(f"{fact} {old} becomes {new}" for fact, old, new in pairs if old != new)
 

@@ -30,6 +30,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitrail.errors import WeightsError
+from vitrail.system.files import open_regular_file
 
 DAMAGE = (
     *(OSError, EOFError, MemoryError, RuntimeError, ValueError, TypeError, KeyError, OverflowError),
@@ -84,12 +85,33 @@ def convert_read_errors(path: Path) -> Iterator[None]:
         raise WeightsError(f"{path} cannot be read: {_first_line(error)}") from error
 
 
+def check_link(path: Path) -> None:
+    """Raise a WeightsError if a file of a model folder is a link that leads elsewhere.
+
+    It may lead inside the folder, or inside the cache of the Hugging Face hub, whose snapshots are folders of links to
+    `blobs` beside them.
+    """
+    try:
+        folder, target = path.parent.resolve(), path.resolve()
+    except (OSError, RuntimeError):
+        raise WeightsError(f"{path} is a link that leads nowhere") from None
+    if target.is_relative_to(folder):
+        return
+    snapshots = folder.parent
+    if snapshots.name == "snapshots" and target.is_relative_to(snapshots.parent / "blobs"):
+        return
+    from huggingface_hub import constants
+
+    if not target.is_relative_to(Path(constants.HF_HUB_CACHE).resolve()):
+        raise WeightsError(f"{path} is a link that leads out of its folder, and is not followed: copy the file there")
+
+
 @contextlib.contextmanager
 def open_tensors(path: Path) -> Iterator[TensorFile]:
     """Open a file of tensors; its first bytes decide the kind, not its name."""
     with contextlib.ExitStack() as stack:
         with convert_read_errors(path):
-            opened = _open_by_first_bytes(path, stack.enter_context(path.open("rb")))
+            opened = _open_by_first_bytes(path, stack.enter_context(open_regular_file(path)))
         yield opened
 
 
@@ -349,7 +371,8 @@ def _count_bytes(info: TensorInfo) -> int:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    text = (isinstance(error, OSError) and error.strerror) or str(error)
+    return (text.strip().splitlines() or [type(error).__name__])[0]
 
 
 def _find_refused_name(error: BaseException) -> str:

@@ -13,9 +13,11 @@ from typing import Literal, get_args
 
 from vitrail.errors import ConfigError, WeightsError, did_you_mean
 from vitrail.system.files import short_name
-from vitrail.weights.files import convert_read_errors
+from vitrail.weights.files import check_link, convert_read_errors
 from vitrail.weights.formats.base import FolderFiles
 
+EXPORTED = (".onnx", ".xml")
+"""Suffixes of exported files. They run (see vitrail/inference/engine.py), but hold no weights to load."""
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".npz")
 INDEX = ".index.json"
 """The end of the name of the file that lists the parts of a split checkpoint."""
@@ -63,8 +65,12 @@ def locate_weights(source: str | Path) -> WeightsLocation:
         if (path / "checkpoints").is_dir() and not inner.is_dir():
             raise WeightsError(f"{path} is a run that is not finished: give its command again to go on with it")
         return _locate_in_folder(short_name(str(path.resolve())), inner if (inner / "config.json").is_file() else path)
+    if path.suffix.lower() in EXPORTED:
+        raise WeightsError(f"{path} is an exported file: for this, give the model that it was made from")
     if path.is_file():
         return _locate_file(path)
+    if text and path.exists():
+        raise WeightsError(f"{path} is neither a file nor a folder: models are not read from pipes and devices")
     kinds = f"a folder, a file ({', '.join(SUFFIXES)}), hf:owner/name, timm:name or {PANE}"
     raise WeightsError(f"there is no model {text!r}{_suggest_source(text, path) or ':'} give {kinds}")
 
@@ -127,12 +133,13 @@ def _locate_file(path: Path) -> WeightsLocation:
 
 
 def _locate_in_folder(name: str, folder: Path) -> WeightsLocation:
-    for preferred in PREFERRED:
-        if (folder / preferred).is_file():
-            return WeightsLocation(name, _list_parts(folder / preferred), FolderFiles(folder))
-    paths = _list_weight_files(folder)
+    preferred = [folder / name for name in PREFERRED if (folder / name).is_file()]
+    paths = preferred[:1] or _list_weight_files(folder)
     if len(paths) == 1:
-        return WeightsLocation(name, (paths[0],), FolderFiles(folder))
+        files = _list_parts(paths[0])
+        for path in files:
+            check_link(path)
+        return WeightsLocation(name, files, FolderFiles(folder))
     if paths:
         raise WeightsError(f"{folder} holds several files of weights: name one, e.g. {paths[0]}")
     raise WeightsError(f"{folder} holds no weights: expected one of {', '.join(PREFERRED)}")

@@ -20,7 +20,8 @@ from vitrail.errors import WeightsError
 from vitrail.model.architecture import Architecture, Backbone, VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.model.variants import SIZES
-from vitrail.weights.files import TensorInfo
+from vitrail.system.files import read_regular_file
+from vitrail.weights.files import TensorInfo, check_link
 from vitrail.weights.tensor_rules import TensorRule
 
 Tensors = Mapping[str, TensorInfo]
@@ -54,12 +55,13 @@ class FolderFiles:
             return None
         path = self.folder / name
         try:
-            if path.stat().st_size > MAX_TEXT_BYTES:
-                raise WeightsError(f"{path} is far too large for what it should be")
-            return path.read_text(encoding="utf-8")
+            check_link(path)
+            return read_regular_file(path, MAX_TEXT_BYTES).decode()
         except FileNotFoundError:
             return None
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
+            raise WeightsError(f"{path} cannot be read: {error.strerror or error}") from None
+        except UnicodeDecodeError as error:
             raise WeightsError(f"{path} cannot be read: {error}") from None
 
     @property

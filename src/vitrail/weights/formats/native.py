@@ -5,7 +5,6 @@ config.json holds the architecture, the preprocessing, the labels and the origin
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from vitrail.config import Origin, Preprocessing, TrainingCost
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.model.architecture import Architecture, ResNetArchitecture, TimmArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
+from vitrail.system.files import sha256
 from vitrail.weights.formats.base import CheckpointInfo, FolderFiles, ForeignConfig, Tensors, WeightFormat
 from vitrail.weights.tensor_rules import TensorRule
 
@@ -123,14 +123,9 @@ def describe_config(
     }
 
 
-def compute_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def format_checksums(folder: Path) -> str:
     """Return the content of SHA256SUMS for a folder, in the format of `sha256sum`."""
-    return "".join(f"{compute_sha256(folder / name)}  {name}\n" for name in CHECKSUMMED_FILES)
+    return "".join(f"{sha256(folder / name)}  {name}\n" for name in CHECKSUMMED_FILES)
 
 
 def check_checksums(folder: Path) -> None:
