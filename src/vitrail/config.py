@@ -71,8 +71,16 @@ class Preprocessing(Config):
     fit the shorter side."""
     crop_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Resize to `image_size` / `crop_fraction`, then crop the centre to `image_size`."""
+    crop_rounding: Literal["down", "even"] = "down"
+    """How half of an odd margin is rounded, above and left of the crop. `down`: as in Google's code and transformers.
+    `even`: to the even neighbour, as in torchvision and timm."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     """Filter of the resize, always with antialias."""
+
+    @property
+    def crops(self) -> bool:
+        """Whether anything of an image may be cropped away."""
+        return self.crop_fraction < 1 or self.resize == "cover"
 
     @property
     def resized(self) -> tuple[int, int]:

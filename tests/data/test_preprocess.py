@@ -13,7 +13,7 @@ from PIL import Image
 
 import peers
 import vitrail
-from vitrail.data.transforms.preprocess import prepare
+from vitrail.data.transforms.preprocess import prepare, resize_and_crop
 
 assert peers.torchvision  # imported there in a way that works without CUDA; its v2 can follow
 v2 = importlib.import_module("torchvision.transforms.v2")
@@ -33,15 +33,24 @@ def picture(height: int, width: int, mode: str = "RGB") -> Image.Image:
 )
 @settings(max_examples=40, deadline=None)
 def test_cover_and_crop_is_torchvisions_resize_and_centre_crop(height, width, fraction, mode):
-    preprocessing = vitrail.Preprocessing(image_size=32, resize="cover", crop_fraction=fraction, interpolation=mode)
+    preprocessing = vitrail.Preprocessing(
+        image_size=32, resize="cover", crop_fraction=fraction, interpolation=mode, crop_rounding="even"
+    )
     image = picture(height, width)
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
     pixels = v2.functional.resize(pixels, [int(32 / fraction)], interpolation=MODES[mode], antialias=True)
-    # Where a margin is odd, torchvision rounds to an even half; we put the smaller half above and left.
-    margins = pixels.shape[1] - 32, pixels.shape[2] - 32
-    pixels = pixels[:, : 32 + margins[0] // 2 * 2, : 32 + margins[1] // 2 * 2]
     expected = v2.functional.center_crop(pixels, [32, 32]).float() / 127.5 - 1
     torch.testing.assert_close(prepare(image, preprocessing), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("margin", range(9))
+def test_an_odd_margin_is_halved_as_the_source_of_the_weights_does(margin):
+    pixels = torch.arange(4 + margin, dtype=torch.uint8).expand(3, 4, -1)
+    lefts = {}
+    for rounding in ("down", "even"):  # transformers' and Google's; torchvision's and timm's
+        preprocessing = vitrail.Preprocessing(image_size=4, resize="cover", crop_rounding=rounding)
+        lefts[rounding] = int(resize_and_crop(pixels, preprocessing)[0, 0, 0])
+    assert lefts == {"down": margin // 2, "even": round(margin / 2)}
 
 
 def test_squash_reaches_the_exact_size_whatever_the_shape():

@@ -30,11 +30,10 @@ def apart(content: torch.Tensor, preprocessing: Preprocessing) -> torch.Tensor:
     resize=st.sampled_from(["squash", "cover"]),
     interpolation=st.sampled_from(["bilinear", "bicubic"]),
     crop_fraction=st.sampled_from([1.0, 0.95, 0.875, 0.5]),
+    crop_rounding=st.sampled_from(["down", "even"]),
 )
-def test_no_pixel_is_further_than_its_rounding(height, width, image_size, resize, interpolation, crop_fraction):
-    preprocessing = Preprocessing(
-        image_size=image_size, resize=resize, interpolation=interpolation, crop_fraction=crop_fraction
-    )
+def test_no_pixel_is_further_than_its_rounding(height, width, **options):
+    preprocessing = Preprocessing(**options)
     content = pixels(1, height, width)[0].permute(2, 0, 1).contiguous()
     # One for a value that lies half-way; at the second product it may have come from the first.
     assert apart(content, preprocessing).max() <= 2

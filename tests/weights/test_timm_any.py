@@ -122,7 +122,7 @@ def test_pixels_are_prepared_as_timm_prepares_them_for_tests(name):
     assert found.image_size == tuple(described["architecture"]["image_size"]) == told["input_size"][1:]
     assert (found.mean, found.std) == (told["mean"], told["std"])
     assert (found.crop_fraction, found.interpolation) == (told["crop_pct"], told["interpolation"])
-    assert (found.resize, told["crop_mode"]) == ("cover", "center")
+    assert (found.resize, found.crop_rounding, told["crop_mode"]) == ("cover", "even", "center")
     assert described["origin"]["licence"] == theirs.pretrained_cfg["license"]
     notes = " ".join(described["origin"]["notes"])
     assert ("224" in notes and "176" in notes) if name == "resnet10t" else not notes

@@ -11,10 +11,12 @@ from vitrail.model.base import ImageModel
 
 
 def compute_weights_digest(model: ImageModel) -> str:
-    """Return a hash of the architecture, the preprocessing and the bytes of every tensor."""
+    """Return a hash of the architecture, the preprocessing (but for `crop_rounding`) and the bytes of every tensor."""
     digest = hashlib.blake2b(digest_size=16)
     for config in (model.architecture, model.preprocessing):
-        digest.update(f"{type(config).__name__} {config.model_dump_json()}\0".encode())
+        # Left out, so that unfinished runs go on whose weights were loaded before this option existed.
+        facts = config.model_dump_json(exclude={"crop_rounding"})
+        digest.update(f"{type(config).__name__} {facts}\0".encode())
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\0".encode())
         digest.update(view_bytes(tensor))

@@ -5,7 +5,7 @@ Shapes: C channels, height × width pixels.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from vitrail.data.sources.source import read_image
 from vitrail.data.transforms.decode import decode_image, to_channels
 from vitrail.errors import InputError
 
+Whole = TypeVar("Whole", int, Tensor)
 MAX_ASPECT_RATIO = 16
 """The ends of a longer image are cut off before it is resized."""
 
@@ -47,7 +48,17 @@ def resize_and_crop(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
         target = _covering_size(pixels.shape[1], pixels.shape[2], *target)
     if target != pixels.shape[1:]:
         pixels = F.interpolate(pixels[None], size=target, mode=preprocessing.interpolation, antialias=True)[0]
-    return _crop_centre(pixels, *preprocessing.image_size)
+    height, width = preprocessing.image_size
+    top, left = (halve_margin(margin, preprocessing) for margin in (pixels.shape[1] - height, pixels.shape[2] - width))
+    return pixels[:, top : top + height, left : left + width]
+
+
+def halve_margin(margin: Whole, preprocessing: Preprocessing) -> Whole:
+    """Return the part of a margin, in whole pixels, that lies above or left of the crop."""
+    half = margin // 2
+    if preprocessing.crop_rounding == "even":
+        return half + margin % 2 * (half % 2)
+    return half
 
 
 def normalise(pixels: Tensor, preprocessing: Preprocessing, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -70,7 +81,9 @@ def normalise(pixels: Tensor, preprocessing: Preprocessing, dtype: torch.dtype =
 def _cut_ends(pixels: Tensor) -> Tensor:
     """Keep the middle of a very long image: the crop uses no more, and the whole might not fit into memory."""
     height, width = pixels.shape[1:]
-    return _crop_centre(pixels, min(height, MAX_ASPECT_RATIO * width), min(width, MAX_ASPECT_RATIO * height))
+    kept_height, kept_width = min(height, MAX_ASPECT_RATIO * width), min(width, MAX_ASPECT_RATIO * height)
+    top, left = (height - kept_height) // 2, (width - kept_width) // 2
+    return pixels[:, top : top + kept_height, left : left + kept_width]
 
 
 def _covering_size(height: int, width: int, least_height: int, least_width: int) -> tuple[int, int]:
@@ -78,9 +91,3 @@ def _covering_size(height: int, width: int, least_height: int, least_width: int)
     if least_height * width >= least_width * height:
         return least_height, max(least_height * width // height, least_width)
     return max(least_width * height // width, least_height), least_width
-
-
-def _crop_centre(pixels: Tensor, height: int, width: int) -> Tensor:
-    """Crop the centre; of an odd margin the smaller half is above and left, as in Google's code and transformers."""
-    top, left = (pixels.shape[1] - height) // 2, (pixels.shape[2] - width) // 2
-    return pixels[:, top : top + height, left : left + width]

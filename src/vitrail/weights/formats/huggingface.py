@@ -330,7 +330,7 @@ def _config(model: ImageModel, a: VitArchitecture) -> dict[str, Any]:
 def _preprocessor(model: ImageModel) -> dict[str, Any]:
     p = model.preprocessing
     height, width = p.image_size
-    cropped = p.crop_fraction < 1 or p.resize == "cover"
+    cropped = p.crops
     exact_size = {"height": p.resized[0], "width": p.resized[1]}
     config: dict[str, Any] = {
         "image_processor_type": "BitImageProcessor" if cropped else "ViTImageProcessor",

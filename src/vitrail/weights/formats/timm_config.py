@@ -139,6 +139,7 @@ def read_preprocessing(
         pretrained.std,
         resize="squash" if pretrained.crop_mode == "squash" else "cover",
         crop_fraction=pretrained.crop_pct if 0 < pretrained.crop_pct <= 1 else 1.0,
+        crop_rounding="even",  # timm crops with torchvision
         interpolation="bilinear" if pretrained.interpolation == "bilinear" else "bicubic",
     )
 

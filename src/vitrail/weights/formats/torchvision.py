@@ -68,7 +68,13 @@ class TorchvisionFormat(WeightFormat):
         )
         notes.append("images are resized, cropped and scaled as for torchvision's ViT-B/16: its files do not say")
         preprocessing = build_preprocessing(
-            architecture.image_size, channels, IMAGENET, resize="cover", crop_fraction=0.875, interpolation="bilinear"
+            architecture.image_size,
+            channels,
+            IMAGENET,
+            resize="cover",
+            crop_fraction=0.875,
+            crop_rounding="even",
+            interpolation="bilinear",
         )
         licence = folder_files.read_licence()
         checkpoint = CheckpointInfo(architecture, preprocessing, dialect=dialect, licence=licence, notes=notes)
