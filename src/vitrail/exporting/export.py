@@ -16,7 +16,7 @@ from vitrail.exporting.place import check_target, measure_size, write_atomically
 from vitrail.exporting.program import open_package, open_program, write_package, write_program
 from vitrail.exporting.result import ExportResult
 from vitrail.exporting.runtimes import ExportRunner
-from vitrail.inference.engine import Model
+from vitrail.inference.engine import Model, check_model
 from vitrail.inspection.image_choice import Images
 from vitrail.model.base import ImageModel
 from vitrail.system.events import OnEvent, open_listener, send_progress
@@ -110,12 +110,11 @@ def _open_graph(
     model: Model, size: Size | None, with_preprocessing: bool, dynamic_size: bool, on_event: OnEvent
 ) -> tuple[ExportGraph, int]:
     """Return the graph of a model, of which only the copy for the export is kept, and the bytes of its own weights."""
+    check_model(model)
     new_size = None if size is None else parse_size(size)
-    if isinstance(model, str | Path):
+    if not isinstance(model, ImageModel):
         on_event("loading", {"model": str(model)})
         model, new_size = load(model, image_size=new_size), None
-    if not isinstance(model, ImageModel):
-        raise ConfigError(f"a {type(model).__name__} is no model: give one of vitrail's, or what vitrail.load takes")
     model_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
     return build_graph(model, with_preprocessing, dynamic_size, new_size), model_bytes
 

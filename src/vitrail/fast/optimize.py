@@ -24,6 +24,7 @@ from vitrail.fast.cpu.precision_search import find_fastest_precision
 from vitrail.fast.gpu.cuda_graph import CudaGraph
 from vitrail.fast.timing import relative_distance
 from vitrail.model.base import ImageModel
+from vitrail.model.create import share_model
 from vitrail.model.timm_model import TimmModel
 
 EmbeddingAndLogits = tuple[Tensor, Tensor]
@@ -193,14 +194,12 @@ def optimize(
 @torch.no_grad()
 def measure_distance(fast: FastModel, model: ImageModel, images: Tensor | None = None) -> float:
     """Return ‖Δy‖/‖y‖ between a fast model and the plain one in float32, on `images` or on random ones."""
-    weight, was_training = next(model.parameters()), model.training
+    weight = next(model.parameters())
     if images is None:
         generator = torch.Generator().manual_seed(0)
         images = torch.randn(PROBE_IMAGES, model.in_channels, *model.image_size, generator=generator)
     images = images.to(weight.device, torch.float32)
-    reference = model.eval().embed(images)
-    model.train(was_training)
-    return relative_distance(fast.embed(images), reference)
+    return relative_distance(fast.embed(images), share_model(model).eval().embed(images))
 
 
 def explain_missing_kernels(device: torch.device) -> str | None:

@@ -24,12 +24,11 @@ from vitrail.errors import ConfigError, NotApplicableError, WeightsError
 from vitrail.inference.class_names import make_display_labels
 from vitrail.model.base import ImageModel
 from vitrail.system.device import choose_device
+from vitrail.weights.source import EXPORTED
 
 FloatArray = NDArray[np.float32]
 Model = ImageModel | str | Path
 """MODEL as every verb takes it: a loaded model, or a name for `vitrail.load`, or the path of an exported file."""
-EXPORTED = (".onnx", ".xml")
-"""Suffixes of exported files that an engine can run."""
 
 
 class EngineOutput(NamedTuple):
@@ -141,14 +140,14 @@ def open_engine(
 
     Args:
         model: a loaded model, anything that `vitrail.load` takes, an .onnx file or an .xml file of OpenVINO. A loaded
-            model is moved to the device, put into evaluation mode, and cast from half precision to float32.
+            model stays as it is; the engine shares its weights if they are on the device, and not in half precision.
         device: cpu, cuda, …; auto takes a GPU if the machine has one. Exported files run on the CPU.
         precision: fp32, the exact one; or a faster one: bf16, fp16 and fp8 (GPU), int8 (CPU), or auto, which takes the
             fastest on this machine. An exported file has the precision it was exported in.
         target: what a faster precision is tuned for.
         batch: the number of images that will usually be computed at a time.
         threads: CPU threads for each matrix product; the library's own number if None.
-        owns_model: whether the engine may change the model in place: on a CPU it then packs its weights.
+        owns_model: whether the engine may change a loaded model: on a CPU it then packs its weights.
         on_message: called with lines of text while a faster precision is prepared.
 
     Raises:
@@ -156,21 +155,24 @@ def open_engine(
         WeightsError: the file or the weights cannot be read.
         MissingExtraError: the runtime of an exported file is not installed.
     """
-    if not isinstance(model, ImageModel | str | Path):
-        raise ConfigError(f"a {type(model).__name__} is no model: give one of vitrail's, or what vitrail.load takes")
-    if not isinstance(model, ImageModel) and Path(model).suffix.lower() in EXPORTED:
+    check_model(model)
+    if is_exported(model):
         from vitrail.inference.exported import ExportedEngine
 
         if precision != "fp32":
             raise ConfigError(f"precision {precision} is for models: {model} has the precision it was exported in")
-        return ExportedEngine(Path(model), threads)
+        return ExportedEngine(Path(str(model)), threads)
     from vitrail.inference.torch_engine import TorchEngine
+    from vitrail.model.create import share_model
     from vitrail.weights.load import load
 
     place = device if isinstance(device, torch.device) else choose_device(device)
-    loaded = model if isinstance(model, ImageModel) else load(model, device=place)
+    if not isinstance(model, ImageModel):
+        model = load(model, device=place)
+    elif not owns_model:
+        model = share_model(model)
     return TorchEngine(
-        loaded,
+        model,
         place,
         precision,
         target=target,
@@ -179,6 +181,17 @@ def open_engine(
         packs=owns_model,
         on_message=on_message,
     )
+
+
+def check_model(model: object) -> None:
+    """Raise a ConfigError if this is neither a loaded model nor a name of one."""
+    if not isinstance(model, ImageModel | str | Path):
+        raise ConfigError(f"a {type(model).__name__} is no model: give one of vitrail's, or what vitrail.load takes")
+
+
+def is_exported(model: Model) -> bool:
+    """Return whether this is the name of an exported file."""
+    return not isinstance(model, ImageModel) and Path(model).suffix.lower() in EXPORTED
 
 
 def get_model(engine: Engine) -> ImageModel:

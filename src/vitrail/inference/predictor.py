@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitrail.data.parallel import resolve_worker_count
 from vitrail.data.transforms.decode import MOST_PIXELS_TRAINING
-from vitrail.errors import ConfigError, DataError, InputError, VitrailError
+from vitrail.errors import ConfigError, DataError, InputError, VitrailError, detach_error
 from vitrail.fast.optimize import FastModel
 from vitrail.inference.engine import Engine, FloatArray, Model, get_model, open_engine, to_array, to_probabilities
 from vitrail.inference.prepare import ALLOWED, OneImage, describe_image, fit_image, is_one_image, name_kind
@@ -65,8 +65,8 @@ class Predictor:
         [("tabby", 0.71), ("Egyptian cat", 0.12)]
 
     Args:
-        model: a model, anything that `vitrail.load` takes, an exported .onnx or .xml file, or an engine. A model object
-            is moved to the device, put into evaluation mode, and cast from half precision to float32.
+        model: a loaded model, which is not changed, anything that `vitrail.load` takes, an exported .onnx or .xml file,
+            or an engine.
         device: cpu, cuda, …; auto takes a GPU if the machine has one.
         batch_size: images that run at a time, at least 1.
         precision: fp32, the exact one; or a faster one: bf16, fp16 and fp8 (GPU), int8 (CPU), or auto, which takes the
@@ -247,7 +247,7 @@ class Predictor:
         try:
             return fit_image(image, self.engine.preprocessing, self.most_pixels)
         except (DataError, InputError) as error:
-            return error
+            return detach_error(error)
 
 
 def rank_labels(probabilities: FloatArray, labels: Sequence[str], top: int) -> RankedLabels:

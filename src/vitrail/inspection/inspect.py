@@ -60,8 +60,7 @@ def inspect(
 
     Args:
         model: a loaded model, anything that `vitrail.load` takes, or a list of these. None takes the run below ./runs
-            that finished last, or else pane. A model object is moved to the device, and cast from half precision to
-            float32.
+            that finished last, or else pane. A model object is not changed.
         images: a folder with images, an image, a data set, or a list of images or (image, label) pairs; None takes the
             validation data of the first run among the models, or else two photographs.
         out: the file of the report, or a folder for it; by default in the run's folder, or else below ./runs.
@@ -89,10 +88,7 @@ def inspect(
         names = [None if isinstance(each, ImageModel) else str(each) for each in models]
         path = choose_report_path(names, None if out is None else Path(out))
         place = choose_device(device)
-        loaded = [
-            each.to(place) if isinstance(each, ImageModel) else get_model(open_engine(each, device=place))
-            for each in models
-        ]
+        loaded = [get_model(open_engine(each, device=place)) for each in models]
         choice = _choose_default_images(names) if images is None else choose_images(images)
         with _explain_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)  # fail before measuring, which may take hours

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, Literal, overload
 
 import torch
+from torch import nn
 
 from vitrail.errors import ConfigError
 from vitrail.model.architecture import (
@@ -167,6 +169,15 @@ def copy_model(model: ImageModel, **options: Any) -> ImageModel:
     copied.origin, copied.training_cost, copied.learned_from = model.origin, model.training_cost, model.learned_from
     copied.unused_tensors = dict(model.unused_tensors)
     return copied.eval()
+
+
+def share_model(model: ImageModel) -> ImageModel:
+    """Return a copy of a model that shares its tensors. The copy can be moved, cast or put into another mode; the model
+    stays as it is."""
+    shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.buffers(), *model.unused_tensors.values())}
+    for parameter in model.parameters():
+        shared[id(parameter)] = nn.Parameter(parameter.detach(), parameter.requires_grad)
+    return copy.deepcopy(model, shared)
 
 
 def check_dtype(dtype: torch.dtype | None) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from vitrail.errors import ConfigError, MissingExtraError, did_you_mean
 from vitrail.system.events import OnEvent, open_listener
+from vitrail.system.files import read_regular_file
 
 if TYPE_CHECKING:
     from vitrail.inference.engine import Model
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 BACKENDS = ("torch", "onnx")
 TOKEN_VARIABLE = "VITRAIL_TOKEN"
+MOST_TOKEN_BYTES = 10_000
+"""Largest token file that is read."""
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -131,17 +134,16 @@ def open_served_model(
     batch: int = 1,
 ) -> ServedModel:
     """Load a model for the server; it is not warmed up yet. The arguments are those of `serve`."""
-    from vitrail.inference.engine import EXPORTED, open_engine
+    from vitrail.inference.engine import is_exported, open_engine
     from vitrail.serving.served_model import ServedModel
 
     path = Path(model) if isinstance(model, str | Path) else None
-    suffix = "" if path is None else path.suffix.lower()
-    if backend == "onnx" and (path is None or suffix != ".onnx" or not path.is_file()):
+    if backend == "onnx" and (path is None or path.suffix.lower() != ".onnx" or not path.is_file()):
         made = "vitrail export makes one"
         raise ConfigError(
             f"backend onnx (--backend onnx) serves .onnx files, and {_describe(model)} is not one: {made}"
         )
-    if backend == "torch" and suffix in EXPORTED:
+    if backend == "torch" and is_exported(model):
         raise ConfigError(f"{model} is an exported file, not a model for torch: leave backend (--backend) out")
     if path is None:
         model = copy.deepcopy(model)  # its layers are packed, which ends its training
@@ -159,9 +161,10 @@ def read_token(file: Path | None) -> str | None:
             raise ConfigError(f"{TOKEN_VARIABLE} is empty: put a token into it, or unset it to serve without one")
         return token
     try:
-        token = file.read_text(encoding="utf-8").strip()
+        token = read_regular_file(file, MOST_TOKEN_BYTES).decode().strip()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--token-file {file} cannot be read: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--token-file {file} cannot be read: {reason}") from None
     if not token:
         raise ConfigError(f"--token-file {file} is empty: write a token into it, or leave the option out")
     return token
