@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -107,6 +108,8 @@ class TestReport:
                 BenchmarkReport.read(tmp_path / "b.json")
         with pytest.raises(ConfigError, match="No such file"):
             BenchmarkReport.read(tmp_path / "c.json")
+        with pytest.raises(ConfigError, match="not a file"):
+            BenchmarkReport.read(os.devnull)
 
     def test_json(self, report, tmp_path, monkeypatch):
         monkeypatch.setattr(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -105,6 +106,9 @@ def test_wrong_settings_are_told(tmp_path, folder):
         open_served_model("a", "b.onnx", "torch")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_token(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="not a file"):
+        read_token(tmp_path / "pipe")
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(ConfigError, match="is empty"):
         read_token(tmp_path / "empty")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import tomllib
 from pathlib import Path
 
@@ -232,7 +233,8 @@ def test_parts_may_be_given_built():
 def test_files_that_are_none(tmp_path):
     for name, content, why in [
         ("missing.toml", None, "cannot be read: No such file or directory"),
-        ("folder.toml", "folder", "cannot be read: Is a directory"),
+        ("folder.toml", "folder", "cannot be read: not a file"),
+        ("pipe.toml", "pipe", "cannot be read: not a file"),
         ("words.toml", b"steps: 10\n", "is not TOML: "),
         ("bytes.toml", b"\xff\xfe", "is not TOML: "),
         ("twice.toml", b"[run]\nkeep = 1\n[run]\nkeep = 2\n", "is not TOML: "),
@@ -240,6 +242,8 @@ def test_files_that_are_none(tmp_path):
         path = tmp_path / name
         if content == "folder":
             path.mkdir()
+        elif content == "pipe":
+            os.mkfifo(path)
         elif content is not None:
             path.write_bytes(content)
         with pytest.raises(ConfigError) as caught:

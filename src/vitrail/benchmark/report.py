@@ -11,13 +11,15 @@ from typing import Any
 from vitrail.benchmark.case import NotMeasured
 from vitrail.benchmark.speed_table import COLUMNS, format_cells
 from vitrail.errors import ConfigError
-from vitrail.system.files import write_whole
+from vitrail.system.files import read_regular_file, write_whole
 from vitrail.system.results import Result, Rows
 
 FED, RESIDENT = "from the loader", "already on the device"
 """How the names of the two training steps of the data path begin."""
 FAST_NAMES = ("fast", "fused")
 """How the names of the candidates of `vitrail.fast` begin."""
+MOST_BYTES = 100_000_000
+"""Largest report that is read."""
 KEEPS_UP = 0.9
 """A data path keeps up if training with it reaches this share of the images per second without it."""
 
@@ -134,7 +136,7 @@ class BenchmarkReport(Result):
             ConfigError: There is no such file, or it is no report.
         """
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            content = json.loads(read_regular_file(Path(path), MOST_BYTES))
             rows = [SpeedRow(**row) for row in content["rows"]]
             missing = [NotMeasured(**each) for each in content["not_measured"]]
             rest = (content["products"], content["notes"], content["grown"], content["comparisons"])

@@ -12,6 +12,7 @@ import tomli_w
 from vitrail.config import Config
 from vitrail.errors import ConfigError, did_you_mean
 from vitrail.model.architecture import VitArchitecture
+from vitrail.system.files import read_regular_file
 from vitrail.training.config import ModelConfig, RunConfig
 
 Tree = dict[str, Any]
@@ -24,6 +25,8 @@ ALTERNATIVES = ((STEPS, EPOCHS), (EPOCHS, STEPS), (NAME, WEIGHTS), (WEIGHTS, NAM
 """Pairs of which a run has only one key: an override of the first removes the second from the recipe."""
 
 
+MOST_BYTES = 10_000_000
+"""Largest TOML file that is read."""
 Settings = Sequence[str] | Mapping[str, Any]
 """Settings of a run that replace a recipe's: `key=value` texts, or a dictionary such as {"schedule.steps": 300} or
 {"schedule": {"steps": 300}}, which leaves the other keys of the section as they are."""
@@ -124,9 +127,9 @@ def _check_names(where: str, kind: type[Config], allowed: list[str], values: Any
 def read_toml(path: Path) -> Tree:
     """Read a TOML file, and raise a ConfigError if that is not possible."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_regular_file(path, MOST_BYTES).decode().replace("\r\n", "\n"))
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
 
