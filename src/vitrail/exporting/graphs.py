@@ -5,7 +5,6 @@ Shapes: B images, C channels, height × width pixels, K classes.
 
 from __future__ import annotations
 
-import copy
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +15,13 @@ from torch.export import Dim, ExportedProgram
 
 from vitrail import __version__
 from vitrail.config import Preprocessing
-from vitrail.data.transforms.preprocess import MAX_ASPECT_RATIO
+from vitrail.data.transforms.preprocess import MAX_ASPECT_RATIO, halve_margin
 from vitrail.errors import ConfigError, ExportError
 from vitrail.exporting.runtimes import first_line, silence_exporters
 from vitrail.inference.class_names import get_display_labels
 from vitrail.model.base import ImageModel
 from vitrail.model.bit import BitResNet
+from vitrail.model.create import share_model
 from vitrail.model.positions import compute_cubic_kernel
 from vitrail.model.vit import VisionTransformer
 
@@ -131,17 +131,7 @@ def build_graph(
 
 def copy_in_float32(model: ImageModel) -> ImageModel:
     """Return a copy in float32 on the CPU, in evaluation mode. It shares the weights that are in float32 there."""
-    tensors: dict[int, Any] = {}
-    for parameter in model.parameters():
-        tensors[id(parameter)] = nn.Parameter(_to_float32(parameter), parameter.requires_grad)
-    for buffer in model.buffers():
-        tensors[id(buffer)] = _to_float32(buffer)
-    return copy.deepcopy(model, tensors).eval()
-
-
-def _to_float32(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach().cpu()
-    return tensor.float() if tensor.is_floating_point() else tensor
+    return share_model(model).to(device="cpu", dtype=torch.float32).eval()
 
 
 def collect_metadata(model: ImageModel) -> dict[str, str]:
@@ -200,9 +190,9 @@ def resize_in_graph(pixels: Tensor, preprocessing: Preprocessing) -> Tensor:
     if preprocessing.resize == "cover":
         seen_height, seen_width = height.minimum(MAX_ASPECT_RATIO * width), width.minimum(MAX_ASPECT_RATIO * height)
         target_height, target_width = _covering_size(seen_height, seen_width, *preprocessing.resized)
-    kind, (rows, columns) = preprocessing.interpolation, preprocessing.image_size
-    across = _resize_weights(pixels[0, 0, 0], seen_width, target_width, columns, kind)
-    down = _resize_weights(pixels[0, 0, :, 0], seen_height, target_height, rows, kind)
+    rows, columns = preprocessing.image_size
+    across = _resize_weights(pixels[0, 0, 0], seen_width, target_width, columns, preprocessing)
+    down = _resize_weights(pixels[0, 0, :, 0], seen_height, target_height, rows, preprocessing)
     return _round_half_up(down @ _round_half_up(pixels @ across.T))
 
 
@@ -214,18 +204,18 @@ def _covering_size(height: Tensor, width: Tensor, least_height: int, least_width
     return torch.where(by_height, least_height, tall), torch.where(by_height, wide, least_width)
 
 
-def _resize_weights(line: Tensor, seen: Tensor, target: Tensor, kept: int, kind: str) -> Tensor:
+def _resize_weights(line: Tensor, seen: Tensor, target: Tensor, kept: int, preprocessing: Preprocessing) -> Tensor:
     """Return (kept, points): the weights that make the `kept` middle points of `target` from the `seen` middle points.
 
     Antialiased: shrinking widens the kernel.
     """
     points = torch.ones_like(line).cumsum(0) - 0.5 - (line.shape[0] - seen) // 2
     scale = seen.float() / target.float()
-    middle = torch.arange(kept, device=line.device) + (target - kept) // 2
+    middle = torch.arange(kept, device=line.device) + halve_margin(target - kept, preprocessing)
     places = torch.cat([middle, torch.zeros_like(target)[None], target[None] - 1])
     centres = (places + 0.5) * scale
     x = (points - centres[:, None]).abs() / scale.clamp(min=1.0)
-    weights = compute_cubic_kernel(x) if kind == "bicubic" else (1 - x).clamp(min=0.0)
+    weights = compute_cubic_kernel(x) if preprocessing.interpolation == "bicubic" else (1 - x).clamp(min=0.0)
     weights = torch.where((points > 0) & (points < seen), weights, 0.0)
     weights = weights / weights.sum(dim=1, keepdim=True)
     # In 16 bits, as torch holds them for bytes: what lies half-way between two pixels then mostly goes the same way.

@@ -23,7 +23,7 @@ from vitrail.weights.digest import compute_weights_digest
 
 
 class TorchEngine(Engine):
-    """Computes with a model on its device; the arguments are those of `open_engine`.
+    """Computes with a model, which it moves to the device; the other arguments are those of `open_engine`.
 
     Attributes:
         model: the model, on the device. In other precisions than fp32 it is kept for its attention and its layers.
@@ -83,7 +83,8 @@ class TorchEngine(Engine):
 
     def compute_digest(self) -> str:
         # The device and the batch size change the rounding alone, so they are not a part of it.
-        content = f"{compute_weights_digest(self.model)} {self.precision} {self._autocast}"
+        crop = self.preprocessing.crop_rounding
+        content = f"{compute_weights_digest(self.model)} {crop} {self.precision} {self._autocast}"
         return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
     def enter_thread(self) -> None:
@@ -117,11 +118,10 @@ class TorchEngine(Engine):
         self.precision = self.fast.precision
 
 
-def cast_half_to_float32(model: ImageModel) -> torch.dtype:
-    """Cast a half-precision model to float32, in place, and return the dtype that any model then has."""
+def cast_half_to_float32(model: ImageModel) -> None:
+    """Cast a half-precision model to float32, in place; leave any other as it is."""
     if next(model.parameters()).dtype in (torch.float16, torch.bfloat16):
         model.float()
-    return next(model.parameters()).dtype
 
 
 def _to_float(rows: Tensor | None) -> Tensor | None:
