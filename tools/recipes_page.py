@@ -92,7 +92,8 @@ SECTIONS = (
     Section(
         "Pre-training on JFT-300M",
         "Table 3 of the paper: AdamW, β 0.9/0.999, weight decay 0.1, batches of 4,096 at 224 px, 10,000 steps of "
-        "warm-up, linear decay, no dropout, no clipping. Two choices are ours: the sigmoid loss with a head bias of "
+        "warm-up, linear decay to 1e-5 (the released code's), no dropout, no clipping. "
+        "Two choices are ours: the sigmoid loss with a head bias of "
         "−10, as on ImageNet-21k, and for `jft-r152x2-14` the learning rate of 7 epochs. R200x3 has no recipe "
         "because the paper does not give its learning rate. Costs are counted for 303M images and 18,291 classes; "
         "accuracies are the paper's, after fine-tuning at 384 px (table 6).",
@@ -127,7 +128,8 @@ SECTIONS = (
         "Table 4: any model, SGD with momentum 0.9, batches of 512, cosine decay, no weight decay, gradients clipped "
         "to a norm of 1, 500 steps of warm-up (100 in runs of 500 steps). The learning rate in bold is used without "
         "a sweep; 0.06 is for ResNets and hybrids. To choose one, the recipes set aside 1% of ImageNet, 2% of CIFAR, "
-        "10% of Pets and Flowers, and 20% of a VTAB task. At 512 and 518 px the weights are averaged (0.9999). A "
+        "10% of Pets and Flowers, and 20% of a VTAB task. At 512 and 518 px the weights are averaged "
+        "(0.9999 in every step, without our ramp). A "
         "patch of 14 does not divide 384: give such models `model.image_size=392`. Where a crop or a mirror image "
         "changes the label, as in the structured tasks of VTAB, turn both off: `data.augmentation.flip=0 "
         "data.augmentation.crop_area=[1.0,1.0] data.augmentation.crop_ratio=[0.01,100]`.",

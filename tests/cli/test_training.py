@@ -42,6 +42,7 @@ def here(tmp_path, monkeypatch):
         (["quickstart", "run.precision=fp16", "run.device=cpu"], "GPU"),
         (["quickstart", "data.batch_size=65", "optimizer.accumulate=2"], "data.batch_size = 65"),
         (["quickstart", "objective.corrupted=0.15"], "objective.kind"),
+        (["quickstart", "schedule.final_learning_rate=0.1"], "schedule.final_learning_rate = 0.1"),
         ([], "vitrail train --list"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -175,6 +175,7 @@ def test_pretraining_is_table_3(name):
     assert config.model.options.get("dropout") == dropout
     assert ("representation_size" in config.model.options) == (not model.startswith("BiT-"))
     assert (config.schedule.epochs, config.schedule.decay, config.schedule.warmup_steps) == (epochs, decay, 10_000)
+    assert config.schedule.final_learning_rate == (1e-5 if decay == "linear" else 0)
     optimizer = config.optimizer
     assert (optimizer.kind, optimizer.learning_rate, optimizer.weight_decay) == ("adamw", learning_rate, weight_decay)
     assert (optimizer.betas, optimizer.clip_norm, config.data.batch_size) == ((0.9, 0.999), clip_norm, 4096)
@@ -312,6 +313,7 @@ def test_finetuning_is_table_4(name):
     optimizer = config.optimizer
     assert (optimizer.kind, optimizer.momentum, optimizer.weight_decay) == ("sgd", 0.9, 0)
     assert (optimizer.clip_norm, optimizer.averaging, config.data.batch_size) == (1.0, averaging, 512)
+    assert optimizer.averaging is None or not optimizer.averaging_ramp
     assert (config.data.augmentation.crop_area, config.data.augmentation.flip) == ((0.05, 1.0), 0.5)
     assert optimizer.learning_rate in rates
     if len(rates) > 1:

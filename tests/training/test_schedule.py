@@ -95,6 +95,28 @@ def test_up_then_down_and_never_negative(schedule, decay):
         assert len(set(rates[top:])) == len(rates[top:])
 
 
+@settings(deadline=None)
+@given(schedules(), st.sampled_from(["linear", "cosine"]), st.data())
+def test_a_final_rate_is_where_the_decay_ends(schedule, decay, data):
+    """As in the released code: final + (base − final) · what is left of the curve."""
+    steps, warmup, base = schedule["steps"], schedule["warmup_steps"], schedule["base"]
+    final = base * data.draw(st.floats(0, 1))
+    step = data.draw(st.integers(warmup, steps - 1))
+    curve = learning_rate(step, **{**schedule, "base": 1.0}, decay=decay)
+    found = learning_rate(step, **schedule, decay=decay, final=final)
+    assert found == pytest.approx(final + (base - final) * curve, rel=1e-12)
+    assert learning_rate(steps, **schedule, decay=decay, final=final) == pytest.approx(final, rel=1e-12)
+    assert learning_rate(warmup, **schedule, decay=decay, final=final) == pytest.approx(base, rel=1e-12)
+
+
+def test_the_end_of_the_released_linear_decay():
+    """Its last of 20 steps after a warm-up of 10: 1e-5 + (1e-3 − 1e-5) / 10."""
+    rate = learning_rate(19, base=1e-3, steps=20, warmup_steps=10, decay="linear", final=1e-5)
+    assert rate == pytest.approx(1e-5 + (1e-3 - 1e-5) / 10)
+    early = learning_rate(4, base=1e-3, steps=20, warmup_steps=10, decay="linear", final=1e-5)
+    assert early == pytest.approx(5e-4)
+
+
 def test_worked_by_hand():
     def rates(decay: str) -> list[float]:
         return [learning_rate(step, base=8.0, steps=8, warmup_steps=4, decay=decay) for step in range(8)]

@@ -36,3 +36,9 @@ def test_an_old_model_folder_loads_and_computes_the_same():
     with torch.inference_mode():
         logits = vitrail.load(FOLDER / "model")(IMAGES)
     torch.testing.assert_close(logits, torch.tensor(EXPECTED["logits"]), rtol=1e-5, atol=1e-6)
+
+
+def test_keys_that_are_newer_than_a_run_have_the_meaning_it_was_begun_with():
+    config = resolve(read_toml(FOLDER / "run/config.toml"))
+    assert config.optimizer.averaging_ramp
+    assert config.schedule.final_learning_rate == 0

@@ -1,8 +1,9 @@
 """Supervised pre-training as in the paper: a row here is a row of its table 3.
 
 The paper says Adam with weight decay. Its decay is decoupled from the gradient, which PyTorch calls AdamW; the values
-are AdamW's. All models use β 0.9/0.999, batches of 4,096 at 224 pixels and 10,000 steps of warm-up. Gradients are
-clipped on ImageNet only. Vision Transformers and hybrids have the representation layer of the pre-training head.
+are AdamW's. All models use β 0.9/0.999, batches of 4,096 at 224 pixels and 10,000 steps of warm-up. Linear decay ends
+at 1e-5, as in the released code. Gradients are clipped on ImageNet only. Vision Transformers and hybrids have the
+representation layer of the pre-training head.
 
 R200x3 of table 6 has no recipe, because the paper does not give its learning rate.
 """
@@ -18,6 +19,8 @@ IMAGENET_21K = DataSet("ImageNet-21k", images=14_200_000, classes=21_841)
 IMAGENET = DataSet("ImageNet", images=1_281_167, classes=1_000)
 
 BATCH_SIZE = 4096
+LINEAR_END = 1e-5
+"""Where linear decay ends, from the released code; the paper does not say."""
 WIDTH = {"B": 768, "L": 1024, "H": 1280}
 """Width of the representation layer, the same as the model's. Repeated here: `vitrail.model` is slow to import."""
 
@@ -130,6 +133,9 @@ def _settings(row: PretrainingRow, model: str, epochs: int) -> Settings:
     if not model.startswith("BiT-"):
         letter = model.split("+")[-1].split("/")[0]
         options = {"representation_size": WIDTH[letter], "dropout": row.dropout}
+    schedule: dict[str, Any] = {"epochs": epochs, "warmup_steps": 10_000, "decay": row.decay}
+    if row.decay == "linear":
+        schedule["final_learning_rate"] = LINEAR_END
     return {
         "model": {"name": model, "image_size": 224, **options},
         "data": make_data_settings(defaults.holdout, BATCH_SIZE),
@@ -141,7 +147,7 @@ def _settings(row: PretrainingRow, model: str, epochs: int) -> Settings:
             "betas": (0.9, 0.999),
             "clip_norm": defaults.clip_norm,
         },
-        "schedule": {"epochs": epochs, "warmup_steps": 10_000, "decay": row.decay},
+        "schedule": schedule,
         "run": {"evaluate_every": defaults.evaluate_every, "checkpoint_every": defaults.checkpoint_every},
     }
 

@@ -16,10 +16,16 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 class Average:
-    """The average of a module's parameters and floating-point buffers. Other buffers are copied."""
+    """The average of a module's parameters and floating-point buffers. Other buffers are copied.
 
-    def __init__(self, module: nn.Module, decay: float) -> None:
-        self.decay = decay
+    Args:
+        module: What is averaged.
+        decay: The share of itself that the average keeps in a step.
+        has_ramp: Whether it keeps less in early steps, so that the initial values do not dominate it for long.
+    """
+
+    def __init__(self, module: nn.Module, decay: float, has_ramp: bool = True) -> None:
+        self.decay, self.has_ramp = decay, has_ramp
         self.followed = {name: tensor for name, tensor in _state(module).items() if tensor.is_floating_point()}
         self.copied = {name: tensor for name, tensor in _state(module).items() if not tensor.is_floating_point()}
         self.tensors = {name: tensor.detach().clone() for name, tensor in _state(module).items()}
@@ -32,9 +38,9 @@ class Average:
     def blend_weight(self, step: int) -> float:
         """Return the share of the current weights in the average after this step, from 0 to 1.
 
-        It is larger in early steps: otherwise the initial values would dominate the average.
+        With the ramp it is larger in early steps: the average then follows about the last ninth of the steps so far.
         """
-        return 1 - min(self.decay, (1 + step) / (10 + step))
+        return 1 - (min(self.decay, (1 + step) / (10 + step)) if self.has_ramp else self.decay)
 
     @torch.no_grad()
     def blend(self, share: float | Tensor) -> None:

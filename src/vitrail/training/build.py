@@ -125,7 +125,7 @@ def build_learner(config: RunConfig, model: ImageModel, ranks: Ranks, precision:
     optimizer = build_optimizer(objective, config.optimizer, ranks.device)
     initialise_state(optimizer)
     averaging = config.optimizer.averaging
-    average = None if averaging is None else Average(objective, averaging)
+    average = None if averaging is None else Average(objective, averaging, config.optimizer.averaging_ramp)
     graph_step = None
     if config.run.graphs:
         check_graphs(config, ranks, precision)
@@ -237,6 +237,11 @@ def check_run(config: RunConfig, data: TrainingData, ranks: Ranks) -> None:
         raise ConfigError(
             f"data.batch_size = {batch} cannot be shared by {ranks.size} ranks in {config.optimizer.accumulate} parts: "
             f"give a multiple of {parts}"
+        )
+    if config.schedule.decay != "none" and config.schedule.final_learning_rate > config.optimizer.learning_rate:
+        raise ConfigError(
+            f"schedule.final_learning_rate = {config.schedule.final_learning_rate:g} is more than "
+            f"optimizer.learning_rate = {config.optimizer.learning_rate:g}, which falls to it: give less, such as 0"
         )
     if config.optimizer.kind == "muon" and ranks.size > 1 and config.run.parallel != "ddp":
         raise ConfigError(

@@ -161,7 +161,13 @@ class OptimizerConfig(Section):
     layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
     """The learning rate of each layer is that of the next layer times this factor."""
     averaging: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Polyak averaging: the average keeps this share of itself in every step. It is what is evaluated and saved."""
+    """Polyak averaging: the average keeps this share of itself in every step, less in early ones with
+    `averaging_ramp`. It is what is evaluated and saved."""
+    averaging_ramp: bool = True
+    """Whether the average keeps (1 + step) / (10 + step) of itself as long as that is less than `averaging`: it follows
+    about the last ninth of the steps so far, instead of remembering the initial weights for long. At 0.9999 that is so
+    for 90,000 steps. False: the same share in every step, as in the paper's recipes. A run begun before this key
+    existed has the ramp."""
     accumulate: Positive = 1
     """Number of parts in which a rank computes its share of a batch, to save memory."""
 
@@ -176,7 +182,10 @@ class ScheduleConfig(Section):
     warmup_steps: Count = 0
     """Number of steps in which the learning rate grows linearly from 0."""
     decay: Literal["cosine", "linear", "none"] = "cosine"
-    """How the learning rate falls from the end of the warm-up to 0 at the last step."""
+    """How the learning rate falls from the end of the warm-up to `final_learning_rate` after the last step."""
+    final_learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Where the decay ends. The authors' released code ends its linear decay at 1e-5, and so do the paper's recipes
+    with linear decay; its cosine ends at 0. A run begun before this key existed ends at 0."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -40,6 +40,7 @@ def train_step(run: TrainingRun, state: RunState) -> None:
         steps=run.steps,
         warmup_steps=schedule.warmup_steps,
         decay=schedule.decay,
+        final=schedule.final_learning_rate,
     )
     set_learning_rate(run.learner.optimizer, rate)
     batch = next(run.training_loader).to(run.ranks.device)
