@@ -15,6 +15,7 @@ import yaml
 
 import vitrail
 import vitrail.errors
+from vitrail.system import events
 
 ROOT = Path(__file__).parent.parent
 SCALE = (ROOT / "docs/scale.md").read_text()
@@ -82,6 +83,18 @@ def test_the_reference_has_every_public_name():
     errors = {name for name in vitrail.__all__ if name in vars(vitrail.errors)}  # the page lists their module
     assert "vitrail.errors" in listed
     assert {f"vitrail.{name}" for name in set(vitrail.__all__) - errors} <= listed
+
+
+def test_the_reference_has_every_event_that_functions_share():
+    page = (ROOT / "docs/reference/events.md").read_text()
+    table = re.search(r"^    progress .*?^    trained .*?$", events.__doc__ or "", re.MULTILINE | re.DOTALL)
+    assert table
+    entries = re.split(r"\n    (?=\S)", table[0].strip())
+    assert len(entries) >= 8
+    for entry in entries:
+        kind, text = entry.split(maxsplit=1)
+        names = [name.strip() for name in text.split(":")[0].split(",")] if ":" in text else []
+        assert {kind, *names} <= set(re.findall(r"`(\w+)`", page)), kind
 
 
 def test_the_reference_has_every_result():
