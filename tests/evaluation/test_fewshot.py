@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -75,6 +76,54 @@ def test_the_rows_are_what_the_rooms_measure(model, data):
     assert summary.deviation == pytest.approx(np.std(accuracies, ddof=1))
 
 
+@pytest.fixture(scope="module")
+def with_hidden_layer():
+    sizes = {"image_size": 16, "width": 32, "depth": 1, "num_heads": 2, "mlp_dim": 64}
+    return vitrail.create_model("Ti/4", seed=0, num_classes=5, representation_size=24, **sizes).eval()
+
+
+def test_features_are_y_or_the_layer_before_the_logits(with_hidden_layer, data):
+    quick = {"shots": (1, 5), "seeds": (0,), "methods": ["least-squares"], "device": "cpu"}
+    sources = [open_data(str(data / "split"), part) for part in ("train", "test")]
+    representation = [extract_features(with_hidden_layer, source, CPU, None) for source in sources]
+    hidden = with_hidden_layer.head.hidden
+    with torch.no_grad():
+        pre_logits = [replace(part, values=torch.tanh(hidden(part.values))) for part in representation]
+    for features, parts in (("representation", representation), ("pre-logits", pre_logits)):
+        report = fewshot(with_hidden_layer, str(data / "split"), features=features, **quick)
+        expected = [row.accuracy for row in score_few_shot(*parts, 3, (1, 5), (0,))]
+        assert [row.accuracy for row in report.rows] == expected
+        assert report.features == features
+        assert any(note.startswith("features") and "pre-logits" in note for note in report.notes)
+    assert fewshot(with_hidden_layer, str(data / "split"), **quick).features == "representation"
+
+
+def test_without_a_layer_before_the_logits_the_features_are_y(model, data):
+    quick = {"shots": (1,), "methods": ["least-squares"], "device": "cpu"}
+    plain = fewshot(model, str(data / "split"), **quick)
+    report = fewshot(model, str(data / "split"), features="pre-logits", **quick)
+    assert report.rows == plain.rows
+    assert report.features == "representation"
+    assert "no pre-logits layer" in " ".join(report.notes)
+    assert not plain.notes
+
+
+def test_features_from_the_command_line(with_hidden_layer, data, run, here):
+    model = str(vitrail.save(with_hidden_layer, here / "model"))
+    arguments = [
+        "--model",
+        model,
+        "--data",
+        str(data / "split"),
+        "--methods",
+        "knn",
+        "--features",
+        "pre-logits",
+        "--json",
+    ]
+    assert json.loads(run(*arguments).stdout)["features"] == "pre-logits"
+
+
 def test_what_is_tested_on(data):
     def found(name, test=None):
         train, tested, told = open_train_and_test(
@@ -108,6 +157,7 @@ def test_the_held_out_fifth_is_not_learned_from(data):
         ("whole", {"methods": []}, "one method"),
         ("whole", {"shots": [5, 0]}, "shots = 0"),
         ("whole", {"l2": 0}, "l2 = 0"),
+        ("whole", {"features": "prelogits"}, "'pre-logits'"),
         ("one", {}, "1 class"),
         ("single", {}, "test on"),
         ("whole", {"test": "DATA/more"}, "'colour-3' is only"),

@@ -31,6 +31,9 @@ def fewshot(
     seeds: Annotated[int, typer.Option(min=1, help="How often shots and clusters are drawn.")] = 3,
     methods: Annotated[str, typer.Option(help="Some of these.")] = "least-squares,linear,knn,clusters",
     l2: Annotated[float, typer.Option(help="Regularisation of least squares.")] = 1024,
+    features: Annotated[
+        str, typer.Option(help="representation (y), or pre-logits: the tanh layer after it, if the model has one.")
+    ] = "representation",
     neighbours: Annotated[
         str | None, typer.Option(metavar="IMAGE", help="Only print the images most similar to this one.")
     ] = None,
@@ -90,6 +93,7 @@ def fewshot(
             seeds=range(seeds),
             methods=[name.strip() for name in methods.split(",") if name.strip()],
             l2=l2,
+            features=features,
             batch_size=batch_size,
             workers=workers,
             device=device,

@@ -22,15 +22,21 @@ from vitrail.evaluation.least_squares import L2, SEEDS, SHOTS, score_few_shot
 from vitrail.evaluation.linear_probe import assign_folds, choose_strength
 from vitrail.evaluation.neighbours import NEIGHBOURS, score_knn
 from vitrail.inference.batches import InferenceOptions, open_model
-from vitrail.inference.engine import Model, name_model
+from vitrail.inference.engine import Engine, Model, get_model, name_model
+from vitrail.inference.torch_engine import TorchEngine
+from vitrail.model.heads import MlpHead
 from vitrail.system.events import OnEvent, open_listener, send_messages, send_progress
 from vitrail.system.files import check_out_file, write_out_file
 from vitrail.system.intervals import wilson_interval
 from vitrail.system.ranks import require_one_process
 from vitrail.system.results import Result, Rows
 
+FEATURES = ("representation", "pre-logits")
+"""What of a model is measured: its representation y, or the layer between y and the logits, if it has one."""
 HELD_OUT = 0.2
 """Share of every class that is held out if the data has no part to test on."""
+ROWS = 4096
+"""Features that are computed at a time."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,8 @@ class FewshotReport(Result):
     """Accuracy of always guessing the most frequent class of the test images."""
     rows: tuple[FewshotRow, ...]
     notes: tuple[str, ...]
+    features: str = "representation"
+    """What was measured: `representation` (y) or `pre-logits`, the tanh layer between y and the logits."""
 
     @property
     def chance(self) -> float:
@@ -207,6 +215,7 @@ def fewshot(
     seeds: Sequence[int] = SEEDS,
     methods: Sequence[str] = tuple(METHODS),
     l2: float = L2,
+    features: str = "representation",
     batch_size: int = 64,
     workers: int = 0,
     device: str = "auto",
@@ -226,8 +235,10 @@ def fewshot(
         test: other data, or a split of `data`; by default its test split, else val, else a fifth that is held out.
         shots: numbers of images of each class, for least squares.
         seeds: for least squares and clusters, which draw at random.
-        methods: some of `METHODS`.
+        methods: one or some of `METHODS`.
         l2: regularisation of least squares, above 0.
+        features: "representation", the y of the paper; or "pre-logits", the choice of the released evaluator: the tanh
+            layer of a pre-training head (`representation_size`), and y for models that have none.
         batch_size: images at a time.
         workers: processes that read images; 0 reads them in this process.
         device: cpu, cuda, …; auto takes a GPU if the machine has one.
@@ -241,7 +252,9 @@ def fewshot(
         DataError: the data cannot be learned from or tested on.
     """
     require_one_process("fewshot")
-    check_options(methods, shots, seeds, l2)
+    shots, seeds = [*map(int, shots)], [*map(int, seeds)]  # an array would be neither true nor false
+    methods = [methods] if isinstance(methods, str) else methods
+    check_options(methods, shots, seeds, l2, features)
     place = None if out is None else Path(out)
     check_out_file(place)
     options = InferenceOptions(batch_size, workers, device, precision)
@@ -249,13 +262,16 @@ def fewshot(
     check_sources(name_data(data), train_source, test_source)
     with open_listener(on_event) as listener:
         engine = open_model(model, options, on_message=send_messages(listener))
+        chosen, notes = _choose_features(engine, features)
         train, tested = (
             extract_features(engine, source, options, cache, send_progress(listener, "features"))
             for source in (train_source, test_source)
         )
+    if chosen == "pre-logits":
+        train, tested = (_to_pre_logits(engine, part) for part in (train, tested))
     if engine.device.type == "cuda":
         train, tested = _move_to(engine.device, train), _move_to(engine.device, tested)
-    task = FewshotTask(train, tested, train_source.num_classes, shots, seeds, l2, [])
+    task = FewshotTask(train, tested, train_source.num_classes, shots, seeds, l2, notes)
     rows = tuple(row for method in dict.fromkeys(methods) for row in METHODS[method](task))
     report = FewshotReport(
         model=name_model(model),
@@ -268,14 +284,21 @@ def fewshot(
         most_frequent=int(torch.bincount(tested.labels).max()) / len(tested),
         rows=rows,
         notes=tuple(task.notes),
+        features=chosen,
     )
     if place is not None:
         write_out_file(place, report.to_dict())
     return report
 
 
-def check_options(methods: Sequence[str], shots: Sequence[int], seeds: Sequence[int], l2: float) -> None:
+def check_options(
+    methods: Sequence[str], shots: Sequence[int], seeds: Sequence[int], l2: float, features: str = FEATURES[0]
+) -> None:
     """Raise a ConfigError for wrong arguments, before anything is computed."""
+    if features not in FEATURES:
+        raise ConfigError(
+            f"features {features!r}{did_you_mean(features, FEATURES) or ':'} give {' or '.join(FEATURES)}"
+        )
     for method in methods:
         if method not in METHODS:
             hint = did_you_mean(method, METHODS)
@@ -286,6 +309,31 @@ def check_options(methods: Sequence[str], shots: Sequence[int], seeds: Sequence[
         raise ConfigError(f"shots = {wrong[0]}: give numbers of images of each class, from 1 on")
     if l2 <= 0:
         raise ConfigError(f"l2 = {l2:g}: give a number above 0, such as the paper's {L2:g}")
+
+
+def _choose_features(engine: Engine, features: str) -> tuple[str, list[str]]:
+    """Return which features are measured, and a note if the model has both kinds or lacks the requested one."""
+    wants_pre_logits = features == "pre-logits"
+    if wants_pre_logits:
+        get_model(engine)  # raises for an exported file, which gives out y alone
+    if not isinstance(engine, TorchEngine) or not isinstance(engine.model.head, MlpHead):
+        note = "features: the representation y, because the model has no pre-logits layer"
+        return FEATURES[0], [note] if wants_pre_logits else []
+    if wants_pre_logits:
+        return features, [
+            "features: the pre-logits layer, as in the released evaluator; the representation y is before it"
+        ]
+    return features, ["features: the representation y; the released evaluator takes the pre-logits layer after it"]
+
+
+@torch.inference_mode()
+def _to_pre_logits(engine: Engine, part: Features) -> Features:
+    """Compute the pre-logits layer from y, so that the cache of y serves both."""
+    head = get_model(engine).head
+    assert isinstance(head, MlpHead)
+    weight = head.hidden.weight
+    rows = [head.compute_pre_logits(y.to(weight)).float().cpu() for y in part.values.split(ROWS)]
+    return replace(part, values=torch.cat(rows))
 
 
 def open_train_and_test(data: Data, test: Data | None) -> tuple[Source, Source, str]:

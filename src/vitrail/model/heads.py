@@ -16,9 +16,14 @@ class MlpHead(nn.Module):
         self.hidden = nn.Linear(width, representation_size)
         self.linear = nn.Linear(representation_size, num_classes) if num_classes else nn.Identity()
 
+    def compute_pre_logits(self, y: Tensor) -> Tensor:
+        """(B, D) → (B, representation size): the layer that the released code calls pre_logits."""
+        pre_logits: Tensor = self.hidden(y).tanh()
+        return pre_logits
+
     def forward(self, y: Tensor) -> Tensor:
         """(B, D) → (B, K), or (B, representation size) for K = 0."""
-        logits: Tensor = self.linear(self.hidden(y).tanh())
+        logits: Tensor = self.linear(self.compute_pre_logits(y))
         return logits
 
 
