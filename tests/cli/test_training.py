@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -111,3 +113,18 @@ def test_a_run_goes_on_only_as_it_was_begun(here, run):
     assert "optimizer.learning_rate = 0.002" in err
     code, _, _ = run("train", "quickstart", *small, "data.workers=1", "run.keep=3")
     assert code == 0
+
+
+def test_a_model_without_classes_is_followed_by_commands_that_work(here, run):
+    small = ["schedule.steps=2", "schedule.warmup_steps=1", "model.depth=1", "run.trackers=[]", "run.report=false"]
+    masked = ["objective.kind=masked-patches", "run.folder=runs/masked patches"]
+    code, out, _ = run("train", "quickstart", *small, *masked)
+    assert code == 0
+    commands = [part.split(": ")[-1] for part in out.splitlines()[-1].split("; ")]
+    assert not [command for command in commands if command.startswith(("vitrail evaluate", "vitrail predict"))]
+    (finetune,) = (shlex.split(command) for command in commands if command.startswith("vitrail finetune"))
+    (fewshot,) = (shlex.split(command) for command in commands if command.startswith("vitrail fewshot"))
+    assert finetune[1:6] == ["finetune", "--data", "DATA", "--from", "runs/masked patches"]
+    arguments = ["digits" if word == "DATA" else word for word in fewshot[1:6]]
+    code, out, err = run(*arguments, "--shots", "1", "--seeds", "1", "--methods", "least-squares", "--no-cache")
+    assert code == 0, err

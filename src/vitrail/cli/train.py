@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,12 +80,15 @@ def describe_training_result(result: TrainingResult | FinetuneResult, report: di
     yield f"curves: {result.folder / 'curves.png'}"
     yield from describe_report(report)
     yield f"model: {result.weights}"
-    has_classes = result.config is not None and result.config.objective.kind == "classification"
-    predicts = f"vitrail predict PHOTO --model {result.folder}; " if has_classes else ""
-    yield (
-        f"next: {predicts}vitrail evaluate --model {result.folder} --data DATA measures it; in Python, "
-        f'model = vitrail.load("{result.folder}")'
-    )
+    folder = shlex.quote(str(result.folder))
+    if result.config is not None and result.config.objective.kind == "classification":
+        commands = f"vitrail predict PHOTO --model {folder}; vitrail evaluate --model {folder} --data DATA measures it"
+    else:  # without a head there is nothing to evaluate yet
+        commands = (
+            f"vitrail finetune --data DATA --from {folder} teaches it classes; "
+            f"vitrail fewshot --data DATA --model {folder} measures what it has learned"
+        )
+    yield f'next: {commands}; in Python, model = vitrail.load("{result.folder}")'
 
 
 def describe_report(report: dict[str, Any]) -> Iterator[str]:
