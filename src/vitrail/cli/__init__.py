@@ -25,9 +25,7 @@ from vitrail.cli import (
     serve,
     train,
 )
-from vitrail.errors import ConfigError, Stopped, VitrailError
-
-FAILED, WRONG_COMMAND, STOPPED = 1, 2, 3
+from vitrail.cli.failures import check_streams, flush_output, print_failure
 
 app = typer.Typer(
     name="vitrail",
@@ -68,10 +66,17 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line. An error of vitrail's own is printed as one line, without a traceback."""
+    """Run the command line. What vitrail or the system refuses is printed as one line, without a traceback."""
+    closed = check_streams()
+    if closed is not None:
+        sys.exit(print_failure(OSError(closed)))
+    code: int | str | None = 0
     try:
         app()
-    except VitrailError as error:
-        print(error if isinstance(error, Stopped) else f"error: {error}", file=sys.stderr)
-        codes = {ConfigError: WRONG_COMMAND, Stopped: STOPPED}
-        sys.exit(next((code for kind, code in codes.items() if isinstance(error, kind)), FAILED))
+    except SystemExit as end:
+        code = end.code
+    except Exception as error:
+        code = print_failure(error)
+        if code is None:
+            raise
+    sys.exit(flush_output() or code)
