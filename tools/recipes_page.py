@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from vitrail.recipes import DataSet, Recipe
 from vitrail.recipes.better_plain import BETTER_PLAIN
+from vitrail.recipes.bit import BIT_FINETUNING
 from vitrail.recipes.finetuning import FINETUNING
 from vitrail.recipes.masked_patches import MASKED_PATCHES
 from vitrail.recipes.pretraining import IMAGENET, IMAGENET_21K, JFT, PRETRAINING
@@ -117,10 +118,10 @@ SECTIONS = (
     ),
     Section(
         "Masked patch prediction",
-        "Pre-training of B/16 without labels on JFT-300M at 224 px: Adam, batches of 4,096, cosine decay. Single "
+        "Pre-training of B/16 without labels at 224 px: Adam, batches of 4,096, cosine decay. Single "
         "keys give the paper's variants: `objective.target=colours-4x4`, `objective.target=pixels` and "
         "`objective.corrupted=0.15`; the last two are slightly worse.",
-        {**NAME, **LENGTH, **RATE, **COST, **EXPECTED},
+        {**NAME, **DATA, **LENGTH, **RATE, **COST, **EXPECTED},
         MASKED_PATCHES,
     ),
     Section(
@@ -135,6 +136,17 @@ SECTIONS = (
         "data.augmentation.crop_area=[1.0,1.0] data.augmentation.crop_ratio=[0.01,100]`.",
         {**NAME, **SIZE, **DATA, **LENGTH, **RATE, **COST, **EXPECTED},
         FINETUNING,
+    ),
+    Section(
+        "Fine-tuning ResNets by BiT's rule",
+        "The paper also fine-tuned its ResNets as BiT does, and took the better result. The number of training images "
+        "chooses the recipe: fewer than 20,000, fewer than 500,000, or more. SGD with momentum 0.9, batches of 512, no "
+        "weight decay, no clipping, a rate that falls to a tenth three times; Mixup 0.1 except for the smallest. The "
+        "rule also looks at the size of the images: below 96×96 it trains at 128 px (`model.image_size=128 "
+        "data.augmentation.crop_area=[0.64,0.64]`, as the recipe for CIFAR does), else at 480 px "
+        "(`model.image_size=480 data.augmentation.crop_area=[0.879,0.879]`).",
+        {**NAME, **SIZE, **DATA, **LENGTH, **RATE, **COST, **EXPECTED},
+        BIT_FINETUNING,
     ),
     Section(
         "Better plain ViT",

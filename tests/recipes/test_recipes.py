@@ -17,13 +17,14 @@ from vitrail.model.architecture import VitArchitecture
 from vitrail.model.variants import make_architecture
 from vitrail.recipes import RECIPES, find_recipe
 from vitrail.recipes.better_plain import BETTER_PLAIN
+from vitrail.recipes.bit import BIT_FINETUNING
 from vitrail.recipes.finetuning import FINETUNING
 from vitrail.recipes.masked_patches import MASKED_PATCHES
 from vitrail.recipes.pretraining import PRETRAINING
 from vitrail.recipes.small import DIGITS, SMALL, TEST_SHARE
 from vitrail.training.config import RunConfig
 
-ALL_RECIPES = (*SMALL, *PRETRAINING, *MASKED_PATCHES, *FINETUNING, *BETTER_PLAIN)
+ALL_RECIPES = (*SMALL, *PRETRAINING, *MASKED_PATCHES, *FINETUNING, *BIT_FINETUNING, *BETTER_PLAIN)
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "recipes.md"
 sys.path.insert(0, str(ROOT / "tools"))
@@ -261,7 +262,9 @@ def test_cost_of_weights_is_told_for_a_typical_model():
 # ---- Masked patch prediction -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "steps"), [("mpp-b16", 1_000_000), ("mpp-b16-100k", 100_000)])
+@pytest.mark.parametrize(
+    ("name", "steps"), [("mpp-b16", 1_000_000), ("mpp-b16-100k", 100_000), ("mpp-imagenet-b16", 1_000_000)]
+)
 def test_masked_patch_prediction_is_the_papers(name, steps):
     config = run_config(name)
     assert (config.model.name, config.model.image_size, config.model.options) == (
@@ -282,6 +285,44 @@ def test_masked_patch_prediction_is_the_papers(name, steps):
 )
 def test_variants_of_masked_patch_prediction_are_single_keys(change):
     run_config("mpp-b16", **change)
+
+
+def test_masked_patch_prediction_on_imagenet():
+    assert find_recipe("mpp-imagenet-b16").data_set.name == "ImageNet"
+    assert find_recipe("mpp-b16").data_set.name == "JFT-300M"
+
+
+# ---- BiT's rule ------------------------------------------------------------------------------------------------------
+
+# name: most images; warm-up, the steps after which the rate falls, length; Mixup, image size, and what it is cut from
+BIT_RULE = {
+    "finetune-bit-small": (20_000, [100, 200, 300, 400, 500], 0.0, 480, 512),
+    "finetune-bit-medium": (500_000, [500, 3000, 6000, 9000, 10_000], 0.1, 128, 160),
+    "finetune-bit-large": (10**9, [500, 6000, 12_000, 18_000, 20_000], 0.1, 480, 512),
+}
+
+
+@pytest.mark.parametrize("name", BIT_RULE)
+def test_bits_rule(name):
+    most, supports, mixup, size, precrop = BIT_RULE[name]
+    config, recipe = run_config(name), find_recipe(name)
+    schedule, optimizer = config.schedule, config.optimizer
+    assert [schedule.warmup_steps, *schedule.decay_at, schedule.steps] == supports
+    assert (schedule.decay, config.data.mixing.mixup, config.data.mixing.cutmix) == ("staircase", mixup, 0.0)
+    assert (optimizer.kind, optimizer.learning_rate, optimizer.momentum) == ("sgd", 0.003, 0.9)
+    assert (optimizer.weight_decay, optimizer.clip_norm, config.data.batch_size) == (0, None, 512)
+    assert config.model.image_size == (size, size)
+    assert config.data.augmentation.crop_area == pytest.approx(((size / precrop) ** 2,) * 2)
+    assert recipe.data_set.images < most
+    assert recipe.model == "BiT-R50x1"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"schedule.decay": "cosine"}, {"schedule.decay_at": []}, {"schedule.decay_at": [300, 200]}]
+)
+def test_a_staircase_and_its_steps_go_together(wrong):
+    with pytest.raises(ConfigError, match="decay_at"):
+        run_config("finetune-bit-small", **wrong)
 
 
 # ---- The paper's table 4, fine-tuning --------------------------------------------------------------------------------

@@ -124,3 +124,17 @@ def test_worked_by_hand():
     assert rates("linear") == [2, 4, 6, 8, 8, 6, 4, 2]
     assert rates("none") == [2, 4, 6, 8, 8, 8, 8, 8]
     assert rates("cosine") == pytest.approx([2, 4, 6, 8, 8, 4 + 2 * math.sqrt(2), 4, 4 - 2 * math.sqrt(2)])
+
+
+@pytest.mark.parametrize(
+    ("supports", "base"), [((100, 200, 300, 400, 500), 0.003), ((500, 3000, 6000, 9000, 10_000), 1)]
+)
+def test_a_staircase_is_that_of_bit(supports, base):
+    """The released rule, written down again: a tenth after each support; only its warm-up begins at 0."""
+    warmup, *falls, steps = supports
+    for step in range(warmup, steps):
+        expected = base
+        for support in falls:
+            expected /= 10 if support < step else 1
+        found = learning_rate(step, base=base, steps=steps, warmup_steps=warmup, decay="staircase", decay_at=falls)
+        assert found == pytest.approx(expected, rel=1e-12)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vitrail.errors import ConfigError, did_you_mean
 from vitrail.recipes.better_plain import BETTER_PLAIN
+from vitrail.recipes.bit import BIT_FINETUNING
 from vitrail.recipes.finetuning import FINETUNING
 from vitrail.recipes.masked_patches import MASKED_PATCHES
 from vitrail.recipes.pretraining import PRETRAINING
@@ -13,7 +14,8 @@ from vitrail.recipes.small import SMALL
 __all__ = ["RECIPES", "DataSet", "Recipe", "find_recipe"]
 
 RECIPES: dict[str, Recipe] = {
-    recipe.name: recipe for recipe in (*SMALL, *PRETRAINING, *MASKED_PATCHES, *FINETUNING, *BETTER_PLAIN)
+    recipe.name: recipe
+    for recipe in (*SMALL, *PRETRAINING, *MASKED_PATCHES, *FINETUNING, *BIT_FINETUNING, *BETTER_PLAIN)
 }
 """Every recipe, by name."""
 

@@ -181,8 +181,11 @@ class ScheduleConfig(Section):
     """How often every sample is seen; rounded up to whole steps."""
     warmup_steps: Count = 0
     """Number of steps in which the learning rate grows linearly from 0."""
-    decay: Literal["cosine", "linear", "none"] = "cosine"
-    """How the learning rate falls from the end of the warm-up to `final_learning_rate` after the last step."""
+    decay: Literal["cosine", "linear", "staircase", "none"] = "cosine"
+    """How the learning rate falls from the end of the warm-up to `final_learning_rate` after the last step; a staircase
+    falls as `decay_at` says."""
+    decay_at: tuple[Positive, ...] = ()
+    """Steps after which the rate of a staircase falls to a tenth, as in BiT's rule."""
     final_learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Where the decay ends. The authors' released code ends its linear decay at 1e-5, and so do the paper's recipes
     with linear decay; its cosine ends at 0. A run begun before this key existed ends at 0."""
@@ -196,6 +199,8 @@ class ScheduleConfig(Section):
                 f"warmup_steps = {self.warmup_steps} leaves nothing of {self.steps} steps: give schedule.warmup_steps="
                 f"{self.steps // 10} too"
             )
+        if (self.decay == "staircase") != bool(self.decay_at) or list(self.decay_at) != sorted(self.decay_at):
+            raise ValueError('decay = "staircase" and decay_at, rising numbers of steps, go together')
         return self
 
 

@@ -41,6 +41,7 @@ def train_step(run: TrainingRun, state: RunState) -> None:
         warmup_steps=schedule.warmup_steps,
         decay=schedule.decay,
         final=schedule.final_learning_rate,
+        decay_at=schedule.decay_at,
     )
     set_learning_rate(run.learner.optimizer, rate)
     batch = next(run.training_loader).to(run.ranks.device)
