@@ -147,7 +147,7 @@ def _pack(source: Source, folder: Path) -> None:
 
 
 def table_rows(results: dict[str, TransferResult]) -> Rows:
-    """Return a row for each task that has a result."""
+    """Return a row for each task that has a result, with the paper's results at its end."""
     return [
         (
             task.title,
@@ -156,6 +156,7 @@ def table_rows(results: dict[str, TransferResult]) -> Rows:
             str(len(results[name].runs)),
             f"{results[name].rate:g}",
             f"{results[name].runs[0].count:,}",
+            *(f"{number:.1f}" for number in task.paper),
         )
         for name, task in TASKS.items()
         if name in results
@@ -184,8 +185,8 @@ def _average(results: dict[str, TransferResult], names: Sequence[str]) -> list[f
 
 
 def make_tables(model: str, results: dict[str, TransferResult]) -> list[SuiteTable]:
-    """Return the table of the tasks, and that of the means beside the paper's."""
-    columns = ("task", "group", model, "runs", "learning rate", "test images")
+    """Return the table of the tasks and that of the means, both beside the paper's."""
+    columns = ("task", "group", model, "runs", "learning rate", "test images", *PAPER_MODELS[:3])
     summary = [
         (title, format_mean(shares), *TABLE_2.get(title, (NOTHING,) * len(PAPER_MODELS)))
         for title, shares in mean_accuracies(results).items()
@@ -206,8 +207,13 @@ def describe_results(plan: SuitePlan, results: dict[str, TransferResult], places
         "suite": "vtab",
         "model": plan.model,
         "papers_protocol": not any(result.deviations for result in results.values()),
-        "tasks": {name: {"group": TASKS[name].group, **result.to_dict()} for name, result in results.items()},
+        "tasks": {name: _describe_task(TASKS[name], result) for name, result in results.items()},
         "means": {title: sum(shares) / len(shares) for title, shares in mean_accuracies(results).items()},
         "missing": {name: task.url for name, task in TASKS.items() if name not in places.sets},
         "paper": dict(zip(PAPER_MODELS, TABLE_2[TITLE], strict=True)),
     }
+
+
+def _describe_task(task: VtabTask, result: TransferResult) -> dict[str, Any]:
+    paper = dict(zip(PAPER_MODELS, task.paper, strict=False))  # table 9 has the first three
+    return {"group": task.group, **result.to_dict(), "paper": paper}

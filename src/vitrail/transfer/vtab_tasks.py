@@ -32,6 +32,8 @@ class VtabTask:
     """Name in TensorFlow Datasets, with the version that VTAB uses."""
     images: tuple[int, int, int]
     """Number of images in train, val and test."""
+    paper: tuple[float, float, float]
+    """Top-1 in per cent of the first three models of `suite_table.PAPER_MODELS` (the paper's table 9)."""
     parts: str
     """How VTAB makes these parts."""
     annotation: str = "the class"
@@ -52,8 +54,8 @@ def _read_tasks() -> dict[str, VtabTask]:
     for group in GROUPS:
         for name, values in tree[group].items():
             label = getattr(vtab_labels, values.pop("label")) if "label" in values else None
-            images = tuple(values.pop("images"))
-            tasks[name] = VtabTask(name=name, group=group, images=images, label=label, **values)
+            images, paper = tuple(values.pop("images")), tuple(values.pop("paper"))
+            tasks[name] = VtabTask(name=name, group=group, images=images, paper=paper, label=label, **values)
     return tasks
 
 
