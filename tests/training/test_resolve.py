@@ -174,7 +174,7 @@ def test_a_wrong_key_is_one_sentence(override, sentence):
         ("run.keep=two", "keep = 'two': input should be a valid integer, unable to parse string as an integer"),
         ("learning_rate=[1]", "learning_rate = [1]: input should be a valid number"),
         ("optimizer.eps.x=1", "eps = {'x': 1}: input should be a valid number"),
-        ("schedule.decay=cosin", "decay = 'cosin': input should be 'cosine', 'linear' or 'none'"),
+        ("schedule.decay=cosin", "decay = 'cosin': input should be 'cosine', 'linear', 'staircase' or 'none'"),
         ("objective.kind=mask", "kind = 'mask': input should be 'classification' or 'masked-patches'"),
         ("warmup_steps=10", "warmup_steps = 10 leaves nothing of 10 steps: give schedule.warmup_steps=1 too"),
     ],
