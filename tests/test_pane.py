@@ -18,7 +18,7 @@ from striped import stripes
 
 import vitrail
 from commands import runner
-from vitrail.errors import WeightsError
+from vitrail.errors import ConfigError, WeightsError
 from vitrail.inspection import inspect
 from vitrail.training.resolve import resolve
 from vitrail.weights import source
@@ -288,3 +288,10 @@ def test_the_accuracy_is_the_cards(here, card):
 
     report = evaluate("pane", os.environ["TINY_IMAGENET"], "val", device="cpu", folder=here / "report")
     assert f"{report.top1.value:.2%}" == told(card, "top-1 accuracy")
+
+
+def test_the_name_may_be_a_path_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert next(vitrail.load(Path("pane")).parameters()).dtype == torch.float32
+    with pytest.raises(ConfigError, match="NoneType"):
+        vitrail.load(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -41,11 +42,17 @@ def explain(error: ValidationError, config: type[BaseModel]) -> str:
     return "; ".join(sentences)
 
 
+LARGEST_SIDE = 16_384
+"""Pixels: beyond it no model's tokens fit any machine, and numbers overflow in places that cannot explain it."""
+
+
 def _pair(value: object) -> object:
-    sides = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, tuple | list) else ()
-    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+    sides = (value, value) if isinstance(value, Integral) else tuple(value) if isinstance(value, tuple | list) else ()
+    if len(sides) != 2 or not all(isinstance(side, Integral) and side > 0 for side in sides):
         raise ValueError(f"image_size = {value!r}: give a number of pixels above 0, or (height, width)")
-    return sides
+    if max(sides) > LARGEST_SIDE:
+        raise ValueError(f"image_size = {value!r}: give at most {LARGEST_SIDE} pixels a side")
+    return tuple(map(int, sides))
 
 
 ImageSize = Annotated[tuple[int, int], BeforeValidator(_pair)]

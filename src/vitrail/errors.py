@@ -21,6 +21,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TypeVar
+
+Failure = TypeVar("Failure", bound=BaseException)
 
 
 class VitrailError(Exception):
@@ -74,8 +77,18 @@ class MissingExtraError(VitrailError, ImportError):
         super().__init__(f'{purpose} needs an extra: pip install "vitrail[{extra}]", or ".[{extra}]" in a clone')
 
 
-def did_you_mean(wrong: str, allowed: Iterable[str]) -> str:
+def detach_error(error: Failure) -> Failure:
+    """Return the same error without its traceback, cause and context.
+
+    They hold the variables of every function that was left, such as a large image. Detach an error that is kept or
+    handed to another thread.
+    """
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
+
+
+def did_you_mean(wrong: object, allowed: Iterable[str]) -> str:
     """Return `", did you mean 'B/16'?"` for the most similar allowed name, or an empty string."""
     folded = {name.casefold(): name for name in allowed}
-    near = difflib.get_close_matches(wrong.casefold(), folded, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(str(wrong).casefold(), folded, n=1, cutoff=0.6)
     return f", did you mean {folded[near[0]]!r}?" if near else ""

@@ -221,3 +221,19 @@ def test_models_of_all_kinds_side_by_side(here, model):
     assert json.loads(json.dumps(result.to_dict()))["failures"][0]["model"] == "nowhere"
     with pytest.raises(ConfigError, match="models"):
         compare_models([], "photos")
+
+
+def test_numbers_of_numpy_and_a_single_method_are_as_good_as_lists(here, model):
+    asked = {"methods": "least-squares", "cache": "features"}
+    report = fewshot(model, here / "photos", shots=np.array([1, 2]), seeds=np.arange(2), **asked)
+    assert [(row.shots, row.seed) for row in report.rows] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    json.dumps(report.to_dict())
+    assert list((here / "features").iterdir())
+    assert fewshot(model, here / "photos", shots=[1, 2], seeds=[0, 1], **asked).rows == report.rows
+
+
+def test_what_is_no_list_of_models_or_has_no_images_is_a_sentence(here, model):
+    with pytest.raises(ConfigError, match="list"):
+        compare_models(model, here / "photos")
+    with pytest.raises(DataError, match="no images"):
+        evaluate(model, [])

@@ -71,6 +71,8 @@ def test_half_precision_weights_compute_in_single(pixels):
 def test_one_grammar_of_precisions(model, tmp_path):
     with pytest.raises(ConfigError, match="int8"):
         open_engine(model, precision="int7")
+    with pytest.raises(ConfigError, match="fp16"):
+        open_engine(model, precision=torch.float16)
     export(model, tmp_path / "model.onnx", "onnx")
     with pytest.raises(ConfigError, match="exported"):
         open_engine(tmp_path / "model.onnx", precision="int8")

@@ -190,6 +190,7 @@ def test_labels_in_words():
     assert get_display_labels(model) == ("class 0", "class 1", "class 2")
     model.labels = ["n01440764", "cat, tom", "Größe"]
     assert Predictor(model, device="cpu").labels == ("tench", "cat, tom", "Größe")
+    assert repr(Predictor(model, device="cpu")) == "Predictor(3 classes, fp32 by PyTorch on cpu)"
     model.labels = ["n02012849", "n03126707", "tench"]
     assert get_display_labels(model) == ("crane (n02012849)", "crane (n03126707)", "tench")
     model.labels = ["crane", "n03126707", "tench"]

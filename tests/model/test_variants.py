@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Literal, get_args, get_origin, get_type_hints
 
+import numpy as np
 import pytest
 
 import vitrail
@@ -37,6 +38,7 @@ def test_any_patch_size_and_the_papers_spelling():
 def test_sizes_can_be_overridden():
     arch = make_architecture("B/32", depth=8, width=1024, mlp_dim=2048, num_heads=16)
     assert (arch.depth, arch.width, arch.mlp_dim, arch.num_heads) == (8, 1024, 2048, 16)
+    assert make_architecture("S/16", image_size=np.int64(96)).image_size == (96, 96)
 
 
 def test_an_architecture_survives_json():

@@ -158,7 +158,7 @@ def compare_models(
         DataError: the data cannot be read.
     """
     require_one_process("--compare")
-    if not models or isinstance(models, str | Path):
+    if not models or isinstance(models, str | Path | ImageModel):
         raise ConfigError("models: give a list of one or more")
     options = InferenceOptions(batch_size, workers, device, precision)
     source, part = open_scored_part(data, split)

@@ -137,6 +137,8 @@ def score_model(
         ConfigError: the model has no head, or `real` is given and the classes are not ImageNet's.
         DataError: the classes cannot be matched, or none of the images can be scored.
     """
+    if not len(source):
+        raise DataError("the data has no images")
     options = options or InferenceOptions()
     ranks = ranks or single_rank(options)
     engine = open_model(model, options, ranks)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -43,8 +43,8 @@ SUFFIX, UNFINISHED = ".features", ".unfinished"
 _HEADER = struct.Struct("<QQQ")
 _DIGEST_BYTES = 16
 
-Cache = Path | Literal["auto"] | None
-"""Where features are cached: a folder, the default folder (auto), or nowhere (None)."""
+Cache = str | Path | None
+"""Where features are cached: a folder, the default folder ("auto"), or nowhere (None)."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def extract_features(
     if cache is None:
         _compute(engine, source, options, rows, None, progress)
         return rows.features()
-    folder = features_folder() if cache == "auto" else cache
+    folder = features_folder() if cache == "auto" else Path(cache)
     path = folder / f"{_make_key(engine, source)}{SUFFIX}"
     if (features := _read_entry(path, len(source))) is not None:
         return features

@@ -102,6 +102,10 @@ class Predictor:
         self.batch_size, self.most_pixels = batch_size, most_pixels
         self.labels = self.engine.labels
 
+    def __repr__(self) -> str:
+        engine = self.engine
+        return f"Predictor({engine.num_classes} classes, {engine.precision} by {engine.runtime} on {engine.device})"
+
     @property
     def model(self) -> ImageModel:
         """The model, on the device; an exported file has none, and asking raises a NotApplicableError."""

@@ -100,6 +100,10 @@ def load(
         "attention_dropout": attention_dropout,
         "stochastic_depth": stochastic_depth,
     }
+    if not isinstance(source, str | Path):
+        raise ConfigError(f"a {type(source).__name__} is no name of a model: give a folder, a file or a name")
+    if source == Path(PANE) and not source.exists():
+        source = PANE
     if which != "last":
         source = choose_weights(str(source), which)
     target = None if device is None else parse_device(device)
