@@ -41,6 +41,8 @@ class LabelMap:
     """Numbers of the model's classes for each class of the data; () if the model has none."""
     explanation: str
     """For people: what was matched with what, and what is left out."""
+    is_objectnet: bool = False
+    """Whether the data is ObjectNet, whose images have a red frame that must be cut off."""
 
     @property
     def unmatched(self) -> tuple[int, ...]:
@@ -219,8 +221,8 @@ def _match_objectnet(model: _ModelClasses, data_classes: Sequence[str]) -> Label
     if not any(accepted):
         return None
     absent = [name for name, classes in zip(data_classes, accepted, strict=True) if not classes]
-    how = f"by ObjectNet's table of the {len(table)} of its classes that are ImageNet's, of which the data has {known}"
-    return LabelMap(accepted, how + _explain_left_out(absent))
+    how = f"by ObjectNet's table of the {len(table)} of its classes that are ImageNet's, of which the data has {known}; red frames are cut off"
+    return LabelMap(accepted, how + _explain_left_out(absent), is_objectnet=True)
 
 
 def _explain_left_out(names: Sequence[str]) -> str:

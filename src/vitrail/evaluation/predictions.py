@@ -17,6 +17,7 @@ from torch import Tensor
 from vitrail.data.sources.source import Source, Subset
 from vitrail.errors import WeightsError
 from vitrail.evaluation.labels import LabelMap
+from vitrail.evaluation.objectnet import FramelessImages
 from vitrail.inference.batches import InferenceOptions, open_model, run_batches, single_rank
 from vitrail.inference.engine import Engine, Model
 from vitrail.system.events import Progress
@@ -62,10 +63,11 @@ class PredictionTable:
 
 
 def select_known_images(source: Source, labels: LabelMap) -> Source:
-    """Return the images whose class has a counterpart among the model's classes."""
-    if not labels.unmatched:
+    """Return the images whose class has a counterpart among the model's classes; ObjectNet's without their frames."""
+    if not labels.unmatched and not labels.is_objectnet:
         return source
-    return Subset(source, np.flatnonzero(~np.isin(source.labels(0, len(source)), labels.unmatched)))
+    known = np.flatnonzero(~np.isin(source.labels(0, len(source)), labels.unmatched))
+    return FramelessImages(source, known) if labels.is_objectnet else Subset(source, known)
 
 
 def predict_all(

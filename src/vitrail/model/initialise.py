@@ -23,6 +23,10 @@ TRUNCATED_NORMAL_STD = 0.87962566103423978
 def initialise(model: nn.Module, generator: torch.Generator | None = None, head_bias: float = 0.0) -> None:
     """Fill all parameters and buffers of a model, as in the authors' released code.
 
+    A convolutional stem is none of theirs. torchvision leaves its layers to PyTorch (uniform, a third of our variance)
+    and draws the last one from N(0, 2/D). Ours are LeCun normal like the projection they replace: the recipes with a
+    stem were measured so.
+
     | what                                          | weight                               | bias       |
     |-----------------------------------------------|--------------------------------------|------------|
     | patch projection, stems, tanh layer of a head | LeCun normal (truncated at 2 sigma)  | 0          |

@@ -45,7 +45,10 @@ class PatchEmbed(nn.Module):
 
 
 class ConvStem(nn.Module):
-    """Strided convolutions and a last 1×1 convolution, instead of the patch projection (arXiv 2106.14881)."""
+    """Strided convolutions and a last 1×1 convolution, instead of the patch projection (arXiv 2106.14881).
+
+    The layers are torchvision's, so that its weights can be loaded; the initial values are not (see `initialise`).
+    """
 
     def __init__(self, in_channels: int, layers: Sequence[ConvLayer], width: int) -> None:
         super().__init__()
