@@ -183,6 +183,19 @@ def test_grey_is_pillows_grey():
         to_channels(pixels(image), 4)
 
 
+def test_conversion_in_strips_is_that_of_the_whole(monkeypatch):
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (31, 17, 4), dtype=np.uint8))
+    palette = image.convert("RGB").quantize(40)
+    palette.info["transparency"] = bytes(range(0, 240, 6))
+    images = [image, image.convert("LA"), palette]
+    whole = [to_rgb(each) for each in images]
+    grey = to_channels(pixels(whole[0]), 1)
+    for size in (1, 17, 100):
+        monkeypatch.setattr("vitrail.data.transforms.decode.STRIP_PIXELS", size)
+        assert [to_rgb(each).tobytes() for each in images] == [each.tobytes() for each in whole]
+        assert torch.equal(to_channels(pixels(whole[0]), 1), grey)
+
+
 def test_a_colour_profile_does_not_stop_it():
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
     assert decode_image(encoded(photo(), icc_profile=profile)).shape == (3, 240, 320)

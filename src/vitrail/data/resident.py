@@ -34,7 +34,7 @@ from vitrail.data.transforms.augment import Augmentation
 from vitrail.data.transforms.batch_augment import apply_parameters, draw_parameters, get_magnitude
 from vitrail.data.transforms.batch_operations import luma
 from vitrail.data.transforms.decode import MOST_PIXELS_TRAINING, decode_image, to_channels
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import ConfigError, DataError, detach_error
 from vitrail.system.device import send_to_device
 
 DECODE_CHUNK = 1024
@@ -298,7 +298,7 @@ def _read_or_error(source: Source, index: int) -> Sample | Exception:
     try:
         return source.read_checked(index)
     except Exception as error:
-        return error
+        return detach_error(error)
 
 
 def _decode_or_error(sample: Sample | Exception, most_pixels: int) -> Tensor | Exception:
@@ -309,4 +309,4 @@ def _decode_or_error(sample: Sample | Exception, most_pixels: int) -> Tensor | E
         content = sample.content
         return to_channels(content if isinstance(content, Tensor) else decode_image(content, most_pixels), 3)
     except Exception as error:
-        return error
+        return detach_error(error)

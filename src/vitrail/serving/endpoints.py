@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import logging
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -22,8 +21,6 @@ from vitrail.serving.http_errors import Headers, HttpError, busy_error, closing_
 from vitrail.serving.request_body import MULTIPART, UploadedFile, read_content_type, read_multipart
 from vitrail.serving.served_model import ImageRequest, Operation, RolloutMaps, ServedModel
 from vitrail.serving.service import ModelBatcher, Service
-
-log = logging.getLogger("vitrail")
 
 TOP = 5
 """Labels in an answer if the request gives no number."""
@@ -199,7 +196,6 @@ def _to_http_error(error: Exception) -> HttpError:
         return error
     if isinstance(error, DeadlinePassedError):
         return HttpError(503, "the deadline passed before this image's turn", "late", ((b"retry-after", b"1"),))
-    log.error("an image could not be computed", exc_info=error)
     return HttpError(500, "this server has failed at the image; its log says why")
 
 

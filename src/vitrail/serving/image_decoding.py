@@ -12,8 +12,12 @@ from vitrail.data.transforms.preprocess import MAX_ASPECT_RATIO
 from vitrail.errors import DataError, TooLargeError
 from vitrail.inference.prepare import fit_pixels
 from vitrail.serving.http_errors import HttpError
+from vitrail.serving.image_header import count_pixels
 
 log = logging.getLogger("vitrail")
+
+SECONDS_PER_IMAGE, SECONDS_PER_PIXEL = 0.0005, 1e-8
+"""About what one core takes to decode and resize; the server measures how far its own images are from that."""
 
 Box = tuple[float, float, float, float]
 """Left, top, width and height, as fractions of the upright image."""
@@ -41,6 +45,14 @@ def decode_upload(
     except Exception as error:  # any bytes can arrive here, and so any error
         log.warning("an image could not be prepared", exc_info=True)
         raise HttpError(400, f"the image cannot be read: {type(error).__name__}", "bad_image") from None
+
+
+def expect_decoding_seconds(content: bytes, most_pixels: int = MOST_PIXELS_SERVING) -> float:
+    """Return about how long an image takes to decode, by the pixels that its header promises."""
+    pixels = count_pixels(content)
+    if pixels is None:
+        pixels = most_pixels
+    return SECONDS_PER_IMAGE + SECONDS_PER_PIXEL * (pixels if pixels <= most_pixels else 0)  # more are not decoded
 
 
 def find_visible_box(height: int, width: int, preprocessing: Preprocessing) -> Box:

@@ -15,7 +15,7 @@ from vitrail.inference.engine import Engine, check_finite
 from vitrail.inference.predictor import rank_labels
 from vitrail.serving.attention import Array, AttentionRollout
 from vitrail.serving.http_errors import HttpError
-from vitrail.serving.image_decoding import Box, decode_upload
+from vitrail.serving.image_decoding import Box, decode_upload, expect_decoding_seconds
 
 Operation = Literal["classify", "embed", "attention"]
 
@@ -72,6 +72,10 @@ class ServedModel:
         """Decode and resize the image; raise an HttpError if it cannot be read."""
         pixels, box = decode_upload(request.content, self.engine.preprocessing)
         return DecodedRequest(request.operation, pixels, request.top, box)
+
+    def expect_decoding_seconds(self, request: ImageRequest) -> float:
+        """Return about how long `decode` takes."""
+        return expect_decoding_seconds(request.content)
 
     def compute(self, batch: Sequence[DecodedRequest]) -> list[Any]:
         """Return one result for each request.

@@ -47,6 +47,7 @@ class Service:
                 self.metrics.batch_observer(name),
                 model.engine.enter_thread,
                 settings.decoders,
+                model.expect_decoding_seconds,
             )
             self.metrics.track_queue(name, lambda batcher=batcher: batcher.in_flight)  # type: ignore[misc]
 

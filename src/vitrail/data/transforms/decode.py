@@ -35,6 +35,8 @@ MOST_PIXELS_TRAINING, MOST_PIXELS_SERVING = 100_000_000, 40_000_000
 LARGE_IMAGE = 16_000_000
 """Images with more pixels are decoded one at a time: decoding can take 16 bytes per pixel, and many threads at once
 would use up the memory."""
+STRIP_PIXELS = 1_000_000
+"""Images are converted in strips of about so many pixels: whole copies would take several times their memory."""
 SCALES = (8, 4, 2)
 """The factors by which a JPEG can be decoded smaller."""
 ORIENTATION = 0x0112
@@ -137,8 +139,12 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode in ("F", "I"):
         raise DataError("its pixels are numbers without a range, so their brightness is unknown")
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
-        above = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", above.size, "white"), above).convert("RGB")
+        result = Image.new("RGB", image.size)
+        rows = max(STRIP_PIXELS // image.width, 1)
+        for top in range(0, image.height, rows):
+            above = image.crop((0, top, image.width, min(top + rows, image.height))).convert("RGBA")
+            result.paste(Image.alpha_composite(Image.new("RGBA", above.size, "white"), above).convert("RGB"), (0, top))
+        return result
     return image.convert("RGB")
 
 
@@ -149,8 +155,12 @@ def to_channels(image: Tensor, channels: int) -> Tensor:
     if image.shape[0] == 1:
         return image.expand(channels, -1, -1)
     if image.shape[0] == 3 and channels == 1:
-        weights = torch.tensor(LUMA, dtype=torch.int32)[:, None, None]
-        return ((image.int() * weights).sum(dim=0, keepdim=True) + 0x8000 >> 16).to(torch.uint8)
+        grey = torch.empty((1, *image.shape[1:]), dtype=torch.uint8)
+        strips = zip(image.flatten(1).split(STRIP_PIXELS, dim=1), grey.flatten().split(STRIP_PIXELS), strict=True)
+        for colours, result in strips:
+            red, green, blue = colours.int()
+            result.copy_(red * LUMA[0] + green * LUMA[1] + blue * LUMA[2] + 0x8000 >> 16)
+        return grey
     raise DataError(f"{image.shape[0]} channels, and the model takes {channels}")
 
 

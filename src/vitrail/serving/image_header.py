@@ -1,0 +1,104 @@
+"""Read from the first bytes of an image file how many pixels it has, in little and bounded time.
+
+The event loop asks before a request is admitted, so this must not parse whole files as Pillow does.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+
+MOST_JPEG_SEGMENTS = 200
+MOST_TIFF_ENTRIES = 200
+PPM = re.compile(rb"P[1-6](?:\s|#[^\n]*\n)+(\d{1,9})(?:\s|#[^\n]*\n)+(\d{1,9})\s")
+JPEG_SIZES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+"""Markers of the segments that hold the size."""
+
+
+def count_pixels(content: bytes) -> int | None:
+    """Return height × width as the header says.
+
+    0 if the file is of no known format or too short; None if it would take long to find out.
+    """
+    for start, read in READERS.items():
+        if content.startswith(start):
+            try:
+                return read(content)
+            except (struct.error, IndexError):  # too short
+                return 0
+    return 0
+
+
+def _count_png(content: bytes) -> int:
+    width, height = struct.unpack_from(">II", content, 16)
+    return int(width * height)
+
+
+def _count_jpeg(content: bytes) -> int | None:
+    place = 2
+    for _ in range(MOST_JPEG_SEGMENTS):
+        marker, length = content[place + 1], struct.unpack_from(">H", content, place + 2)[0]
+        if marker in JPEG_SIZES:
+            height, width = struct.unpack_from(">HH", content, place + 5)
+            return int(height * width)
+        place += 1 if marker == 0xFF else 2 + length  # padding between segments
+    return None
+
+
+def _count_gif(content: bytes) -> int:
+    width, height = struct.unpack_from("<HH", content, 6)
+    return int(width * height)
+
+
+def _count_bmp(content: bytes) -> int:
+    is_old = content[14] == 12
+    width, height = struct.unpack_from("<HH" if is_old else "<ii", content, 18)
+    return int(abs(width * height))
+
+
+def _count_webp(content: bytes) -> int:
+    kind = content[12:16]
+    if kind == b"VP8X":
+        width, height = (int.from_bytes(content[place : place + 3], "little") + 1 for place in (24, 27))
+    elif kind == b"VP8L":
+        (bits,) = struct.unpack_from("<I", content, 21)
+        width, height = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    else:
+        width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", content, 26))
+    return width * height
+
+
+def _count_tiff(content: bytes) -> int | None:
+    order = "<" if content[0] == ord("I") else ">"
+    version, directory = struct.unpack_from(f"{order}HI", content, 2)
+    if version != 42:  # large files have another layout
+        return None
+    (count,) = struct.unpack_from(f"{order}H", content, directory)
+    sides = {}
+    for entry in range(min(count, MOST_TIFF_ENTRIES)):
+        place = directory + 2 + 12 * entry
+        tag, kind = struct.unpack_from(f"{order}HH", content, place)
+        if tag in (256, 257):  # width and height, in 16 or 32 bits
+            (sides[tag],) = struct.unpack_from(f"{order}{'H' if kind == 3 else 'I'}", content, place + 8)
+            if len(sides) == 2:
+                return int(sides[256] * sides[257])
+    return None
+
+
+def _count_ppm(content: bytes) -> int | None:
+    match = PPM.match(content[:1000])
+    return None if match is None else int(match[1]) * int(match[2])
+
+
+READERS: dict[bytes, Callable[[bytes], int | None]] = {
+    b"\xff\xd8": _count_jpeg,
+    b"\x89PNG": _count_png,
+    b"RIFF": _count_webp,
+    b"GIF8": _count_gif,
+    b"BM": _count_bmp,
+    b"II": _count_tiff,
+    b"MM": _count_tiff,
+    b"P": _count_ppm,
+}
+"""Functions by the first bytes of a format, the most common first."""

@@ -1,0 +1,64 @@
+"""The number of pixels that is read from a header is Pillow's, and reading never takes long."""
+
+from __future__ import annotations
+
+import io
+import random
+import time
+
+import pytest
+from lying import LYING, SIDE
+from PIL import Image
+
+from vitrail.serving.image_header import count_pixels
+
+MODES = {
+    "JPEG": ("RGB", "L", "CMYK"),
+    "PNG": ("RGB", "L", "1", "P", "RGBA", "I;16"),
+    "WEBP": ("RGB", "RGBA"),
+    "GIF": ("L", "P"),
+    "BMP": ("RGB", "L", "1"),
+    "TIFF": ("RGB", "1", "I;16"),
+    "PPM": ("RGB", "L", "1"),
+}
+
+
+def write_image(kind: str, mode: str, size: tuple[int, int], **options: object) -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, size).save(file, kind, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", MODES)
+def test_it_is_pillows(kind):
+    for mode in MODES[kind]:
+        for size in ((1, 1), (300, 7), (11, 2000)):
+            assert count_pixels(write_image(kind, mode, size)) == size[0] * size[1]
+    assert count_pixels(LYING[kind]) == SIDE * SIDE
+
+
+def test_other_layouts():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert count_pixels(write_image("JPEG", "RGB", (30, 20), exif=exif, progressive=True)) == 600
+    assert count_pixels(write_image("WEBP", "RGB", (30, 20), lossless=True)) == 600
+    assert count_pixels(write_image("WEBP", "RGB", (30, 20), exif=exif)) == 600
+    assert count_pixels(write_image("TIFF", "RGB", (30, 20), big_tiff=True)) is None
+    assert count_pixels(b"P6 # a comment\n#and one\n30\n20 255\n") == 600
+    assert count_pixels(b"") == count_pixels(b"no image") == count_pixels(b"\x89PNG") == 0
+
+
+def test_any_bytes_are_counted_in_no_time():
+    rng = random.Random(0)
+    contents = [LYING[kind] for kind in LYING]
+    for content in list(contents):
+        for _ in range(50):
+            changed = bytearray(content[:200])
+            changed[rng.randrange(len(changed))] = rng.randrange(256)
+            contents.append(bytes(changed) + content[200:])
+    contents += [b"\xff\xd8" + b"\xff" * 20_000_000, b"\xff\xd8" + b"\xff\xfe\0\2" * 5_000_000, b"P6 " + b" " * 10**7]
+    contents += [b"II*\0\x08\0\0\0\xff\xff" + bytes(1_000_000)]
+    started = time.process_time()
+    for content in contents:
+        count_pixels(content)
+    assert time.process_time() - started < 1e-3 * len(contents)
