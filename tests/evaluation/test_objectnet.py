@@ -35,7 +35,7 @@ def folders(tmp_path):
 def test_the_frame_is_cut_off_once(folders):
     bare, framed = (open_data(str(folders / kind)) for kind in ("bare", "framed"))
     labels = match_classes(None, 1000, framed.classes, framed.num_classes)
-    assert "red frame" in labels.explanation
+    assert "red frames" in labels.explanation
     expected = [decode_image(bare.read(index).content) for index in range(len(bare))]
     for source in (bare, framed):
         seen = select_known_images(source, labels)

@@ -221,7 +221,8 @@ def _match_objectnet(model: _ModelClasses, data_classes: Sequence[str]) -> Label
     if not any(accepted):
         return None
     absent = [name for name, classes in zip(data_classes, accepted, strict=True) if not classes]
-    how = f"by ObjectNet's table of the {len(table)} of its classes that are ImageNet's, of which the data has {known}; red frames are cut off"
+    how = f"by ObjectNet's table of the {len(table)} of its classes that are ImageNet's, of which the data has {known}"
+    how += "; its images are scored without their red frames"
     return LabelMap(accepted, how + _explain_left_out(absent), is_objectnet=True)
 
 
