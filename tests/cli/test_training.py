@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 
 import numpy as np
 import pytest
@@ -44,6 +45,14 @@ def here(tmp_path, monkeypatch):
         (["quickstart", "run.precision=fp16", "run.device=cpu"], "GPU"),
         (["quickstart", "data.batch_size=65", "optimizer.accumulate=2"], "data.batch_size = 65"),
         (["quickstart", "objective.corrupted=0.15"], "objective.kind"),
+        (["quickstart", "data.workers=100000"], "data.workers = 100000: input should be less than or equal to 1024"),
+        (["quickstart", "run.threads=100000"], "run.threads = 100000: input should be less than or equal to 1024"),
+        (["quickstart", f"run.seed={2**64}"], "run.seed"),
+        (["quickstart", f"data.holdout_seed={2**64}"], "data.holdout_seed"),
+        (["quickstart", f"model.image_size={10**16}"], "at most 16384"),
+        (["quickstart", "model.image_size=[16,20000]"], "at most 16384"),
+        (["quickstart", "run.folder=runs/\udcff"], r"run.folder = 'runs/\udcff': it is not UTF-8"),
+        (["quickstart", "data.source=\udcff"], r"data.source = '\udcff': it is not UTF-8"),
         (["quickstart", "schedule.final_learning_rate=0.1"], "schedule.final_learning_rate = 0.1"),
         ([], "vitrail train --list"),
     ],
@@ -74,6 +83,17 @@ def test_missing_data_is_one_sentence_and_exit_code_1(here, run, source, sentenc
         assert sentence in err
         assert err.count("\n") == 1
         assert not (here / "runs").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_folder_whose_name_is_not_utf_8_is_one_sentence(here, run):
+    (here / "photos").rename(here / "ph\udcff")
+    for arguments in (["quickstart", "--folder", "q\udcff"], ["finetune", "--data", "ph\udcff", "steps=2"]):
+        code, _, err = run(*arguments)
+        assert (code, err.count("\n")) == (2, 1)
+        assert "UTF-8" in err
+        assert not (here / "runs").exists()
+        assert not (here / "q\udcff").exists()
 
 
 def test_one_class_is_none(here, run):

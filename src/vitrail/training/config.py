@@ -18,11 +18,23 @@ Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+"""The seeds that torch's generators take."""
+MOST_PROCESSES = 1024
+"""More workers or threads than this on one rank are a mistake: no machine has so many cores for them."""
 
 
 def _to_tuple(value: object) -> object:
     """Accept a single name as a list of one."""
     return (value,) if isinstance(value, str) else value
+
+
+def _check_utf8(name: str, value: str) -> None:
+    """Raise a ValueError for a name of the file system that config.toml cannot hold."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} = {value!r}: it is not UTF-8, so config.toml cannot hold it: rename it") from None
 
 
 class Section(Config):
@@ -33,6 +45,9 @@ class Section(Config):
     def _none(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
+        for name, value in values.items():
+            if isinstance(value, str | Path) and not str(value).isascii():
+                _check_utf8(name, str(value))
         return {name: None if value == "none" and cls._may_be_none(name) else value for name, value in values.items()}
 
     @classmethod
@@ -82,11 +97,11 @@ class DataConfig(Section):
     """Share of each class that is set aside if the data has no part "val": not trained on, and validated on unless
     `validate_on` says otherwise. 0: train on everything. If left out: a tenth, if the data comes in one part. If the
     data has a part "val", nothing is set aside, and the run says so at its start."""
-    holdout_seed: int = 0
+    holdout_seed: Seed = 0
     """The seed that chooses which images are set aside."""
     batch_size: Positive = 128
     """Images in a step, over all ranks and accumulated parts."""
-    workers: Count = 0
+    workers: Annotated[int, Field(ge=0, le=MOST_PROCESSES)] = 0
     """Processes on each rank that read and augment ahead; with 0 the training process does it itself."""
     in_memory: bool = False
     """Decode everything once and keep the pixels: for small images that are seen many times."""
@@ -210,7 +225,7 @@ class RunSection(Section):
 
     folder: Path = Path("runs/run")
     """The folder of all results. If it holds an unfinished run, training goes on from its newest checkpoint."""
-    seed: int = 0
+    seed: Seed = 0
     """The seed of initial weights, order, augmentation, dropout and masks."""
     device: str = "auto"
     """cpu, cuda, or auto: a GPU if there is one."""
@@ -229,7 +244,7 @@ class RunSection(Section):
     For classification on one GPU, without accumulation."""
     deterministic: bool = False
     """Use only algorithms that give the same bits every time; on a GPU they can be slower."""
-    threads: Positive | None = None
+    threads: Annotated[int, Field(ge=1, le=MOST_PROCESSES)] | None = None
     """Torch's CPU threads on each rank; torch chooses if left out. Small models are fastest with one."""
     parallel: Literal["ddp", "fsdp", "hybrid"] = "ddp"
     """On several ranks: a whole model on each, one sharded over all, or sharded in a node and copied over nodes."""
