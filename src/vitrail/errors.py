@@ -27,7 +27,13 @@ Failure = TypeVar("Failure", bound=BaseException)
 
 
 class VitrailError(Exception):
-    """The base class: catch it to catch every exception that vitrail raises on purpose."""
+    """The base class: catch it to catch every exception that vitrail raises on purpose.
+
+    Control characters in its message are escaped: a name from a stranger's file must not steer a terminal.
+    """
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*(escape_unprintable(each, "\n\t") if isinstance(each, str) else each for each in arguments))
 
 
 class ConfigError(VitrailError, ValueError):
@@ -85,6 +91,13 @@ def detach_error(error: Failure) -> Failure:
     """
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
+
+
+def escape_unprintable(text: str, keep: str = "") -> str:
+    """Return a text with unprintable characters escaped, except those in `keep`."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
 def did_you_mean(wrong: object, allowed: Iterable[str]) -> str:

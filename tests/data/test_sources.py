@@ -581,6 +581,29 @@ def test_a_path_that_no_system_takes():
         ListSource([("a\0b.png", 0)]).read(0)
 
 
+@pytest.mark.parametrize("label", [10**15, 2**64 - 1, 10**7])
+def test_labels_that_are_too_large_to_be_labels(label, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table({"image": [picture(0), picture(1)], "label": pa.array([0, label], pa.uint64())})
+    pq.write_table(table, tmp_path / "a.parquet")
+    source = open_data(tmp_path / "a.parquet")
+    with pytest.raises(vitrail.DataError, match="labels of 10,000,000 and more"):
+        _ = source.num_classes
+    with pytest.raises(vitrail.DataError, match=str(label)):
+        source.read_checked(1)
+
+
+def test_an_image_column_of_numbers(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"image": [1, 2], "label": [0, 1]}), tmp_path / "a.parquet")
+    with pytest.raises(vitrail.DataError, match="the column image holds int64"):
+        open_data(tmp_path / "a.parquet")
+
+
 def test_parquet_with_labels_that_are_words_and_without_rows(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq

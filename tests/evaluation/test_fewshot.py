@@ -157,6 +157,8 @@ def test_the_held_out_fifth_is_not_learned_from(data):
         ("whole", {"methods": []}, "one method"),
         ("whole", {"shots": [5, 0]}, "shots = 0"),
         ("whole", {"l2": 0}, "l2 = 0"),
+        ("whole", {"l2": float("nan")}, "l2 = nan"),
+        ("whole", {"l2": float("inf")}, "l2 = inf"),
         ("whole", {"features": "prelogits"}, "'pre-logits'"),
         ("one", {}, "1 class"),
         ("single", {}, "test on"),

@@ -352,6 +352,69 @@ def test_a_device_does_not_suggest_itself():
     assert "did you mean" not in str(caught.value)
 
 
+# What is said about what was read
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_weights_that_are_not_finite_are_mentioned(value, dtype, originals, tmp_path, caplog):
+    tensors = {k: v.to(dtype) for k, v in load_file(originals["safetensors"] / "weights.safetensors").items()}
+    save_file(tensors, tmp_path / "a.safetensors")
+    assert not any("not finite" in note for note in vitrail.load(tmp_path / "a.safetensors").origin.notes)
+    tensors["blocks.0.mlp.fc1.weight"][3, 5] = value
+    save_file(tensors, tmp_path / "a.safetensors")
+    model = vitrail.load(tmp_path / "a.safetensors")
+    assert any("not finite" in note and "mlp" in note for note in model.origin.notes)
+    assert "not finite" in caplog.text
+    caplog.clear()
+    save(model, tmp_path / "native")
+    again = vitrail.load(tmp_path / "native")
+    assert caplog.text.count("not finite") == 1
+    assert again.origin.notes == model.origin.notes
+
+
+def test_large_weights_are_finite(originals, tmp_path):
+    tensors = load_file(originals["safetensors"] / "weights.safetensors")
+    tensors["blocks.0.mlp.fc1.weight"].fill_(3e38)  # their sum is infinite
+    save_file(tensors, tmp_path / "a.safetensors")
+    assert not any("not finite" in note for note in vitrail.load(tmp_path / "a.safetensors").origin.notes)
+
+
+def test_labels_that_do_not_fit_are_mentioned(originals, tmp_path):
+    folder = Path(shutil.copytree(originals["huggingface"], tmp_path / "huggingface"))
+    config = json.loads((folder / "config.json").read_text())
+    config["id2label"] = {"0": "cat", "1": "dog"}
+    (folder / "config.json").write_text(json.dumps(config))
+    model = vitrail.load(folder)
+    assert model.labels is None
+    assert any("2 labels" in note for note in model.origin.notes)
+    folder = Path(shutil.copytree(originals["safetensors"], tmp_path / "timm"))
+    architecture = {"architecture": "vit_tiny_patch16_224", "label_names": ["cat", "dog"]}
+    (folder / "config.json").write_text(json.dumps(architecture))
+    assert any("2 labels" in note for note in vitrail.load(folder).origin.notes)
+
+
+def test_control_characters_are_escaped(originals, tmp_path, caplog):
+    evil = "\x1b[2J\nerror: \x07"
+    save_file({evil: torch.zeros(2)}, tmp_path / "a.safetensors")
+    with pytest.raises(vitrail.WeightsError, match=r"it holds \\x1b\[2J\\nerror") as caught:
+        vitrail.load(tmp_path / "a.safetensors")
+    assert str(caught.value).isprintable()
+    torch.save({evil: torch.zeros(2).to_sparse()}, tmp_path / "a.pth")
+    with pytest.raises(vitrail.WeightsError) as caught:
+        vitrail.load(tmp_path / "a.pth")
+    assert "\x1b" not in str(caught.value)
+    model = vitrail.load(originals["native"])
+    model.labels = (evil, "a | b", "c")
+    model.origin = vitrail.config.Origin(source=evil, format="timm", licence=f"mit\n{evil}", notes=(evil,))
+    save(model, tmp_path / "model")
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert card.replace("\n", "").isprintable()
+    assert "\nerror" not in card
+    assert vitrail.load(tmp_path / "model").labels[0] == evil
+    assert "\x1b" not in caplog.text
+
+
 def same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Also where a flipped bit made a NaN."""
     return (

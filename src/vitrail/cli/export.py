@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,7 +57,8 @@ def export(
     if len(words) == 1:
         suffix, *_ = find_kind(to)
         if target.suffix != suffix:
-            with_suffix, as_model = target.with_suffix(suffix), f"{target} model{suffix}"
+            with_suffix = shlex.quote(str(target.with_suffix(suffix)))
+            as_model = f"{shlex.quote(str(target))} model{suffix}"
             raise ConfigError(
                 f"{target} is no {suffix} file to write: `vitrail export {with_suffix} --to {to}` exports {PANE}, "
                 f"`vitrail export {as_model} --to {to}` the model {target}"

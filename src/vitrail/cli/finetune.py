@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrail.cli.printing import announce_pane, interruptible, print_lines
+from vitrail.cli.printing import announce_pane, interruptible, print_lines, stop_on_sigterm
 from vitrail.cli.train import describe_training_result
 
 if TYPE_CHECKING:
     from vitrail.workflows.finetune_result import FinetuneResult
 
 
+@stop_on_sigterm()
 def finetune(
     data: Annotated[str, typer.Option(help="A folder with one for each class, CSV, Parquet, shards, hf:owner/name.")],
     start: Annotated[
@@ -140,7 +142,8 @@ def _describe_quick_result(result: FinetuneResult, images: int, data: str, model
     else:
         yield "no image seems to be mislabelled"
     yield f"model: {result.weights}"
+    folder = json.dumps(str(result.folder))
     yield (
-        f'next: in Python, model = vitrail.load("{result.folder}"); or train all of it, which takes longer and may be '
+        f"next: in Python, model = vitrail.load({folder}); or train all of it, which takes longer and may be "
         f"better: vitrail finetune --data {shlex.quote(data)} --from {shlex.quote(model)}"
     )

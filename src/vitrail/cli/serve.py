@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,7 +53,9 @@ def serve(
     from vitrail.errors import ConfigError
 
     if context.args:
-        raise ConfigError(f"models are named by an option: vitrail serve --model {' --model '.join(context.args)}")
+        raise ConfigError(
+            f"models are named by an option: vitrail serve --model {' --model '.join(map(shlex.quote, context.args))}"
+        )
     from vitrail.serving.serve import read_token
     from vitrail.serving.serve import serve as serve_models
     from vitrail.weights.source import PANE

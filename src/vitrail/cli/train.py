@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Iterator
@@ -11,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitrail.cli.completion import complete_recipe
-from vitrail.cli.printing import print_lines, print_table
+from vitrail.cli.printing import print_lines, print_table, stop_on_sigterm
 
 if TYPE_CHECKING:
     from vitrail.training.result import TrainingResult
     from vitrail.workflows.finetune_result import FinetuneResult
 
 
+@stop_on_sigterm()
 def train(
     recipe: Annotated[
         str | None,
@@ -88,14 +90,14 @@ def describe_training_result(result: TrainingResult | FinetuneResult, report: di
             f"vitrail finetune --data DATA --from {folder} teaches it classes; "
             f"vitrail fewshot --data DATA --model {folder} measures what it has learned"
         )
-    yield f'next: {commands}; in Python, model = vitrail.load("{result.folder}")'
+    yield f"next: {commands}; in Python, model = vitrail.load({json.dumps(str(result.folder))})"
 
 
 def describe_report(report: dict[str, Any]) -> Iterator[str]:
     """Yield the line of a `report` event."""
     if not report:
         return
-    command = f"vitrail inspect {Path(report['folder'])}"
+    command = f"vitrail inspect {shlex.quote(str(Path(report['folder'])))}"
     if report["path"] is not None:
         yield f"report: {report['path']}"
     elif report["problem"] == "stopped":

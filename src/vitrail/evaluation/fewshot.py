@@ -5,6 +5,7 @@ The features of all images are computed once; simple classifiers are fitted to t
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -307,7 +308,7 @@ def check_options(
         raise ConfigError("give at least one method, one number of shots and one seed")
     if wrong := [number for number in shots if number < 1]:
         raise ConfigError(f"shots = {wrong[0]}: give numbers of images of each class, from 1 on")
-    if l2 <= 0:
+    if not 0 < l2 < math.inf:  # written this way, NaN is refused too
         raise ConfigError(f"l2 = {l2:g}: give a number above 0, such as the paper's {L2:g}")
 
 
@@ -367,7 +368,8 @@ def _open_other(test: Data) -> tuple[Source, str]:
 def check_sources(data: str, train: Source, test: Source) -> None:
     """Raise a DataError if a classifier of `train` cannot be scored on `test`."""
     if train.num_classes < 2:
-        raise DataError(f"{data} has {train.num_classes} class: give data with two or more")
+        classes = "one class" if train.num_classes == 1 else "no labels"
+        raise DataError(f"{data} has {classes}: give data with two or more classes")
     if not len(test):
         raise DataError(
             f"{data} leaves no images to test on: a class needs two or more; or give test data (--test DATA)"

@@ -5,6 +5,7 @@ Shapes: N images, D features, K classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,7 +43,7 @@ def fit_least_squares(values: Tensor, labels: Tensor, num_classes: int, l2: floa
     X holds the standardised features and a constant feature of 100, which is regularised too. Y is 1 for the label and
     −1 for the other classes. This is what the authors' released code does.
     """
-    if l2 <= 0:
+    if not 0 < l2 < math.inf:  # written this way, NaN is refused too
         raise ConfigError(f"l2 = {l2:g}: give a number above 0, such as the paper's {L2:g}")
     values = values.double()
     standardise = Standardisation.from_features(values)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import vitrail
 from vitrail.config import show_size
+from vitrail.errors import escape_unprintable
 from vitrail.model.architecture import TimmArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
 
@@ -57,15 +58,16 @@ def format_model_card(
     if model.num_classes:
         heading.append("pipeline_tag: image-classification")
     if origin is not None and origin.licence:
-        heading.append(f"license: {origin.licence}")
+        heading.append(f"license: {escape_unprintable(origin.licence)}")
     family = "timm" if isinstance(model.architecture, TimmArchitecture) else "vision-transformer"
     heading += ["tags:", f"- {family}", "- vitrail", "---"]
     cls = "AutoModelForImageClassification" if model.num_classes else "AutoModel"
     loading = LOADING[format_name].format(name=name, cls=cls, options=_options(model, format_name))
     parts = ["\n".join(heading), f"# {name}", f"```python\n{loading}\n```", "## Model", _table(list_facts(model))]
     if origin is not None:
-        concluded = "".join(f"\n- {note}" for note in origin.notes)
-        parts += ["## Origin", f"Weights from `{origin.source}`, in the format of {origin.format}.{concluded}"]
+        concluded = "".join(f"\n- {escape_unprintable(note)}" for note in origin.notes)
+        sentence = f"Weights from `{origin.source}`, in the format of {origin.format}."
+        parts += ["## Origin", escape_unprintable(sentence) + concluded]
     if notes:
         parts += ["## Training", notes]
     if certificate is not None:
@@ -126,8 +128,8 @@ def list_facts(model: ImageModel) -> list[tuple[str, str]]:
 
 
 def shorten_labels(labels: Sequence[str], most: int = 10) -> str:
-    """Return the first `most` labels as one line of text."""
-    return ", ".join(labels[:most]) + (" …" if len(labels) > most else "")
+    """Return the first `most` labels as one line of printable text."""
+    return escape_unprintable(", ".join(labels[:most])) + (" …" if len(labels) > most else "")
 
 
 def _certificate(certificate: Certificate) -> str:
@@ -145,5 +147,7 @@ def _certificate(certificate: Certificate) -> str:
 
 
 def _table(rows: list[tuple[str, str]]) -> str:
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]  # a bare | would end the cell
+    cells = [
+        [escape_unprintable(cell).replace("|", "\\|") for cell in row] for row in rows
+    ]  # a bare | would end the cell
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in cells)])

@@ -12,6 +12,7 @@ import mmap
 import os
 import pickle
 import re
+import shlex
 import struct
 import threading
 import tokenize
@@ -126,7 +127,8 @@ def _open_by_first_bytes(path: Path, file: BinaryIO) -> TensorFile:
     if start[8:9] == b"{":
         return SafetensorsFile(path, file)
     if start.startswith(IMAGES):
-        raise WeightsError(f"{path} is an image, not a model: try vitrail predict {path}, or inspect --images {path}")
+        word = shlex.quote(str(path))
+        raise WeightsError(f"{path} is an image, not a model: try vitrail predict {word}, or inspect --images {word}")
     raise WeightsError(f"{path} is not a file of weights: expected safetensors, a PyTorch .pth or a NumPy .npz")
 
 

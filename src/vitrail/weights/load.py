@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.config import Origin, show_size
-from vitrail.errors import ConfigError, WeightsError
+from vitrail.errors import ConfigError, WeightsError, escape_unprintable
 from vitrail.model.architecture import Architecture, ResNetArchitecture, TimmArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.model.bit import BitResNet
@@ -114,7 +114,7 @@ def load(
         if Path(PANE).exists() and not Path(PANE).samefile(PANE_FOLDER):
             log.warning("%s is the model inside vitrail; what lies in this folder is ./%s", PANE, PANE)
     for note in model.origin.notes if model.origin is not None else ():
-        log.warning("%s: %s", source, note)
+        log.warning("%s: %s", source, escape_unprintable(note))
     model.to(dtype=dtype)  # before the size changes: positions are then interpolated in this precision
     if num_classes is not None:
         model.replace_head(num_classes)
@@ -244,14 +244,29 @@ def _fill_model(
         ignored = shorten_list(checkpoint.ignored_tensors, most=3)
         checkpoint.notes.append(f"left out, because the model does not need it: {ignored}")
 
+    not_finite: list[str] = []
+
     def read(match: TensorMatch) -> tuple[str, Tensor]:
         ours = match.transform.to_ours([file.read(name) for name in match.theirs]).contiguous()
+        if not _is_finite(ours):
+            not_finite.append(match.ours)
         return match.ours, ours.to(dtype) if ours.is_floating_point() else ours
 
     with ThreadPoolExecutor(READERS) as readers:
         built = {match.ours: empty[match.ours] for match in tables}
         model.load_state_dict({**dict(readers.map(read, matches)), **built}, assign=True)
+    if not_finite:
+        names = shorten_list(sorted(not_finite), most=3)
+        checkpoint.notes.append(f"values that are not finite (NaN or infinite): {names}")
     model.unused_tensors = {name.removeprefix(UNUSED_PREFIX): file.read(name) for name in checkpoint.unused_tensors}
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Return whether a tensor holds neither NaN nor infinity. A sum shows that in one pass, unless it overflows."""
+    if not tensor.is_floating_point():
+        return True
+    total = tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))
+    return bool(torch.isfinite(total)) or bool(torch.isfinite(tensor).all())
 
 
 def _describe_origin(
@@ -260,7 +275,8 @@ def _describe_origin(
     """Return where the weights first came from; a native folder records it."""
     earlier = weight_format.read_origin(folder_files)
     if earlier is not None:
-        return earlier
+        new = [note for note in checkpoint.notes if note not in earlier.notes]
+        return earlier.model_copy(update={"notes": (*earlier.notes, *new)}) if new else earlier
     if folder_files.ignored:
         checkpoint.notes.append("the config.json in its folder was not used: the folder holds other weights too")
     return Origin(
@@ -356,5 +372,6 @@ def describe_timm_network(source: str, pretrained: Mapping[str, Any], num_classe
             f"at {show_size(trained)}"
         )
     preprocessing = read_preprocessing(config, architecture, IMAGENET, notes)  # type: ignore[arg-type]  # sizes alone
+    labels = read_labels(config, num_classes, notes)
     origin = Origin(source=source, format="timm", licence=config.pretrained.license, notes=tuple(notes))
-    return describe_config(architecture, preprocessing, read_labels(config, num_classes), origin)
+    return describe_config(architecture, preprocessing, labels, origin)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitrail.errors import WeightsError
+from vitrail.errors import WeightsError, escape_unprintable
 from vitrail.weights.files import TensorInfo
 
 
@@ -136,6 +136,6 @@ def check_complete(
 
 
 def shorten_list(names: Sequence[str], most: int = 6) -> str:
-    """Return the first names and the number of the rest, as text."""
+    """Return the first names and the number of the rest, as printable text."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
+    return escape_unprintable(", ".join(names[:most])) + rest

@@ -9,7 +9,7 @@ import numpy as np
 
 from vitrail.data.order import Indices
 from vitrail.data.sources.parquet import IMAGE_COLUMNS, LABEL_COLUMNS
-from vitrail.data.sources.source import Sample, Source, read_file
+from vitrail.data.sources.source import Sample, Source, clip_label, read_file
 from vitrail.errors import DataError
 
 
@@ -53,7 +53,7 @@ class HubSource(Source):
 
     def labels(self, start: int, stop: int) -> Indices:
         labels = self.rows.select_columns([self.label])[start:stop][self.label]
-        return np.array([label if isinstance(label, int) else -1 for label in labels], dtype=np.int64)
+        return np.array([clip_label(label) for label in labels], dtype=np.int64)
 
 
 def list_hub_splits(source: str) -> set[str]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.order import Indices
-from vitrail.data.sources.source import Sample, Source, make_printable
+from vitrail.data.sources.source import Sample, Source, clip_label, make_printable
 from vitrail.errors import DataError, MissingExtraError
 from vitrail.system.files import open_regular_file
 
@@ -88,7 +88,7 @@ class ParquetSource(Source):
     def _read_labels(self, group: int) -> Indices:
         table = self._read_columns(group, [self.label])
         labels = table.column(0).to_pylist() if table.num_columns else [None] * int(self.groups[group, 2])
-        return np.array([label if isinstance(label, int) else -1 for label in labels], dtype=np.int64)
+        return np.array([clip_label(label) for label in labels], dtype=np.int64)
 
     def _open_file(self, number: int) -> Any:
         if number not in self._files:
@@ -148,6 +148,9 @@ def _find_columns(schema: Any, path: Path) -> tuple[str, str, tuple[str, ...]]:
             f"{make_printable(path)} has the columns {', '.join(schema.names)}: it needs one of "
             f"{', '.join(IMAGE_COLUMNS)} and one of {', '.join(LABEL_COLUMNS)}"
         )
+    kind = str(schema.field(image).type)
+    if kind.startswith(("int", "uint", "bool", "float", "double", "halffloat", "decimal", "date", "time")):
+        raise DataError(f"{make_printable(path)}: the column {image} holds {kind}, not images: they are bytes")
     try:
         features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
         return image, label, tuple(map(str, features[label]["names"]))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.order import Indices
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import ConfigError, DataError, escape_unprintable
 from vitrail.system.files import read_regular_file
 
 SPLITS = {
@@ -30,7 +30,8 @@ SPLITS = {
 
 MOST_BYTES = 500_000_000
 """The largest image file that is read."""
-MOST_LABELS = 1 << 31
+MOST_LABELS = 10_000_000
+"""Labels count from 0 and stay below this: larger numbers are not labels, but names of something."""
 FINGERPRINT_SAMPLES = 1000
 
 
@@ -90,7 +91,10 @@ class Source(ABC):
     @property
     def num_classes(self) -> int:
         """The number of class names, or the largest label + 1 if there are no names."""
-        return len(self.classes) or self._largest_label() + 1
+        largest = -1 if self.classes else self._largest_label()
+        if largest >= MOST_LABELS:
+            raise DataError(f"there are labels of {MOST_LABELS:,} and more: number the classes 0, 1, 2, …")
+        return len(self.classes) or largest + 1
 
     def _largest_label(self) -> int:
         chunk = 1 << 16
@@ -125,6 +129,11 @@ class Subset(Source):
             return np.empty(0, np.int64)
         low, high = int(chosen.min()), int(chosen.max()) + 1
         return self.whole.labels(low, high)[chosen - low]
+
+
+def clip_label(label: object) -> int:
+    """Return a label for a column of labels: −1 for what is none, at most `MOST_LABELS` for what is too large."""
+    return min(max(label, -1), MOST_LABELS) if isinstance(label, int) else -1
 
 
 def compute_fingerprint(source: Source) -> str:
@@ -230,4 +239,4 @@ def read_small_text(file: Path, most_bytes: int) -> str:
 def make_printable(path: str | os.PathLike[str]) -> str:
     """Return a path or a text on one line, with unprintable characters escaped."""
     text = os.fspath(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return escape_unprintable(text)

@@ -314,6 +314,11 @@ def find_unsupported_options(architecture: VitArchitecture, *allowed: str) -> st
     return ", ".join(n for n in VitArchitecture.model_fields if getattr(plain, n) != getattr(architecture, n))
 
 
+def describe_left_out_labels(labels: int, classes: int) -> str:
+    """Return the note for labels in a config that cannot be those of the model's classes."""
+    return f"the {labels} labels of its config are left out: they are not those of {classes} classes"
+
+
 def compute_mlp_ratio(mlp_dim: int, width: int) -> int | float:
     """Return the factor that other libraries multiply the width by, and round down, to get `mlp_dim`."""
     return mlp_dim // width if mlp_dim % width == 0 else (mlp_dim + 0.5) / width

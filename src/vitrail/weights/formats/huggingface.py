@@ -22,6 +22,7 @@ from vitrail.weights.formats.base import (
     check_agreement,
     compute_mlp_ratio,
     count_blocks,
+    describe_left_out_labels,
     find_unsupported_options,
     guess_num_heads,
     infer_grid,
@@ -102,7 +103,7 @@ class HuggingFaceFormat(WeightFormat):
             architecture,
             _preprocessing(folder_files, architecture, config.model_type or _kind(own), notes),
             dialect=prefix,
-            labels=_labels(config, architecture.num_classes),
+            labels=_labels(config, architecture.num_classes, notes),
             licence=folder_files.read_licence(),
             unused_tensors=[name for name in unused if name in tensors],
             ignored_tensors=[name for name in tensors if name.startswith("decoder")],
@@ -246,11 +247,15 @@ def _pool(classifier: str | None, dinov2: bool) -> str:
     return "class+average" if classifier and dinov2 else "class"
 
 
-def _labels(config: _ModelConfig, classes: int) -> tuple[str, ...] | None:
+def _labels(config: _ModelConfig, classes: int, notes: list[str]) -> tuple[str, ...] | None:
+    """Return the labels, or None if there are none or they do not fit the classes; add a note if they do not fit."""
     names = {index: str(name) for index, name in config.id2label.items()}
-    if not classes or sorted(names) != list(range(classes)):
+    if not classes or all(name == f"LABEL_{i}" for i, name in names.items()):
         return None
-    return None if all(name == f"LABEL_{i}" for i, name in names.items()) else tuple(names[i] for i in range(classes))
+    if sorted(names) != list(range(classes)):
+        notes.append(describe_left_out_labels(len(names), classes))
+        return None
+    return tuple(names[i] for i in range(classes))
 
 
 def _preprocessing(folder_files: FolderFiles, a: VitArchitecture, model_type: str, notes: list[str]) -> Preprocessing:

@@ -94,7 +94,7 @@ class TimmFormat(WeightFormat):
         else:
             checkpoint = _vit(own, config, facebook=folder_files.wrapper_key == "model")
         checkpoint.dialect = f"{prefix}|{checkpoint.dialect}"
-        checkpoint.labels = read_labels(config, checkpoint.architecture.num_classes)
+        checkpoint.labels = read_labels(config, checkpoint.architecture.num_classes, checkpoint.notes)
         checkpoint.licence = config.pretrained.license or folder_files.read_licence()
         checkpoint.unused_tensors = [prefix + name for name in checkpoint.unused_tensors]
         checkpoint.ignored_tensors = [prefix + name for name in checkpoint.ignored_tensors]

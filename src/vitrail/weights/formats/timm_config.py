@@ -20,6 +20,7 @@ from vitrail.weights.formats.base import (
     ForeignConfig,
     build_preprocessing,
     compute_mlp_ratio,
+    describe_left_out_labels,
     guess_num_heads,
 )
 
@@ -112,10 +113,14 @@ def read_num_heads(config: TimmConfig, width: int, notes: list[str]) -> int:
     return config.arguments.num_heads or special or guess_num_heads(width, notes)
 
 
-def read_labels(config: TimmConfig, classes: int) -> tuple[str, ...] | None:
-    """Return the labels, or None if there are not as many as classes."""
+def read_labels(config: TimmConfig, classes: int, notes: list[str]) -> tuple[str, ...] | None:
+    """Return the labels, or None if there are not as many as classes; add a note if they are left out."""
     names = config.label_names or config.pretrained.label_names or ()
-    return tuple(str(name) for name in names) if len(names) == classes and classes else None
+    if len(names) == classes and classes:
+        return tuple(str(name) for name in names)
+    if names and classes:
+        notes.append(describe_left_out_labels(len(names), classes))
+    return None
 
 
 def read_preprocessing(
