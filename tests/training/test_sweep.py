@@ -152,3 +152,11 @@ def test_a_file_keeps_it(data, tmp_path):
     config = runs.config(tmp_path, data={"source": data, "validate_on": "holdout", "holdout": 0.2})
     (tmp_path / "config.toml").write_text(to_toml(config))
     assert build_config(read_toml(tmp_path / "config.toml")) == config
+
+
+def test_one_image_of_each_class_leaves_none_to_validate_on(tmp_path):
+    source = str(make_folder(tmp_path / "data", {"a": 1, "b": 1}))
+    for options in ({}, {"validate_on": "holdout"}):
+        with pytest.raises(DataError, match="no images to validate on"):
+            open_training_data(DataConfig(source=source, **options))
+    assert len(open_training_data(DataConfig(source=source, validate_on="none")).training) == 2

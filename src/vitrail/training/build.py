@@ -176,6 +176,7 @@ def open_training_data(config: DataConfig, given: Data | None = None) -> Trainin
     if part == "holdout":
         whole = open_training_images(source)
         rest, out = hold_out(whole, share or DEFAULT_HOLDOUT, config.holdout_seed)
+        _check_not_empty(config, rest, out)
         return TrainingData(_keep_in_memory(config, rest), _keep_in_memory(config, out))
     if share is None:
         share = DEFAULT_HOLDOUT if part == "val" and not splits else 0.0
@@ -195,8 +196,20 @@ def open_training_data(config: DataConfig, given: Data | None = None) -> Trainin
         evaluation = open_data(source, part)
     else:
         evaluation = None
+    _check_not_empty(config, training, evaluation)
     evaluation = None if evaluation is None else _keep_in_memory(config, evaluation)
     return TrainingData(_keep_in_memory(config, training), evaluation, unused)
+
+
+def _check_not_empty(config: DataConfig, training: Source, evaluation: Source | None) -> None:
+    """Raise a DataError if nothing can be trained or validated on: of a class with one image none is held out."""
+    if not len(training):
+        raise DataError(f"{config.source} has no images to train on")
+    if evaluation is not None and not len(evaluation):
+        raise DataError(
+            f"{config.source} has no images to validate on: a class needs two or more before one is held out; add "
+            "images, or give data.validate_on=none"
+        )
 
 
 def _keep_in_memory(config: DataConfig, source: Source) -> Source:
