@@ -12,8 +12,9 @@ import json
 import os
 import re
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from vitrail.errors import ConfigError
 
@@ -103,7 +104,7 @@ def write_out_file(out: Path, content: dict[str, Any]) -> None:
 def sha256(path: Path) -> str:
     """Return the hash of a file as `sha256sum` prints it."""
     with open_regular_file(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(cast(BufferedReader, file), "sha256").hexdigest()
 
 
 def short_name(text: str) -> str:
