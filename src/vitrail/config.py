@@ -48,7 +48,7 @@ LARGEST_SIDE = 16_384
 
 def _pair(value: object) -> object:
     sides = (value, value) if isinstance(value, Integral) else tuple(value) if isinstance(value, tuple | list) else ()
-    if len(sides) != 2 or not all(isinstance(side, Integral) and side > 0 for side in sides):
+    if len(sides) != 2 or not all(isinstance(side, Integral) and int(side) > 0 for side in sides):
         raise ValueError(f"image_size = {value!r}: give a number of pixels above 0, or (height, width)")
     if max(sides) > LARGEST_SIDE:
         raise ValueError(f"image_size = {value!r}: give at most {LARGEST_SIDE} pixels a side")
