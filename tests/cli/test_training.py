@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 
 import numpy as np
@@ -148,3 +149,20 @@ def test_a_model_without_classes_is_followed_by_commands_that_work(here, run):
     arguments = ["digits" if word == "DATA" else word for word in fewshot[1:6]]
     code, out, err = run(*arguments, "--shots", "1", "--seeds", "1", "--methods", "least-squares", "--no-cache")
     assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    "command", [["train", "quickstart"], ["finetune", "--data", "digits"], ["quickstart"]], ids=" ".join
+)
+def test_sigterm_before_training_begins_is_exit_code_3(here, run, monkeypatch, command):
+    before = signal.getsignal(signal.SIGTERM)
+
+    def send(*_, **__):
+        signal.raise_signal(signal.SIGTERM)
+        pytest.fail("it went on")
+
+    monkeypatch.setattr(starting, "prepare_run", send)
+    code, _, err = run(*command)
+    assert code == 3
+    assert "same command" in err.splitlines()[-1]
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import typer
@@ -13,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vitrail.errors import Stopped
 from vitrail.system.events import OnEvent
 
 PRECISION_HELP = "fp32, or faster and less exact: bf16, fp16 and fp8 (GPU), int8 (CPU); auto: what is fastest here."
@@ -69,6 +73,34 @@ def interruptible(remaining: str = "nothing was written") -> Iterator[None]:
     except KeyboardInterrupt:
         print(f"stopped: {remaining}", file=sys.stderr)
         raise typer.Exit(130) from None
+
+
+@contextmanager
+def stop_on_sigterm() -> Iterator[None]:
+    """End a command that trains on SIGTERM with exit code 3, also before training begins. Training itself saves first.
+
+    Under torchrun SIGTERM ends a rank at once, as usual: a rank that waits for others would not hear of it.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or os.environ.get("WORLD_SIZE", "1") != "1":
+        yield
+        return
+    owner, before = os.getpid(), signal.getsignal(signal.SIGTERM)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != owner:  # a forked worker ends as usual
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        raise Stopped(
+            "stopped while no step was computed: the same command begins, or goes on from its last checkpoint"
+        )
+
+    signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from vitrail.cli.printing import print_lines, print_table
+from vitrail.cli.printing import print_lines, print_table, stop_on_sigterm
 from vitrail.cli.train import describe_report
 
 
+@stop_on_sigterm()
 def quickstart(
     folder: Annotated[str, typer.Option(help="Where the runs go.")] = "runs/quickstart",
     start: Annotated[
