@@ -33,10 +33,11 @@ def with_batcher(test: Callable[[Batcher[Any, Any, Any]], Any], compute: Any = d
     prepare = options.pop("prepare", lambda item: item)
     on_batch = options.pop("on_batch", None)
     threads = options.pop("threads", 2)
+    more = {"expect_seconds": options.pop("expect_seconds")} if "expect_seconds" in options else {}
 
     async def run() -> Any:
         with ThreadPoolExecutor(threads) as pool:
-            batcher = Batcher(prepare, compute, pool, QueueLimits(**options), on_batch, threads=threads)
+            batcher = Batcher(prepare, compute, pool, QueueLimits(**options), on_batch, threads=threads, **more)
             batcher.start()
             try:
                 return await asyncio.wait_for(test(batcher), 20)
@@ -348,3 +349,84 @@ def test_times_and_batches_are_told():
     assert 0 <= answer.queue < 1
     (batch,) = timings
     assert batch == BatchTiming([answer.queue], answer.compute)
+
+
+def test_the_deadline_passes_while_an_image_waits_for_a_thread():
+    """Whoever waits is told at the deadline, not when the slow neighbour before it is done."""
+    slow = threading.Event()
+
+    def prepare(number: int) -> int:
+        assert slow.wait(20)
+        return number
+
+    async def test(batcher: Batcher[Any, Any, Any]) -> None:
+        futures = batcher.submit([1, 2])
+        started = time.monotonic()
+        await asyncio.wait(futures)
+        assert time.monotonic() - started < 1
+        assert all(isinstance(future.exception(), DeadlinePassedError) for future in futures)
+        assert batcher.in_flight == 0
+        slow.set()
+        while batcher._being_prepared:
+            await asyncio.sleep(0.001)
+        assert (await batcher.submit([3])[0]).result == 6
+
+    with_batcher(test, prepare=prepare, deadline=0.1, threads=1)
+
+
+def test_the_pace_is_learned_from_those_that_come_too_late():
+    """Three clients that always come too late: they and others are then refused at once, with a time to retry."""
+
+    def prepare(number: int) -> int:
+        time.sleep(0.15)
+        return number
+
+    async def test(batcher: Batcher[Any, Any, Any]) -> None:
+        late = await collect_results(batcher.submit([1, 2, 3]))
+        assert isinstance(late[-1], DeadlinePassedError)
+        while batcher._being_prepared:
+            await asyncio.sleep(0.001)
+        first = batcher.submit([4])  # an empty queue admits it
+        with pytest.raises(QueueFullError):
+            batcher.submit([5])
+        await asyncio.wait(first)
+
+    with_batcher(test, prepare=prepare, deadline=0.2, threads=1)
+
+
+def test_large_ones_are_refused_while_there_is_room_for_small_ones():
+    gate = Gate()
+
+    async def test(batcher: Batcher[Any, Any, Any]) -> list[Any]:
+        futures = batcher.submit([400])
+        with pytest.raises(QueueFullError):
+            batcher.submit([200])
+        futures += batcher.submit([50, 1])
+        gate.open.set()
+        return await collect_results(futures)
+
+    def prepare(number: int) -> int:
+        assert gate.open.wait(20)
+        return number
+
+    options = {"prepare": prepare, "deadline": 1.0, "threads": 1, "expect_seconds": lambda number: number / 1000}
+    assert with_batcher(test, **options) == [800, 100, 2]
+
+
+def test_failures_are_handed_over_without_what_they_hold():
+    def prepare(number: int) -> int:
+        if number == 1:
+            raise ValueError("one")
+        return number
+
+    def compute(batch: list[int]) -> list[int]:
+        raise RuntimeError("all")
+
+    async def test(batcher: Batcher[Any, Any, Any]) -> list[Any]:
+        futures = batcher.submit([1, 2, 3])
+        await asyncio.wait(futures)
+        return [future.exception() for future in futures]
+
+    found = with_batcher(test, compute, prepare=prepare)
+    assert [str(error) for error in found] == ["one", "all", "all"]
+    assert all(error.__traceback__ is error.__context__ is None for error in found)

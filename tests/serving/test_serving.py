@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from running import command_line, expected, image, make_model
+from running import command_line, expected, image, make_model, post, status
 
 import vitrail
 from vitrail.data.transforms.preprocess import prepare
@@ -23,9 +23,10 @@ from vitrail.model.create import build_empty_model
 from vitrail.model.initialise import initialise
 from vitrail.model.variants import BIT
 from vitrail.serving.app import build_app
+from vitrail.serving.reference import describe_api
 from vitrail.serving.serve import open_served_model, read_token
 from vitrail.serving.service import Service
-from vitrail.serving.settings import ServerSettings
+from vitrail.serving.settings import MOST_TOP, ServerSettings
 from vitrail.weights.save import save
 
 PNG = {"content-type": "image/png"}
@@ -318,3 +319,32 @@ def test_the_token(folders, tmp_path):
             refused(await client.post("/v1/classify", content=image(), headers=right), 503)
 
     asyncio.run(test())
+
+
+def test_the_reference_says_where_the_token_is_needed():
+    document = describe_api(ServerSettings(token="secret"))
+    assert "security" not in document  # it would hold for the health paths too
+    for path, methods in document["paths"].items():
+        (operation,) = methods.values()
+        is_open = path in ("/healthz", "/readyz")
+        assert ("401" in operation["responses"], "security" in operation) == (not is_open, not is_open), path
+    without = describe_api(ServerSettings())
+    assert "401" not in without["paths"]["/v1/classify"]["post"]["responses"]
+    (top,) = [each for each in without["paths"]["/v1/classify"]["post"]["parameters"] if each["name"] == "top"]
+    assert top["schema"]["maximum"] == MOST_TOP
+
+
+def test_top_has_the_maximum_that_the_reference_says(client):
+    for top, wanted in ((MOST_TOP, 200), (MOST_TOP + 1, 422)):
+        answer = client.post(f"/v1/classify?top={top}", content=image(), headers={"content-type": "image/png"})
+        assert answer.status_code == wanted
+
+
+def test_health_takes_head_and_two_hosts_are_refused(server):
+    for path in ("/healthz", "/readyz"):
+        answer = server.told(f"HEAD {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        assert status(answer) == 200
+        assert answer.endswith(b"\r\n\r\n")  # no body
+    for path in ("/healthz", "/v1/models"):
+        assert status(server.told(f"GET {path} HTTP/1.1\r\nHost: x\r\nhost: y\r\n\r\n".encode())) == 400
+    assert status(server.told(post("/v1/classify", image(), Host="y"))) == 400

@@ -15,9 +15,9 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitrail.serving.endpoints import ImageEndpoint
-from vitrail.serving.http_errors import HttpError
+from vitrail.serving.http_errors import CLOSE, HttpError
 from vitrail.serving.metrics import ServerMetrics
-from vitrail.serving.reference import describe_api, render_reference
+from vitrail.serving.reference import OPEN_PATHS, describe_api, render_reference
 from vitrail.serving.served_model import Operation
 from vitrail.serving.service import Service
 from vitrail.serving.settings import ServerSettings
@@ -33,9 +33,9 @@ STATIC_FILES = {
 }
 """Files inside this package by the path at which they are served, with their content types."""
 OPERATIONS: tuple[Operation, ...] = ("classify", "embed", "attention")
-OPEN_PATHS = {*STATIC_FILES, "/healthz", "/readyz", "/docs", "/openapi.json"}
-"""Paths that need no token: they reveal nothing about models or clients."""
 PATHS = {*OPEN_PATHS, "/metrics", "/v1/models", *(f"/v1/{operation}" for operation in OPERATIONS)}
+HEALTH_PATHS = ("/healthz", "/readyz")
+"""Paths that also take HEAD, which some load balancers send."""
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -83,6 +83,7 @@ class RequestMiddleware:
             await send(message)
 
         try:
+            _check_host(scope)
             self._check_token(scope)
             await self.app(scope, receive, send_with_headers)
         except HttpError as error:
@@ -104,6 +105,12 @@ class RequestMiddleware:
         if scheme.lower() != b"bearer" or not hmac.compare_digest(token.strip(), self.token):
             header = (b"www-authenticate", b"Bearer")
             raise HttpError(401, "this server needs a token: send Authorization: Bearer TOKEN", headers=(header,))
+
+
+def _check_host(scope: Scope) -> None:
+    """Refuse two Host headers: a proxy in front may have believed the other one."""
+    if sum(name == b"host" for name, _ in scope["headers"]) > 1:
+        raise HttpError(400, "the request has more than one Host header", headers=(CLOSE,))
 
 
 async def _send_error(error: HttpError, send: Send, metrics: ServerMetrics) -> None:
@@ -161,7 +168,8 @@ def _reference_routes(settings: ServerSettings) -> list[Route]:
 
 def _get_route(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
     route = Route(path, endpoint)
-    route.methods = {"GET"}  # without HEAD, which Starlette adds
+    if path not in HEALTH_PATHS:
+        route.methods = {"GET"}  # without HEAD, which Starlette adds
     return route
 
 

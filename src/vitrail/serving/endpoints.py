@@ -21,9 +21,8 @@ from vitrail.serving.http_errors import Headers, HttpError, busy_error, closing_
 from vitrail.serving.request_body import MULTIPART, UploadedFile, read_content_type, read_multipart
 from vitrail.serving.served_model import ImageRequest, Operation, RolloutMaps, ServedModel
 from vitrail.serving.service import ModelBatcher, Service
+from vitrail.serving.settings import MOST_TOP, TOP
 
-TOP = 5
-"""Labels in an answer if the request gives no number."""
 OPTIONS = {"classify": ("model", "top"), "embed": ("model",), "attention": ("model", "layer")}
 MOST_OPTIONS = 20
 
@@ -124,7 +123,7 @@ class ImageEndpoint:
             raise HttpError(422, f"{model.name} gives no representations: use /v1/classify", "no_embedding")
         if self.operation == "attention" and layers is None:
             raise HttpError(422, f"no attention to show: {model.rollout.why_none}", "no_attention")
-        top = _read_number(options, "top", TOP, None)
+        top = _read_number(options, "top", TOP, MOST_TOP)
         layer = _read_number(options, "layer", layers or 1, layers)
         is_multipart = read_content_type(scope["headers"]) == MULTIPART
         if is_multipart and self.operation == "attention":
@@ -182,7 +181,7 @@ def _read_options(query: bytes, known: Sequence[str]) -> dict[str, str]:
 
 
 def _read_number(options: dict[str, str], name: str, default: int, most: int | None) -> int:
-    """Return an option as a number of at least 1 and at most `most`."""
+    """Return an option as a number of at least 1 and at most `most`; None for no limit."""
     text = options.get(name, str(default))
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
     if number < 1 or (most is not None and number > most):

@@ -6,11 +6,12 @@ from html import escape
 from typing import Any
 
 from vitrail import __version__
-from vitrail.serving.settings import ServerSettings
+from vitrail.serving.settings import MOST_TOP, TOP, ServerSettings
 
+OPEN_PATHS = {"/", "/page.css", "/page.js", "/docs.css", "/healthz", "/readyz", "/docs", "/openapi.json"}
+"""Paths that need no token: they reveal nothing about models or clients."""
 ERRORS = {
     400: "No image, or a damaged one.",
-    401: "The token is missing or wrong.",
     404: "A model that is not served.",
     408: "The body came too slowly.",
     413: "Too many bytes, pixels or images.",
@@ -69,7 +70,8 @@ COMPONENTS = {
 
 def describe_api(settings: ServerSettings) -> dict[str, Any]:
     """Return the OpenAPI document of the server."""
-    top = {"name": "top", "in": "query", "schema": {"type": "integer", "minimum": 1, "default": 5}}
+    number = {"type": "integer", "minimum": 1, "maximum": MOST_TOP, "default": TOP}
+    top = {"name": "top", "in": "query", "schema": number}
     layer = {
         "name": "layer",
         "in": "query",
@@ -101,8 +103,20 @@ def describe_api(settings: ServerSettings) -> dict[str, Any]:
     }
     if settings.token is not None:
         document["components"] = {**document["components"], "securitySchemes": {"token": BEARER}}
-        document["security"] = [{"token": []}]
+        _add_token(document["paths"])
     return document
+
+
+def _add_token(paths: dict[str, Any]) -> None:
+    """Say which operations need the token, and that they answer 401 without it."""
+    for path, methods in paths.items():
+        for operation in methods.values() if path not in OPEN_PATHS else ():
+            operation["security"] = [{"token": []}]
+            operation["responses"]["401"] = _describe_error("The token is missing or wrong.")
+
+
+def _describe_error(description: str) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": ERROR}}}
 
 
 def _describe_get(summary: str, tag: str, operation_id: str, schema: str | None = None) -> dict[str, Any]:
@@ -118,10 +132,7 @@ def _describe_post(summary: str, options: list[Any], answer: dict[str, Any], tak
     if takes_several:
         files = {"type": "array", "items": binary["schema"]}
         content["multipart/form-data"] = {"schema": {"type": "object", "properties": {"files": files}}}
-    errors = {
-        str(status): {"description": description, "content": {"application/json": {"schema": ERROR}}}
-        for status, description in ERRORS.items()
-    }
+    errors = {str(status): _describe_error(description) for status, description in ERRORS.items()}
     return {
         "post": {
             "summary": summary,

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from vitrail.errors import ConfigError
 from vitrail.serving.batching import QueueLimits
 
+TOP, MOST_TOP = 5, 100_000
+"""Labels in an answer if the request gives no number, and the largest number it may give."""
 LONGEST = 3600.0
 """Largest value of any time limit, in seconds."""
 
