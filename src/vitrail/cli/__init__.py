@@ -25,7 +25,8 @@ from vitrail.cli import (
     serve,
     train,
 )
-from vitrail.cli.failures import check_streams, flush_output, print_failure
+from vitrail.system.failures import flush_output, print_failure
+from vitrail.system.standard_streams import check_streams
 
 app = typer.Typer(
     name="vitrail",

@@ -368,7 +368,7 @@ def _open_other(test: Data) -> tuple[Source, str]:
 def check_sources(data: str, train: Source, test: Source) -> None:
     """Raise a DataError if a classifier of `train` cannot be scored on `test`."""
     if train.num_classes < 2:
-        classes = "one class" if train.num_classes == 1 else "no labels"
+        classes = "1 class" if train.num_classes == 1 else "no labels"
         raise DataError(f"{data} has {classes}: give data with two or more classes")
     if not len(test):
         raise DataError(

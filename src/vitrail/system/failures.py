@@ -8,6 +8,7 @@ import os
 import sys
 
 from vitrail.errors import ConfigError, Stopped, VitrailError
+from vitrail.system.standard_streams import point_to_null
 
 FAILED, WRONG_COMMAND, STOPPED = 1, 2, 3
 NO_MEMORY = ("DefaultCPUAllocator", "out of memory", "Cannot allocate memory")
@@ -41,18 +42,6 @@ def _describe(error: Exception) -> str | None:
     return None
 
 
-def check_streams() -> str | None:
-    """Return why nothing can be printed, or None. A closed stdin or stderr is opened on the null device."""
-    # A file that is opened later would otherwise get the stream's number, and what is printed.
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        if getattr(sys, name) is None:
-            _point_to_null(number)
-            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 (stays open)
-            if name == "stdout":
-                return "standard output is closed: send it to a file, or to the null device"
-    return None
-
-
 def flush_output() -> int:
     """Write what is left to print; return FAILED if that is not possible. A reader that went away is told nothing."""
     try:
@@ -61,13 +50,6 @@ def flush_output() -> int:
         if error.errno != errno.EPIPE:
             print_failure(error)
         with contextlib.suppress(OSError, ValueError):  # or Python would try again at its end, and complain
-            _point_to_null(sys.stdout.fileno())
+            point_to_null(sys.stdout.fileno())
         return FAILED
     return 0
-
-
-def _point_to_null(number: int) -> None:
-    null = os.open(os.devnull, os.O_RDWR)
-    if null != number:
-        os.dup2(null, number)
-        os.close(null)
