@@ -1,0 +1,32 @@
+"""Commands that are printed can be typed as they are, whatever the folder is called."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from vitrail.cli.train import describe_training_result
+
+FOLDER = Path("runs/two words & $HOME 'quoted'")
+
+
+@pytest.mark.parametrize("kind", ["classification", "masked-patches"])
+@pytest.mark.parametrize("problem", [None, "stopped", "a full disk"])
+def test_paths_are_quoted(kind, problem):
+    config = SimpleNamespace(objective=SimpleNamespace(kind=kind))
+    result = SimpleNamespace(evaluation=None, evaluated=0, folder=FOLDER, weights=FOLDER / "model", config=config)
+    path = str(FOLDER / "report.html") if problem is None else None
+    report = {"folder": str(FOLDER), "path": path, "problem": problem}
+    lines = list(describe_training_result(result, report))
+    commands = [words for line in lines if line.startswith(("next:", "report: ")) for words in split_commands(line)]
+    assert commands
+    assert all(str(FOLDER) in words for words in commands)
+
+
+def split_commands(line: str) -> list[list[str]]:
+    """Return the words of each command in a line, as a shell would take them."""
+    return [shlex.split(line[match.start() :].split("; in Python")[0]) for match in re.finditer("vitrail [a-z]", line)]
