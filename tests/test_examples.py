@@ -54,6 +54,7 @@ def executed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> nbformat.Notebook
     return notebook
 
 
+@pytest.mark.slow
 def test_the_notebook_tells_the_same_story(folder, executed):
     check_files(folder)
     outputs = [output for cell in executed.cells if cell.cell_type == "code" for output in cell.outputs]

@@ -71,8 +71,10 @@ def test_inside_an_event_loop_as_in_a_notebook(folder):
             threading.Thread(target=visit, args=(values["url"],)).start()
 
     def visit(url):
-        answers.append(ask(url, image(2)))
-        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            answers.append(ask(url, image(2)))
+        finally:  # or the server would run on
+            os.kill(os.getpid(), signal.SIGINT)
 
     async def run_cell():
         serve(folder, port=port, threads=1, on_event=listen)

@@ -75,11 +75,13 @@ def _run_in_thread(
         while True:
             try:
                 return serving.result()
-            except KeyboardInterrupt:
-                if serving.done():  # it came from `on_ready`
+            except BaseException as error:
+                if serving.done():  # it came from the server, or from `on_ready`
                     raise
                 for stop in stops:
                     stop()
+                if not isinstance(error, KeyboardInterrupt):
+                    raise
 
 
 async def _run_server(
