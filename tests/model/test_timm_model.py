@@ -259,7 +259,8 @@ def test_a_way_back_that_timm_does_not_know_is_refused_and_changes_nothing():
     [
         (BOUND, 256, rf"timm's {BOUND} does not run at image size 256 .*its own is 224"),
         (SIZED, 170, "cannot build|does not run at image size 170"),
-        (SIZED, 10**6, "160 pixels"),
+        (SIZED, 16_000, "160 pixels"),
+        (SIZED, 10**6, "at most 16384"),
         (CONVOLUTIONAL, 0, "image_size = 0"),
     ],
 )
