@@ -38,6 +38,7 @@ def test_images_that_fail_leave_no_memory_behind(folder):
         assert not [line for line in server.said if "Traceback" in line]
 
 
+@pytest.mark.slow
 def test_lying_headers_of_every_format(folder):
     """Eight clients at once, as strangers come. Some decoders give what they have: those answers are 200."""
     with with_settings(folder) as server:
@@ -50,6 +51,7 @@ def test_lying_headers_of_every_format(folder):
         assert status(server.told(post("/v1/classify", image()))) == 200
 
 
+@pytest.mark.slow
 def test_a_grey_model_takes_no_more(tmp_path):
     """A TIFF of a kilobyte with 39 million pixels: it was three times over the promise."""
     folder = make_model(tmp_path / "grey", in_channels=1)
