@@ -114,7 +114,7 @@ def test_the_word_alone_means_it_and_a_folder_of_that_name_is_a_path(here, pane,
     (here / "linked/pane").symlink_to(here / "china.jpg")
     monkeypatch.chdir(here / "linked")
     assert inspect._shorten("pane") == "pane"
-    assert inspect._name_models(["pane", "./pane"]) == ["pane", "china.jpg"]
+    assert inspect.name_models(["pane", "./pane"]) == ["pane", "china.jpg"]
 
 
 def test_where_it_is_missing_or_taken_for_an_architecture(monkeypatch, tmp_path):
