@@ -28,12 +28,12 @@ from typing import Any
 from vitrail.data.sources.folder import (
     ANNOTATED_FOLDER,
     find_annotation_table,
-    list_class_folders,
     open_annotated_folder,
     open_class_folders,
     open_csv,
     read_csv_splits,
 )
+from vitrail.data.sources.image_files import list_folders
 from vitrail.data.sources.list_source import ListSource, Pairs, list_class_names
 from vitrail.data.sources.source import MOST_BYTES, SPLITS, Source, hold_out, read_small_text
 from vitrail.errors import ConfigError, DataError, MissingExtraError, did_you_mean
@@ -190,13 +190,13 @@ def _find_listed_splits(data: Mapping[str, Pairs]) -> SplitOpeners:
 
 def _find_split_folders(path: Path) -> SplitOpeners:
     folders = {child.name: child for child in path.iterdir() if child.is_dir() and not child.name.startswith(".")}
-    if not any(list_class_folders(folders[theirs]) for _, theirs in _match_splits(set(folders))):
+    if not any(list_folders(folders[theirs]) for _, theirs in _match_splits(set(folders))):
         return {}  # the folders may be classes that have the same names as splits
     splits = _match_all_splits(path, set(folders))
     tables = {theirs: table for _, theirs in splits if (table := find_annotation_table(folders[theirs])) is not None}
     if tables:  # Tiny-ImageNet: val/ has a table instead of class folders; test/ has neither and is left out
         splits = [(ours, theirs) for ours, theirs in splits if theirs in tables or not _is_unlabelled(folders[theirs])]
-    class_lists = (list_class_folders(folders[theirs]) for _, theirs in splits if theirs not in tables)
+    class_lists = (list_folders(folders[theirs]) for _, theirs in splits if theirs not in tables)
     classes = sorted({name for names in class_lists for name in names})  # one list, so that labels agree
     return {
         ours: partial(open_annotated_folder, tables[theirs], classes)
@@ -207,7 +207,7 @@ def _find_split_folders(path: Path) -> SplitOpeners:
 
 
 def _is_unlabelled(folder: Path) -> bool:
-    return list_class_folders(folder) == [ANNOTATED_FOLDER]
+    return list_folders(folder) == [ANNOTATED_FOLDER]
 
 
 def _group_by_split(path: Path, files: Sequence[Path]) -> SplitOpeners:

@@ -15,7 +15,8 @@ from torch import Tensor
 from vitrail.data.check.report import FACTS, NO_FILE, DataReport, SplitFacts
 from vitrail.data.open import Data, open_splits
 from vitrail.data.parallel import map_samples, resolve_worker_count
-from vitrail.data.sources.folder import IMAGE_SUFFIXES, FileSource
+from vitrail.data.sources.folder import FileSource
+from vitrail.data.sources.image_files import IMAGE_SUFFIXES
 from vitrail.data.sources.source import Source, make_printable
 from vitrail.data.transforms.decode import EXTENSIONS, FORMATS, decode_to_pillow, read_format
 from vitrail.errors import DataError
@@ -118,7 +119,11 @@ def _looks_grey(image: Image.Image) -> bool:
 
 def _find_ignored(data: Data, source: Source) -> Iterator[tuple[str, str]]:
     """Yield each file in a folder of class folders that is not used, with the reason."""
-    if not isinstance(source, FileSource) or Path(str(data)).is_file() or len(list(source.root.glob("*.csv"))) == 1:
+    if (
+        not isinstance(source, FileSource)
+        or Path(str(data)).expanduser().is_file()
+        or len(list(source.root.glob("*.csv"))) == 1
+    ):
         return
     for path in _list_entries(source.root):
         if path.is_dir():

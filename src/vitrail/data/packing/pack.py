@@ -10,7 +10,7 @@ import hashlib
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -288,8 +288,14 @@ def _find_folder(data: Data) -> Path | None:
 
 
 def _shorten(name: str, folder: Path | None) -> str:
-    """Return a name without the folder of the data set."""
-    return name.removeprefix(f"{make_printable(folder)}/") if folder else name
+    """Return a name without the folder of the data set, however the folder was given."""
+    prefixes = _list_prefixes(folder) if folder else ()
+    return next((name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix)), name)
+
+
+@lru_cache
+def _list_prefixes(folder: Path) -> tuple[str, ...]:
+    return tuple(f"{make_printable(place)}/" for place in (folder, folder.absolute(), folder.resolve()))
 
 
 def _choose_title(data: Data) -> str:
