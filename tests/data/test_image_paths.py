@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -71,7 +70,7 @@ def test_what_is_held_out_depends_on_no_working_directory_and_no_link(prefix, ph
         prints.append(compute_fingerprint(open_data(data)))
     assert held == [held[0]] * 6
     assert prints == [prints[0]] * 6
-    assert held[0] == [name for name in held[0] if not os.path.isabs(name)]
+    assert held[0] == [name for name in held[0] if not Path(name).is_absolute()]
 
 
 def test_paths_from_the_working_directory_are_told_from_those_of_the_csv(photos, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Images in folders: one folder per class, or a table with the label of each file."""
+"""Image files that a table lists with their labels: a CSV, or the annotations beside a split's images."""
 
 from __future__ import annotations
 
@@ -16,16 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.data.order import Indices
-from vitrail.data.sources.image_files import (
-    IMAGE_SUFFIXES,
-    identify_folder,
-    is_dir,
-    is_image_name,
-    list_entries,
-    list_folders,
-    make_printable,
-    read_stat,
-)
+from vitrail.data.sources.image_files import make_printable, read_stat
 from vitrail.data.sources.source import Sample, Source, read_file
 from vitrail.data.sources.table_cache import MappedTable, load_or_build_table
 from vitrail.errors import DataError
@@ -93,37 +84,6 @@ def _resolve_folder(folder: str) -> str:
     return os.path.realpath(folder)
 
 
-def open_class_folders(root: Path, classes: Sequence[str] | None = None) -> FileSource:
-    """Open a folder with one subfolder per class; images may be in deeper subfolders.
-
-    `classes` gives the class names in order, for a split that may lack classes of another split.
-    """
-    here, classes = list_folders(root), list_folders(root) if classes is None else list(classes)
-    folders = [(label, root / name) for label, name in enumerate(classes) if name in here]
-    facts = [
-        f"{label} {make_printable(f)} {read_stat(f).st_mtime_ns}"
-        for label, top in folders
-        for f in _walk_folders(top, root)
-    ]
-
-    def build(folder: Path) -> None:
-        _write_table(folder, ((path, label) for label, top in folders for path in _walk_images(root, top)))
-
-    table = load_or_build_table(f"folder {root.resolve()}", "\n".join(facts), build)
-    files = FileSource(root, table, tuple(map(make_printable, classes)))
-    flat = sum(entry.name.lower().endswith(IMAGE_SUFFIXES) for entry in list_entries(root))
-    if flat and len(files):
-        log.warning("%s: %d images lie beside the folders of the classes, and are not used", root, flat)
-    if not len(files):
-        problem = (
-            f"{flat} images lie in {root} itself" if flat else f"{root} holds no images ({', '.join(IMAGE_SUFFIXES)})"
-        )
-        raise DataError(
-            f"{problem}: expected a folder for each class with images in it, or a CSV that tells their labels"
-        )
-    return files
-
-
 def find_annotation_table(root: Path) -> Path | None:
     """Return the annotation table of a split such as Tiny-ImageNet's val/, which has images/ and a table; else None."""
     table = root / f"{root.name}_annotations.txt"
@@ -151,7 +111,7 @@ def open_annotated_folder(table: Path, classes: Sequence[str]) -> FileSource:
     facts = f"{stat.st_size} {stat.st_mtime_ns} {' '.join(classes)}"
 
     def build(folder: Path) -> None:
-        _write_table(folder, rows())
+        write_table(folder, rows())
 
     index = load_or_build_table(f"annotated {table.resolve()}", facts, build)
     return FileSource(table.parent, index, tuple(map(make_printable, classes)))
@@ -166,9 +126,9 @@ def open_csv(path: Path, split: str | None = None) -> FileSource:
 
     def build(folder: Path) -> None:
         words = {label for _, label in _read_csv_rows(path, None)}  # of all splits, so that labels agree
-        classes = sorted(words, key=int) if all(word.isdecimal() for word in words) else sorted(words)
+        classes = sort_classes(words)
         numbers = {word: number for number, word in enumerate(classes)}
-        _write_table(folder, ((os.fsencode(name), numbers[label]) for name, label in _read_csv_rows(path, split)))
+        write_table(folder, ((os.fsencode(name), numbers[label]) for name, label in _read_csv_rows(path, split)))
         (folder / "classes.json").write_text(json.dumps(classes))
 
     table = load_or_build_table(f"csv {split} {path.resolve()}", f"{stat.st_size} {stat.st_mtime_ns}", build)
@@ -224,7 +184,18 @@ def _open_csv_reader(path: Path) -> Iterator[csv.DictReader[str]]:
         raise DataError(f"{path} cannot be read: {error}") from None
 
 
-def _write_table(folder: Path, rows: Iterator[tuple[bytes, int]]) -> None:
+def sort_classes(names: set[str]) -> list[str]:
+    """Return the names of classes in order: as numbers if all are numbers."""
+    return sorted(names, key=int) if all(name.isdecimal() for name in names) else sorted(names)
+
+
+@lru_cache
+def warn_once(text: str) -> None:
+    """Warn, but not again when the same data is opened once more."""
+    log.warning("%s", text)
+
+
+def write_table(folder: Path, rows: Iterator[tuple[bytes, int]]) -> None:
     """Write three columns: all names in one array of bytes, where each name starts, and the labels."""
     starts, labels = array("q", [0]), array("i")
     with (folder / "names").open("wb") as file:
@@ -237,26 +208,3 @@ def _write_table(folder: Path, rows: Iterator[tuple[bytes, int]]) -> None:
         np.save(folder / f"{column}.npy", values)
     del names
     (folder / "names").unlink()
-
-
-def _walk_folders(top: Path, root: Path) -> Iterator[Path]:
-    """Yield a folder and its subfolders. Links are followed, but not back to a folder above."""
-    return _walk_folders_below(top, (identify_folder(root),))
-
-
-def _walk_folders_below(top: Path, above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
-    here = identify_folder(top)
-    if here in above:
-        return
-    yield top
-    for entry in list_entries(top):
-        if is_dir(entry) and not entry.name.startswith("."):
-            yield from _walk_folders_below(Path(entry.path), (*above, here))
-
-
-def _walk_images(root: Path, top: Path) -> Iterator[bytes]:
-    """Yield the names of the images of a class, relative to the root."""
-    for folder in _walk_folders(top, root):
-        for entry in list_entries(folder):
-            if is_image_name(entry.name) and not is_dir(entry):
-                yield os.fsencode(Path(entry.path).relative_to(root))
