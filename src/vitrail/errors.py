@@ -57,13 +57,14 @@ class LayoutError(DataError):
     """A folder of images that has to be opened in another way: a deeper folder, or classes by the names of the files.
 
     Attributes:
-        data: the folder to give instead; None if none was found.
+        given: the folder that was opened.
+        data: the folder to give instead, which may be the same; None if none was found.
         labels_from: where in the file names the classes stand; None if the folders tell them.
     """
 
-    def __init__(self, message: str, data: str | None = None, labels_from: str | None = None) -> None:
+    def __init__(self, message: str, given: str = "", data: str | None = None, labels_from: str | None = None) -> None:
         super().__init__(message)
-        self.data, self.labels_from = data, labels_from
+        self.given, self.data, self.labels_from = given, data, labels_from
 
 
 class TooLargeError(DataError):

@@ -36,9 +36,10 @@ from vitrail.data.sources.folder import (
     read_csv_splits,
 )
 from vitrail.data.sources.image_files import list_folders, list_images
+from vitrail.data.sources.layout import explain_level
 from vitrail.data.sources.list_source import ListSource, Pairs, list_class_names
 from vitrail.data.sources.source import MOST_BYTES, SPLITS, Source, hold_out, read_small_text
-from vitrail.errors import ConfigError, DataError, MissingExtraError, did_you_mean
+from vitrail.errors import ConfigError, DataError, LayoutError, MissingExtraError, did_you_mean
 from vitrail.system.results import format_count
 
 DEFAULT_HOLDOUT = 0.1
@@ -159,6 +160,13 @@ def _has_test_labels(data: Data) -> bool:
         return bool((test.labels(0, min(len(test), LABELS_TO_INSPECT)) >= 0).any())
     except DataError:
         return False
+
+
+def propose_data(data: Data) -> LayoutError | None:
+    """Return an error that proposes a deeper folder, for data with too few classes; None if nothing looks right."""
+    if not isinstance(data, str | Path) or not _resolve_path(str(data)).is_dir() or list_splits(data):
+        return None
+    return explain_level(Path(data).expanduser())
 
 
 def name_data(data: Data) -> str:

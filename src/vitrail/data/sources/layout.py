@@ -99,7 +99,7 @@ def explain_flat_folder(folder: Path) -> DataError:
             f"{problem}: expected a folder for each class with images in it, or a CSV that tells their labels; if the "
             "names of the images tell them, give labels_from (--labels-from), such as 'NAME_*' for cat_1.jpg"
         )
-    return LayoutError(f"{problem}; {found.explain(folder)}", str(folder), found.labels_from)
+    return LayoutError(f"{problem}; {found.explain(folder)}", str(folder), str(folder), found.labels_from)
 
 
 def explain_parts(root: Path, names: Sequence[str]) -> LayoutError | None:
@@ -113,14 +113,15 @@ def explain_parts(root: Path, names: Sequence[str]) -> LayoutError | None:
     if found is None:
         return LayoutError(
             f"{problem}; give the folder that has one for each class, or a CSV that tells the labels. If they are your "
-            "classes, rename one of the folders"
+            "classes, rename one of the folders",
+            str(root),
         )
     if found.labels_from is not None and all(name.lower() in SPLIT_WORDS for name in names):
         found = found._replace(folder=root)  # with labels_from, splits may be flat
     rename = ""
     if found.labels_from is None and sum(map(_is_split_name, names)) > 1:
         rename = f"; or rename the parts train, val or test, and give {make_printable(root)}"
-    return LayoutError(f"{problem}; {found.explain(root)}{rename}", str(found.folder), found.labels_from)
+    return LayoutError(f"{problem}; {found.explain(root)}{rename}", str(root), str(found.folder), found.labels_from)
 
 
 def explain_level(root: Path) -> LayoutError | None:
@@ -129,7 +130,7 @@ def explain_level(root: Path) -> LayoutError | None:
     if found is None or (found.folder == root and found.labels_from is None):
         return None
     problem = f"{make_printable(root)} has fewer than two classes"
-    return LayoutError(f"{problem}; {found.explain(root)}", str(found.folder), found.labels_from)
+    return LayoutError(f"{problem}; {found.explain(root)}", str(root), str(found.folder), found.labels_from)
 
 
 def is_part_name(name: str) -> bool:
@@ -169,4 +170,8 @@ def _propose_folder(folder: Path) -> Proposal | None:
     counts = Counter({make_printable(name): count for name in names if (count := len(list_images(folder / name)))})
     if len(counts) > 1 and not all(map(is_part_name, counts)):
         return Proposal(folder, None, counts)
+    if names and all(name.lower() in SPLIT_WORDS for name in names):
+        parts = [part for name in names if (part := _propose_folder(folder / name)) is not None]
+        if any(part.labels_from is None for part in parts):
+            return Proposal(folder, None, max((part.counts for part in parts), key=Counter.total))
     return propose_labels(folder)
