@@ -34,6 +34,7 @@ from vitrail.data.sources.folder import (
     open_annotated_folder,
     open_csv,
     read_csv_splits,
+    warn_once,
 )
 from vitrail.data.sources.image_files import list_folders, list_images
 from vitrail.data.sources.layout import explain_level
@@ -233,6 +234,8 @@ def _find_flat_splits(data: FlatFolder) -> SplitOpeners:
     folders = {ours: root / theirs for ours, theirs in _match_all_splits(root, names)}
     labelled = {ours: folder for ours, folder in folders.items() if find_labels(list_images(folder), pattern)}
     parts = list(labelled.values())
+    for folder in set(folders.values()) - set(parts):
+        warn_once(f"{folder} is left out: labels_from = {data.labels_from!r} finds no class in the names of its images")
     return {ours: partial(open_flat_folder, folder, data.labels_from, parts) for ours, folder in labelled.items()}
 
 

@@ -116,8 +116,8 @@ def open_flat_folder(folder: Path, labels_from: str, parts: Sequence[Path] = ())
         )
     if facts["left_out"]:
         warn_once(
-            f"{make_printable(folder)}: {format_count(facts['left_out'], 'image')} whose names do not fit "
-            f"{labels_from!r}, such as {facts['example']}, are not used"
+            f"{make_printable(folder)}: {format_count(facts['left_out'], 'image')} not used, such as "
+            f"{facts['example']}, for labels_from = {labels_from!r} finds no class in the name"
         )
     return files
 
