@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vitrail.cli.completion import LabelsFromOption
 from vitrail.cli.printing import announce_pane, interruptible, print_lines, stop_on_sigterm
 from vitrail.cli.train import describe_training_result
 
@@ -26,6 +27,7 @@ def finetune(
             help="MODEL to start from: folder, file, run, hf:owner/name, timm:name; pane if not given; or scratch.",
         ),
     ] = None,
+    labels_from: LabelsFromOption = None,
     sweep: Annotated[
         bool, typer.Option(help="Choose the learning rate on a held-out part, as the paper does.")
     ] = False,
@@ -50,12 +52,14 @@ def finetune(
     with EventDisplay(plain_lines=True) as display:
         printer = _Printer(display, announces_pane=start is None)
         if not quick:
-            result = run(data, model, sweep=sweep, settings=settings, on_event=printer)
+            result = run(data, model, sweep=sweep, labels_from=labels_from, settings=settings, on_event=printer)
             print_lines(describe_training_result(result, printer.seen.get("report", {})))
             return
         with interruptible("the features computed so far are kept"):
-            result = run(data, model, quick=True, sweep=sweep, settings=settings, on_event=printer)
-            print_lines(_describe_quick_result(result, printer.seen["features"]["images"], data, model))
+            result = run(
+                data, model, quick=True, sweep=sweep, labels_from=labels_from, settings=settings, on_event=printer
+            )
+            print_lines(_describe_quick_result(result, printer.seen["features"]["images"], data, model, labels_from))
 
 
 class _Printer:
@@ -127,7 +131,9 @@ def _format_accuracy(values: dict[str, Any]) -> str:
     return f"{share['value']:.1%} of {values['images']:,} ({interval})"
 
 
-def _describe_quick_result(result: FinetuneResult, images: int, data: str, model: str) -> Iterator[str]:
+def _describe_quick_result(
+    result: FinetuneResult, images: int, data: str, model: str, labels_from: str | None = None
+) -> Iterator[str]:
     """Yield a line for each of the most confident suspects, then their number, the model and the next command."""
     from vitrail.workflows.finetune_result import MISLABELLED_FILE, MOST_LISTED
 
@@ -143,7 +149,8 @@ def _describe_quick_result(result: FinetuneResult, images: int, data: str, model
         yield "no image seems to be mislabelled"
     yield f"model: {result.weights}"
     folder = json.dumps(str(result.folder))
+    names = "" if labels_from is None else f" --labels-from {shlex.quote(labels_from)}"
     yield (
         f"next: in Python, model = vitrail.load({folder}); or train all of it, which takes longer and may be "
-        f"better: vitrail finetune --data {shlex.quote(data)} --from {shlex.quote(model)}"
+        f"better: vitrail finetune --data {shlex.quote(data)}{names} --from {shlex.quote(model)}"
     )

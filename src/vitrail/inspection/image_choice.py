@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.open import Data, choose_test_split, list_splits, open_data
-from vitrail.data.sources.folder import IMAGE_SUFFIXES, walk_files
+from vitrail.data.sources.image_files import IMAGE_SUFFIXES, walk_files
 from vitrail.data.sources.source import Source, make_printable, read_file
 from vitrail.data.transforms.decode import decode_image
 from vitrail.errors import DataError

@@ -12,7 +12,15 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from vitrail.data.loader import EvaluationLoader, TrainingLoader
-from vitrail.data.open import DEFAULT_HOLDOUT, Data, list_splits, open_data, open_training_images
+from vitrail.data.open import (
+    DEFAULT_HOLDOUT,
+    Data,
+    add_labels_from,
+    list_splits,
+    open_data,
+    open_training_images,
+    propose_data,
+)
 from vitrail.data.resident import CachedBatches, ResidentImages, ResidentLoader
 from vitrail.data.sources.memory import InMemorySource
 from vitrail.data.sources.source import Source, compute_fingerprint, hold_out
@@ -171,7 +179,7 @@ def open_training_data(config: DataConfig, given: Data | None = None) -> Trainin
     Raises:
         DataError: There is no such data, or it has no part "test" to validate on.
     """
-    source = config.source if given is None else given
+    source = add_labels_from(config.source if given is None else given, config.labels_from)
     part, splits, share = config.validate_on, list_splits(source), config.holdout
     if part == "holdout":
         whole = open_training_images(source)
@@ -266,7 +274,9 @@ def check_run(config: RunConfig, data: TrainingData, ranks: Ranks) -> None:
     classes = data.training.num_classes
     if classes < 2:
         name = f", {data.training.classes[0]!r}" if data.training.classes else ""
-        raise DataError(f"{config.data.source} has one class{name}: a classifier needs two or more")
+        raise propose_data(config.data.source) or DataError(
+            f"{config.data.source} has one class{name}: a classifier needs two or more"
+        )
     if data.evaluation is not None and (
         data.evaluation.classes != data.training.classes or data.evaluation.num_classes > classes
     ):

@@ -90,6 +90,9 @@ class DataConfig(Section):
 
     source: str
     """DATA: a folder, a .csv, .parquet or .tar file, a folder of shards, hf:owner/name, or digits."""
+    labels_from: str | None = None
+    """Where the class stands in the names of a folder's images: "NAME_*" for cat_1.jpg, or a regular expression with
+    one group. If left out, folders tell the classes."""
     validate_on: Literal["val", "test", "holdout", "none"] = "val"
     """The part that evaluations during training use. holdout: a share of train, even if the data has a part "val",
     which is then left for a test."""

@@ -11,7 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.open import Data, name_data, open_data
+from vitrail.data.open import Data, add_labels_from, name_data, open_data
+from vitrail.data.sources.flat_folder import FlatFolder
 from vitrail.errors import ConfigError
 from vitrail.inference.engine import Model
 from vitrail.model.base import ImageModel
@@ -45,6 +46,7 @@ def finetune(
     *,
     quick: bool = False,
     sweep: bool = False,
+    labels_from: str | None = None,
     folder: str | Path | None = None,
     settings: Settings | None = None,
     on_event: OnEvent | None = None,
@@ -63,6 +65,8 @@ def finetune(
             settings of an architecture, such as model.depth.
         quick: only fit a head to the frozen features, which takes seconds on a CPU, and list doubtful labels.
         sweep: choose the learning rate on a held-out part first, as the paper does.
+        labels_from: where the class stands in the names of a folder's images: "NAME_*" for cat_1.jpg, or a regular
+            expression with one group.
         folder: where the run goes; by default runs/finetune-DATA-from-MODEL, or runs/quick-….
         settings: what replaces the chosen settings: a dictionary such as {"schedule.steps": 300}, or `key=value` texts.
         on_event: called with what happens; None shows a bar on a terminal or in a notebook.
@@ -89,6 +93,7 @@ def finetune(
     """
     settings = settings if settings is not None else ()
     start = choose_start(model, settings)
+    data = add_labels_from(data, labels_from)
     if isinstance(data, list):
         data = open_data(data)  # once: it remembers what it has computed about the images
     with open_listener(on_event) as listener:
@@ -116,6 +121,8 @@ def _train_classifier(
         raise ConfigError("the folder was given twice: leave out run.folder, or the argument folder")
     if "source" in given_keys:
         raise ConfigError("the data was given twice: leave out data.source")
+    if "labels_from" in given_keys:
+        raise ConfigError("labels_from goes with the data: give it as --labels-from (labels_from=…)")
     summary, data_name = summarise_data(data), name_data(data)
     name = None if start is None else name_model(start)
     listener("data", {"data": data_name, "start": name, **asdict(summary)})
@@ -126,6 +133,8 @@ def _train_classifier(
         tree = make_finetune_config(summary, network, name)
         rates = [scale_learning_rate(rate, tree["data"]["batch_size"]) for rate in LEARNING_RATES]
     tree["data"]["source"] = data_name
+    if isinstance(data, FlatFolder):
+        tree["data"]["labels_from"] = data.labels_from
     tree["run"]["folder"] = str(folder) if folder is not None else f"runs/{name_run_folder(data_name, name)}"
     config = set_intervals(resolve(tree, settings), given_keys, summary)
     if isinstance(start, ImageModel) and network is not None:

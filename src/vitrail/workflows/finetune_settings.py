@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.data.open import DEFAULT_HOLDOUT, Data, list_splits, name_data, open_training_images
+from vitrail.data.open import DEFAULT_HOLDOUT, Data, list_splits, name_data, open_training_images, propose_data
 from vitrail.data.sources.source import Source
 from vitrail.data.transforms.decode import decode_to_pillow
 from vitrail.errors import ConfigError, DataError
@@ -58,12 +58,14 @@ def summarise_data(data: Data) -> DataSummary:
     source, name = open_training_images(data), name_data(data)
     if source.num_classes < 2:
         count = format_count(source.num_classes, "class")
-        raise DataError(f"{name} has {count}: a classifier needs a folder for each of two or more")
+        raise propose_data(data) or DataError(
+            f"{name} has {count}: a classifier needs a folder for each of two or more"
+        )
     labels = source.labels(0, len(source))
     counts = np.bincount(labels[labels >= 0], minlength=source.num_classes)  # a missing label fails when it is read
     if not counts.all():
         empty = source.classes[int(counts.argmin())] if source.classes else int(counts.argmin())
-        raise DataError(
+        raise propose_data(data) or DataError(
             f"{name} has no image of {empty!r} that can be read: `vitrail data check` tells what was left out; "
             "export those as JPEG, or take the folder away"
         )
