@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from vitrail.data.open import Data, list_splits, open_data
-from vitrail.data.sources.folder import IMAGE_SUFFIXES
+from vitrail.data.sources.image_files import IMAGE_SUFFIXES
 from vitrail.data.sources.source import Source, Subset, compute_fingerprint
 from vitrail.data.transforms.decode import open_image
 from vitrail.errors import DataError, VitrailError

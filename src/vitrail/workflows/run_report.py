@@ -32,6 +32,7 @@ def write_run_report(
     *,
     source: Data | None = None,
     scores: ModelScores | None = None,
+    is_brief: bool = False,
     on_event: OnEvent = ignore_event,
 ) -> TrainingResult:
     """Write the report of a finished run into its folder, and return the result with the report's path.
@@ -43,6 +44,7 @@ def write_run_report(
         source: The images of the run, if no name opens them.
         scores: How good the model is. If None, a classifier is scored on the images that the run was validated on: on
             as many of them, evenly spread, as take about 15 seconds.
+        is_brief: Whether it must be made within seconds: the inside is measured on few images.
         on_event: Called with what happens.
 
     Events:
@@ -54,7 +56,7 @@ def write_run_report(
         return result
     values = {"folder": str(result.folder), "path": None, "problem": ""}
     try:
-        result = replace(result, report=_inspect_run(result, source, scores, on_event))
+        result = replace(result, report=_inspect_run(result, source, scores, is_brief, on_event))
         values["path"] = str(result.report)
     except KeyboardInterrupt:
         values["problem"] = STOPPED
@@ -65,7 +67,9 @@ def write_run_report(
     return result
 
 
-def _inspect_run(result: TrainingResult, source: Data | None, scores: ModelScores | None, on_event: OnEvent) -> Path:
+def _inspect_run(
+    result: TrainingResult, source: Data | None, scores: ModelScores | None, is_brief: bool, on_event: OnEvent
+) -> Path:
     device, names = choose_device(result.config.run.device), [str(result.folder)]
     images = open_run_images(result.config, source)
     choice = choose_photographs() if images is None else images.choice
@@ -74,7 +78,7 @@ def _inspect_run(result: TrainingResult, source: Data | None, scores: ModelScore
         model = result.model.to(device)
         if scores is None and images is not None and images.labelled is not None:
             scores = _score_run(model, images.labelled, name_models(names)[0], on_event)
-        most = _count_affordable(model, CPU_OPERATIONS)
+        most = _count_affordable(model, QUICK_OPERATIONS if is_brief else CPU_OPERATIONS)
         return inspect_loaded(names, [model], choice, path, most, on_event, [scores]).report
     finally:
         result.model.cpu()

@@ -170,6 +170,15 @@ def hold_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:
     return Subset(source, np.flatnonzero(~out)), Subset(source, np.flatnonzero(out))
 
 
+def halve_source(source: Source, seed: int = 1) -> tuple[Subset, Subset]:
+    """Divide a source into two halves, each class as evenly as possible. The choice depends on names and the seed."""
+    count = len(source)
+    salt = seed.to_bytes(16, "big", signed=True)
+    keys = np.fromiter((hash_name(salt, source.identity(index)) for index in range(count)), np.uint64, count)
+    order = np.lexsort((keys, source.labels(0, count)))  # neighbours are of one class wherever that is possible
+    return Subset(source, np.sort(order[::2])), Subset(source, np.sort(order[1::2]))
+
+
 def hash_name(salt: bytes, identity: str) -> int:
     """Return a number that orders samples at random, the same wherever the data is stored."""
     digest = hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=8, salt=salt).digest()
