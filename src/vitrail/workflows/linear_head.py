@@ -7,7 +7,7 @@ accuracy is honest, and an image whose prediction is confident of another class 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +38,7 @@ from vitrail.system.intervals import Estimate, estimate_share
 from vitrail.system.ranks import require_one_process
 from vitrail.system.results import to_plain
 from vitrail.training.config import RunConfig
-from vitrail.training.resolve import Settings, name_settings, resolve
+from vitrail.training.resolve import Settings, flatten_settings, name_settings, resolve
 from vitrail.weights.load import load
 from vitrail.weights.save import save
 from vitrail.workflows.finetune_result import MISLABELLED_FILE, REPORT_FILE, FinetuneResult
@@ -181,6 +181,13 @@ def resolve_options(data: str, model: str, folder: str | Path | None, settings: 
     place = str(folder) if folder is not None else f"runs/{name_run_folder(data, model, is_quick=True)}"
     tree = {"data": {"source": data}, "model": {"weights": model}, "schedule": {"steps": 1}}
     return resolve({**tree, "run": {"folder": place}}, settings)
+
+
+def select_allowed(settings: Settings) -> Settings:
+    """Return the settings that have a meaning for a linear head."""
+    if isinstance(settings, Mapping):
+        return {key: value for key, value in flatten_settings(settings) if key in ALLOWED}
+    return [setting for setting in settings if setting.partition("=")[0].strip() in ALLOWED]
 
 
 class CrossValidation(NamedTuple):

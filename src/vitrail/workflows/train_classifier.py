@@ -5,6 +5,7 @@ What chooses (the step, the learning rate) is never what reports: see vitrail/tr
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +25,7 @@ from vitrail.model.base import ImageModel
 from vitrail.system.device import choose_device
 from vitrail.system.events import OnEvent, send_messages, send_progress
 from vitrail.system.files import short_name
+from vitrail.system.ranks import require_one_process
 from vitrail.system.results import format_count, to_plain
 from vitrail.training.build import divide_validation, open_training_data
 from vitrail.training.config import RunConfig
@@ -35,9 +37,11 @@ from vitrail.training.sweep import Trial, change_config, choose_best, run_trials
 from vitrail.workflows.finetune_result import FinetuneResult
 from vitrail.workflows.finetune_settings import (
     LEARNING_RATES,
+    OPTIMIZER_KEYS,
     SCRATCH_LEARNING_RATES,
     DataSummary,
     choose_division,
+    choose_optimizer_for_fitted_head,
     make_finetune_config,
     make_scratch_config,
     name_run_folder,
@@ -45,7 +49,7 @@ from vitrail.workflows.finetune_settings import (
     set_intervals,
     summarise_data,
 )
-from vitrail.workflows.linear_head import fit_linear_head, set_head
+from vitrail.workflows.linear_head import fit_linear_head, select_allowed, set_head
 from vitrail.workflows.run_report import write_run_report
 from vitrail.workflows.start_model import name_model, open_start, save_start
 from vitrail.workflows.time_budget import CPU_MINUTES, Plan, plan_training
@@ -101,36 +105,27 @@ def train_classifier(request: ClassifierRequest, listener: OnEvent) -> FinetuneR
     tree["data"]["source"] = data_name
     if isinstance(data, FlatFolder):
         tree["data"]["labels_from"] = data.labels_from
-    place = request.folder if request.folder is not None else f"runs/{name_run_folder(data_name, name)}"
-    tree["run"]["folder"] = str(place)
+    tree["run"]["folder"] = str(request.folder or f"runs/{name_run_folder(data_name, name)}")
     config = _set_division(resolve(tree, request.settings), data, summary, request)
     minutes = _choose_minutes(request, config)
-    begun = config.run.folder / CONFIG_FILE
-    if minutes is not None and begun.is_file():
-        # What was planned then holds when the same command resumes it, however fast the machine is now.
-        config = resolve(
-            {**read_toml(begun), "run": {**read_toml(begun)["run"], "folder": str(place)}}, request.settings
-        )
+    if minutes is not None and (config.run.folder / CONFIG_FILE).is_file():
+        config = _read_begun_run(config, request)
         network = None if network is None else open_start(str(config.model.weights))
         listener("choices", list_choices(config, minutes, None))
     else:
         plan = None
         if minutes is not None:
             left = 60 * minutes - (time.monotonic() - began)
-            plan = _plan(config, request, summary, network, left)
-            if plan is None and network is not None:
+            config, plan = _plan_training(config, request, summary, network, left)
+            if plan is None and start is not None:
                 message = f"{minutes:g} minutes are too short to train on {summary.images:,} images here"
                 send_messages(listener)(f"{message}: a linear head is fitted to the frozen features instead")
-                return fit_linear_head(
-                    data, start if start is not None else network, folder=request.folder, on_event=listener
-                )
-            config = config if plan is None else plan.config
+                settings = select_allowed(request.settings)
+                return fit_linear_head(data, start, folder=request.folder, settings=settings, on_event=listener)
         config = set_intervals(config, request.given_keys, summary)
         listener("choices", list_choices(config, minutes, plan))
-        if network is not None and plan is not None and fit_start_head(network, config, data, listener):
-            config = change_config(config, {"model": {"keep_head": True}, "run": {"evaluate_start": True}})
-        if network is not None and (isinstance(start, ImageModel) or config.model.keep_head):
-            config = change_config(config, {"model": {"weights": str(save_start(network, config.run.folder))}})
+        if network is not None:
+            config = _prepare_start(config, request, network, plan is not None, listener)
     trials: tuple[Trial, ...] = ()
     if request.sweep:
         trials = _try_rates(config, rates, data, network, listener)
@@ -139,20 +134,41 @@ def train_classifier(request: ClassifierRequest, listener: OnEvent) -> FinetuneR
         config = change_config(config, {"optimizer": {"learning_rate": best.rate}})
     result = run_training(config, source=data, start=network, on_event=listener)
     scores = score_classifier(result, data, summary, listener)
-    written = write_run_report(result, source=data, scores=scores, on_event=listener, is_brief=minutes is not None)
-    is_tested = scores is not None and summary.has_test
+    written = write_run_report(result, source=data, scores=scores, is_brief=minutes is not None, on_event=listener)
+    judged = None if scores is None else scores.report
+    is_tested = judged is not None and summary.has_test
     return FinetuneResult(
         model=result.model,
         folder=result.folder,
         weights=result.weights,
         config=config,
-        accuracy=scores.report.top1 if is_tested and scores is not None else result.accuracy,
-        evaluated=scores.report.images if is_tested and scores is not None else result.evaluated,
+        accuracy=judged.top1 if judged is not None and is_tested else result.accuracy,
+        evaluated=judged.images if judged is not None and is_tested else result.evaluated,
         evaluation=result.evaluation,
-        judged=None if scores is None else scores.report,
+        judged=judged,
         report=written.report,
         trials=trials,
     )
+
+
+def _read_begun_run(config: RunConfig, request: ClassifierRequest) -> RunConfig:
+    """Return the configuration of the run in the folder, with the settings that the user gives now.
+
+    What was planned then holds when the same command resumes the run, however fast the machine is now.
+    """
+    tree = read_toml(config.run.folder / CONFIG_FILE)
+    return resolve({**tree, "run": {**tree["run"], "folder": str(config.run.folder)}}, request.settings)
+
+
+def _prepare_start(
+    config: RunConfig, request: ClassifierRequest, network: ImageModel, fits_head: bool, listener: OnEvent
+) -> RunConfig:
+    """Fit a head to start from, if that is planned, and save a start that no name can load again."""
+    if fits_head and fit_start_head(network, config, request.data, listener):
+        config = change_config(config, {"model": {"keep_head": True}, "run": {"evaluate_start": True}})
+    if config.model.keep_head or isinstance(request.start, ImageModel):
+        config = change_config(config, {"model": {"weights": str(save_start(network, config.run.folder))}})
+    return config
 
 
 def _make_tree(
@@ -177,20 +193,27 @@ def _set_division(config: RunConfig, data: Data, summary: DataSummary, request: 
 def _choose_minutes(request: ClassifierRequest, config: RunConfig) -> float | None:
     """Return the time that the training must fit into: the one that was asked for, and on a CPU some minutes."""
     if request.minutes is not None:
+        require_one_process("--minutes")
         return request.minutes
-    is_free = request.sweep or request.given_keys & LENGTH_KEYS or choose_device(config.run.device).type == "cuda"
-    return None if is_free else CPU_MINUTES
+    is_free = request.sweep or request.given_keys & LENGTH_KEYS or os.environ.get("WORLD_SIZE", "1") != "1"
+    return None if is_free or choose_device(config.run.device).type == "cuda" else CPU_MINUTES
 
 
-def _plan(
+def _plan_training(
     config: RunConfig, request: ClassifierRequest, summary: DataSummary, network: ImageModel | None, seconds: float
-) -> Plan | None:
-    """Fit the training into the time that is left; None if even the smallest training takes longer."""
+) -> tuple[RunConfig, Plan | None]:
+    """Fit the training into the time that is left, and return its configuration.
+
+    The plan is None if even the smallest training takes longer; from scratch, where there is no other way, it then
+    trains as long as there is time.
+    """
+    if network is not None and not request.given_keys & OPTIMIZER_KEYS:
+        config = change_config(config, {"optimizer": choose_optimizer_for_fitted_head(network)})
     opened = open_training_data(change_config(config, {"data": {"in_memory": False}}).data, request.data)
     sizes: list[tuple[int, int] | None] = [None]
     if network is not None and "image_size" not in request.given_keys and config.model.image_size != network.image_size:
         sizes.append(network.image_size)
-    return plan_training(
+    plan = plan_training(
         config,
         sizes,
         request.data,
@@ -201,6 +224,9 @@ def _plan(
         device=choose_device(config.run.device),
         fits_head=network is not None,
     )
+    if plan is None:
+        return change_config(config, {"run": {"most_seconds": max(seconds, 1.0)}}), None
+    return plan.config, plan
 
 
 def list_choices(config: RunConfig, minutes: float | None, plan: Plan | None) -> dict[str, Any]:
