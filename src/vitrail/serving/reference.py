@@ -38,7 +38,7 @@ TIMING = {
 }
 ERROR = {
     "type": "object",
-    "properties": {"error": {"type": "object", "properties": {"code": TEXT, "message": TEXT}}},
+    "properties": {"error": {"type": "object", "properties": {"code": TEXT, "message": TEXT, "request_id": TEXT}}},
     "required": ["error"],
 }
 BEARER = {"type": "http", "scheme": "bearer"}
