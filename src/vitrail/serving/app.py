@@ -18,7 +18,7 @@ from vitrail.serving.access_log import AccessRecord, choose_request_id
 from vitrail.serving.endpoints import MODEL_KEY, ImageEndpoint
 from vitrail.serving.http_errors import CLOSE, HttpError
 from vitrail.serving.metrics import ServerMetrics
-from vitrail.serving.reference import OPEN_PATHS, describe_api, render_reference
+from vitrail.serving.reference import OPEN_PATHS, SCRIPT_PATHS, describe_api, render_reference
 from vitrail.serving.served_model import Operation
 from vitrail.serving.service import Service
 from vitrail.serving.settings import ServerSettings
@@ -29,8 +29,8 @@ HTML, CSS, JAVASCRIPT = (f"text/{name}; charset=utf-8" for name in ("html", "css
 STATIC_FILES = {
     "/": ("page/index.html", HTML),
     "/page.css": ("page/page.css", CSS),
-    "/page.js": ("page/page.js", JAVASCRIPT),
     "/docs.css": ("reference.css", CSS),
+    **{path: (f"page{path}", JAVASCRIPT) for path in SCRIPT_PATHS},
 }
 """Files inside this package by the path at which they are served, with their content types."""
 OPERATIONS: tuple[Operation, ...] = ("classify", "embed", "attention")

@@ -8,7 +8,9 @@ from typing import Any
 from vitrail import __version__
 from vitrail.serving.settings import MOST_TOP, TOP, ServerSettings
 
-OPEN_PATHS = {"/", "/page.css", "/page.js", "/docs.css", "/healthz", "/readyz", "/docs", "/openapi.json"}
+SCRIPT_PATHS = tuple(f"/{name}.js" for name in ("page", "card", "look", "attention_map", "server", "strip", "words"))
+"""The modules of the page."""
+OPEN_PATHS = {"/", "/page.css", *SCRIPT_PATHS, "/docs.css", "/healthz", "/readyz", "/docs", "/openapi.json"}
 """Paths that need no token: they reveal nothing about models or clients."""
 ERRORS = {
     400: "No image, or a damaged one.",
