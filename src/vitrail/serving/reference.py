@@ -208,4 +208,4 @@ def _render_table(heading: str, rows: list[tuple[str, str]]) -> str:
     cells = "".join(
         f"<tr><td><code>{escape(first)}</code></td><td>{escape(second)}</td></tr>" for first, second in rows
     )
-    return f"<table><thead><tr><th>{heading}</th><th></th></tr></thead><tbody>{cells}</tbody></table>" if rows else ""
+    return f"<table><thead><tr><th>{heading}</th><td></td></tr></thead><tbody>{cells}</tbody></table>" if rows else ""
