@@ -46,7 +46,7 @@ if __name__ == "__main__":
                 card = page.locator(".card").nth(place - 1)
                 card.locator("summary").click()
                 card.locator(".stage canvas").wait_for()
-            page.wait_for_function("!document.querySelector('[aria-busy=true]')")
+            page.wait_for_function("() => !document.querySelector('[aria-busy=true]')")
             page.mouse.move(0, 0)
             page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
         if given.top:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from datetime import UTC, datetime
+from functools import lru_cache
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 from urllib.parse import quote
@@ -21,6 +22,8 @@ LEVELS = ("debug", "info", "warning", "error")
 QUIET_PATHS = ("/healthz", "/readyz", "/metrics")
 QUIET_ERRORS = (None, "starting", "closing")
 """Monitoring asks for these paths every few seconds. They are logged as "debug" while nothing is wrong."""
+QUIET_SUFFIXES = (".js", ".css")
+"""Files that belong to a page, whose own request is logged."""
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:=+/@-]{1,128}")
 """Ids that are taken over from clients: they cannot break a line or a header."""
 LONGEST_PATH = 200
@@ -28,7 +31,7 @@ LONGEST_PATH = 200
 GATHER_SECONDS = 0.05
 """Time for which lines gather until they are written together."""
 MOST_WAITING = 20_000
-"""Largest number of requests that wait to be written; further ones are only counted."""
+"""Largest number of lines that wait to be written; further requests are only counted."""
 CLOSE_SECONDS = 2.0
 """Time that a stopping server gives to the last lines."""
 
@@ -65,7 +68,7 @@ class AccessLog:
         self.is_on = line_format != "off"
         self._format_line = format_json if line_format == "json" else format_plain
         self._lowest = LEVELS.index(level)
-        self._waiting: SimpleQueue[AccessRecord | None] = SimpleQueue()
+        self._waiting: SimpleQueue[str | None] = SimpleQueue()
         self._left_out = 0
         self._writer: threading.Thread | None = None
 
@@ -76,7 +79,8 @@ class AccessLog:
         if self._waiting.qsize() >= MOST_WAITING:
             self._left_out += 1
             return
-        self._waiting.put(record)
+        # A line takes a few microseconds. Many at a time in the other thread would keep the interpreter from requests.
+        self._waiting.put(self._format_line(record))
         if self._writer is None:
             self._writer = threading.Thread(target=self._write_until_closed, name="access-log", daemon=True)
             self._writer.start()
@@ -91,16 +95,16 @@ class AccessLog:
     def _write_until_closed(self) -> None:
         is_open = True
         while is_open:
-            records = [self._waiting.get()]
-            if records[0] is not None:
+            waiting = [self._waiting.get()]
+            if waiting[0] is not None:
                 time.sleep(GATHER_SECONDS)
             try:
-                while len(records) < MOST_WAITING:
-                    records.append(self._waiting.get_nowait())
+                while len(waiting) < MOST_WAITING:
+                    waiting.append(self._waiting.get_nowait())
             except Empty:
                 pass
-            is_open = None not in records
-            lines = [self._format_line(record) for record in records if record is not None]
+            is_open = None not in waiting
+            lines = [line for line in waiting if line is not None]
             left_out, self._left_out = self._left_out, 0
             if left_out:
                 lines.append(f"{left_out} requests are not in this log: stderr took the lines too slowly")
@@ -117,12 +121,12 @@ def choose_request_id(headers: list[tuple[bytes, bytes]]) -> str:
 
 
 def choose_level(record: AccessRecord) -> str:
-    """Return "error" if the server failed, "warning" if it refused, "debug" for routine checks, otherwise "info"."""
+    """Return "error" if the server failed, "warning" if it refused, "debug" for routine requests, otherwise "info"."""
     if record.path in QUIET_PATHS and record.error in QUIET_ERRORS:
         return "debug"
     if record.error is not None:
         return "error" if record.error == "failed" else "warning"
-    return "info"
+    return "debug" if record.path.endswith(QUIET_SUFFIXES) else "info"
 
 
 def format_plain(record: AccessRecord) -> str:
@@ -164,7 +168,13 @@ def format_json(record: AccessRecord) -> str:
 
 
 def _format_time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    milliseconds = round(seconds * 1000)
+    return f"{_format_second(milliseconds // 1000)}.{milliseconds % 1000:03d}Z"
+
+
+@lru_cache(maxsize=4)  # thousands of requests may share a second
+def _format_second(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _escape_path(path: str) -> str:
