@@ -295,3 +295,47 @@ def test_a_closed_photo_that_was_not_answered_is_asked_for_when_it_comes_back(wi
         page.get_by_role("button", name="Open cat.png again").click()
         answered(card(page, "cat.png"))
         assert len(stand.asked("/v1/classify")) == 2
+
+
+@pytest.mark.slow
+def test_closed_and_opened_again_at_once_nothing_is_left_waiting(window: Browser, stand: StandIn):
+    """The end of the first request comes after the second has begun, on the way, in the queue, and for a map."""
+    blink = """(name) => {
+        document.querySelector(`[aria-label="Close ${name}"]`).click();
+        document.querySelector(`[aria-label="Open ${name} again"]`).click();
+    }"""
+    stand.open.clear()
+    with opened(window, stand) as page:
+        give(page, *((f"{number}.png", photo(seed=number)) for number in range(5)))
+        wait(page, lambda: len(stand.asked("/v1/classify")) == 3)
+        for name in ("0.png", "4.png"):
+            page.evaluate(blink, name)
+        stand.open.set()
+        for number in range(5):
+            answered(card(page, f"{number}.png"))
+        stand.open.clear()
+        unfold(card(page, "1.png"))
+        wait(page, lambda: len(stand.asked("/v1/attention")) == 1)
+        page.evaluate(blink, "1.png")
+        stand.open.set()
+        overlaid(card(page, "1.png"))
+
+
+@pytest.mark.slow
+def test_a_card_made_while_the_server_was_gone_can_be_tried_again(window: Browser):
+    stand = StandIn()
+    with stand.running(), opened(window, stand) as page:
+        page.get_by_text("1,000 classes").wait_for()
+        page.route("**/v1/*", lambda route: route.abort())
+        page.reload()
+        page.get_by_role("alert").get_by_text("The server does not answer.").wait_for()
+        give(page, ("cat.png", photo()))
+        here = card(page, "cat.png")
+        here.get_by_text("The server does not answer.").wait_for()
+        assert here.locator("[aria-busy=true]").count() == 0
+        here.get_by_role("button", name="Try again").click()
+        page.wait_for_timeout(100)
+        assert here.get_by_text("Waiting").count() == 0
+        page.unroute("**/v1/*")
+        here.get_by_role("button", name="Try again").click()
+        answered(here)

@@ -9,7 +9,7 @@ let lastStrength = 35; // per cent; new cards take over what was set last
 export class Card {
   /**
    * `photo` is an image that has loaded, or null where the browser cannot show the file. `hooks` are functions of the
-   * page: announce(words), tell(trouble) and closed(card).
+   * page: announce(words), tell(trouble), tryAgain() and closed(card).
    */
   constructor(file, photo, hooks) {
     Object.assign(this, { file, photo, hooks, looks: new Map(), shown: [], stopped: new AbortController() });
@@ -55,7 +55,6 @@ export class Card {
 
   /** A folder, or a file that has changed on the disk, must not look like a server that is gone. */
   async checkReadable() {
-    this.stopped.signal.throwIfAborted();
     try {
       await this.file.slice(0, 1).arrayBuffer();
     } catch {
@@ -98,6 +97,7 @@ export class Card {
   close() {
     this.isOpen = false;
     this.stopped.abort();
+    for (const look of this.looks.values()) look.stop();
     this.root.remove();
   }
 

@@ -65,6 +65,7 @@ export class Look {
     this.paint();
     try {
       await takeTurn(async () => {
+        signal.throwIfAborted();
         await this.card.checkReadable();
         this.state = "asked";
         this.paint();
@@ -75,12 +76,8 @@ export class Look {
         Object.assign(this, { state: "done", labels: labels ?? [], timing });
       });
     } catch (error) {
-      this.wait = 0;
-      if (signal.aborted) {
-        this.state = "new"; // to be asked again should the card come back
-        return;
-      }
-      Object.assign(this, { state: "failed", trouble: error });
+      if (signal.aborted) return; // the card was closed, and may be open again by now
+      Object.assign(this, { state: "failed", trouble: error, wait: 0 });
       if (!(error instanceof Trouble)) throw error;
       this.card.hooks.tell(error);
     }
@@ -116,19 +113,28 @@ export class Look {
       }
       if (this.root.isConnected && this.card.isUnfolded) this.card.announce(this, "where it looked is shown");
     } catch (error) {
-      this.wait = 0;
       if (signal.aborted) return;
-      this.mapTrouble = error;
+      Object.assign(this, { mapTrouble: error, wait: 0 });
       if (!(error instanceof Trouble)) throw error;
       this.card.hooks.tell(error);
       if (this.root.isConnected) this.card.announce(this, `no map: ${error.message}`);
     } finally {
-      this.isFetching = false;
+      if (!signal.aborted) this.isFetching = false;
     }
     this.paint();
   }
 
+  /** Forgets what is under way, so that it is asked for again should the card come back. */
+  stop() {
+    if (["queued", "asked"].includes(this.state)) this.state = "new";
+    Object.assign(this, { isFetching: false, wait: 0 });
+  }
+
   again() {
+    if (!this.model) {
+      this.card.hooks.tryAgain();
+      return;
+    }
     if (this.state === "failed") Object.assign(this, { state: "new", trouble: null });
     this.mapTrouble = null;
     this.start();

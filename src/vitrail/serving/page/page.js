@@ -19,7 +19,7 @@ let adding = Promise.resolve();
 
 // What is said
 
-const hooks = { announce, tell, closed: close };
+const hooks = { announce, tell, tryAgain, closed: close };
 
 function announce(words) {
   const region = one("#announced");

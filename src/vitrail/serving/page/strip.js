@@ -66,7 +66,7 @@ export class Strip {
       event.preventDefault();
       buttons[Math.min(Math.max(steps[event.key], 0), buttons.length - 1)].focus();
     } else if (event.key === "Delete") {
-      const item = event.target.closest("[role=group]");
+      const item = event.target.closest(".thumbnail");
       for (const [card, its] of [...this.items]) if (its === item) this.onRemove(card);
     }
   }
