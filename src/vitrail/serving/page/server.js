@@ -77,7 +77,7 @@ export async function understood(response, read) {
 export const takeTurn = turns(AT_ONCE);
 
 function lockedOut() {
-  return new Trouble("token", "This server asks for a token. Enter it above, and it goes on from here.");
+  return new Trouble("token", "This server asks for a token. Enter it above to go on.");
 }
 
 async function send(path, body, signal) {
