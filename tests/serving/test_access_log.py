@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import httpx
@@ -20,7 +22,7 @@ from running import COMMAND, command_line, free_port, image, make_model
 from vitrail.errors import ConfigError
 from vitrail.serving import access_log
 from vitrail.serving.access_log import (
-    MOST_WAITING,
+    GATHER_SECONDS,
     AccessLog,
     AccessRecord,
     choose_level,
@@ -37,13 +39,6 @@ RECORD = AccessRecord(MOMENT, "id-1", "10.0.0.1", "POST", "/v1/classify", 200, 5
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("model") / "tiny")
-
-
-def wait_for(condition) -> None:
-    ends = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < ends, "waited in vain"
-        time.sleep(0.01)
 
 
 def test_a_plain_line():
@@ -128,62 +123,80 @@ def test_settings_name_the_nearest_word():
 )
 def test_what_is_written(monkeypatch, line_format, level, expected):
     monkeypatch.setattr(sys, "stderr", written := io.StringIO())
-    log = AccessLog(line_format, level)
-    for record in (RECORD, RECORD._replace(path="/healthz"), RECORD._replace(status=429, error="busy")):
-        log.add(record)
-    log.close()
+
+    async def answer_three() -> None:
+        log = AccessLog(line_format, level)
+        for record in (RECORD, RECORD._replace(path="/healthz"), RECORD._replace(status=429, error="busy")):
+            log.add(record)
+        await asyncio.sleep(3 * GATHER_SECONDS)
+
+    asyncio.run(answer_three())
     lines = written.getvalue().splitlines()
     assert len(lines) == expected
     assert all((line[0] == "{") == (line_format == "json") for line in lines)
 
 
-class StuckStream(io.StringIO):
-    """A stderr whose reader has stopped, as a full pipe has."""
+@pytest.mark.parametrize("line_format", ["plain", "json"])
+def test_a_stderr_that_nobody_reads_holds_up_nothing(monkeypatch, line_format):
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:  # until it is full
+            os.write(writer, b"#" * 65_536)
+    os.set_blocking(writer, True)
+    monkeypatch.setattr(access_log, "MOST_WAITING", 1000)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_writing, self.is_free = threading.Event(), threading.Event()
-
-    def write(self, text: str) -> int:
-        self.is_writing.set()
-        self.is_free.wait(10)
-        return super().write(text)
-
-
-def test_a_stderr_that_nobody_reads_holds_up_nothing(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", stuck := StuckStream())
-    monkeypatch.setattr(access_log, "MOST_WAITING", 100)
-    log = AccessLog("plain", "info")
-    log.add(RECORD)
-    assert stuck.is_writing.wait(5)
-    started = time.monotonic()
-    for _ in range(150):
-        log.add(RECORD)
-    assert time.monotonic() - started < 1
-    assert log._waiting.qsize() == 100
-    stuck.is_free.set()
-    log.close()
-    *lines, last = stuck.getvalue().splitlines()
-    assert len(lines) == 101
-    assert last.startswith("50 requests ")
-    assert MOST_WAITING > 100  # the real limit is another
-
-
-@pytest.mark.parametrize("kind", ["closed", "none"])
-def test_a_stderr_that_is_closed_fails_nothing(monkeypatch, kind):
-    stream = None if kind == "none" else io.StringIO()
-    if stream is not None:
+    async def answer_many() -> None:
+        log = AccessLog(line_format, "info")
+        for _ in range(1500):
+            log.add(RECORD)
+        started = time.monotonic()
+        await asyncio.sleep(3 * GATHER_SECONDS)  # the pipe is tried, and is full
+        assert time.monotonic() - started < 2
+        thread = threading.Thread(target=lambda: received.append(read_all(reader)))
+        thread.start()
+        await asyncio.sleep(10 * GATHER_SECONDS)
+        log.close()
         stream.close()
-    monkeypatch.setattr(sys, "stderr", stream)
-    log = AccessLog("plain", "info")
-    for _ in range(2):
-        log.add(RECORD)
-        wait_for(lambda: not log._waiting.qsize())
-    writer = log._writer
-    assert writer is not None
-    assert writer.is_alive()
-    log.close()
-    assert not writer.is_alive()
+        thread.join()
+
+    received: list[bytes] = []
+    with os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        asyncio.run(answer_many())
+    os.close(reader)
+    *lines, last = received[0].decode().lstrip("#").splitlines()
+    assert lines == [(format_json if line_format == "json" else format_plain)(RECORD)] * 1000
+    assert "500 requests are not" in (json.loads(last)["message"] if line_format == "json" else last)
+
+
+def read_all(reader: int) -> bytes:
+    return b"".join(iter(lambda: os.read(reader, 65_536), b""))
+
+
+@pytest.mark.parametrize("kind", ["closed", "none", "broken"])
+def test_a_stderr_that_is_closed_fails_nothing(monkeypatch, kind):
+    reader, writer = os.pipe()
+    stream = os.fdopen(writer, "w")
+    os.close(reader)
+    if kind == "closed":
+        stream.close()
+    monkeypatch.setattr(sys, "stderr", None if kind == "none" else stream)
+
+    async def answer_two() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context))
+        log = AccessLog("plain", "info")
+        for _ in range(2):
+            log.add(RECORD)
+            await asyncio.sleep(2 * GATHER_SECONDS)
+        assert not log._lines  # nothing gathers for ever
+        log.close()
+
+    failures: list[object] = []
+    asyncio.run(answer_two())
+    assert failures == []
+    with suppress(OSError):
+        stream.close()
 
 
 def test_lines_of_a_real_server(folder):

@@ -1,19 +1,22 @@
 """The access log: one line on stderr for each request, plain or JSON, and the ids by which requests are found in it.
 
-A thread of its own writes the lines. A stderr that is slow, full or closed therefore delays no request and fails none.
+Lines gather for a moment and are then written by the event loop, only as many as stderr takes at once. A stderr that is
+slow, full or closed therefore delays no request and fails none. (A thread for it cost more: the interpreter's lock went
+to and fro between the two, and on a busy machine each time was a wait.)
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import secrets
+import select
 import sys
-import threading
 import time
+from collections import deque
 from datetime import UTC, datetime
 from functools import lru_cache
-from queue import Empty, SimpleQueue
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -28,8 +31,12 @@ REQUEST_ID = re.compile(rb"[A-Za-z0-9._:=+/@-]{1,128}")
 """Ids that are taken over from clients: they cannot break a line or a header."""
 LONGEST_PATH = 200
 """Characters of a path that are logged."""
+LONGEST_METHOD = 20
+"""Characters of a method that are logged."""
+WRITE_BYTES = 4096
+"""Bytes that are written at a time: a pipe that takes anything takes these at once (POSIX calls it PIPE_BUF)."""
 GATHER_SECONDS = 0.05
-"""Time for which lines gather until they are written together."""
+"""Time for which lines gather until they are written together, and until a full pipe is tried again."""
 MOST_WAITING = 20_000
 """Largest number of lines that wait to be written; further requests are only counted."""
 CLOSE_SECONDS = 2.0
@@ -68,48 +75,56 @@ class AccessLog:
         self.is_on = line_format != "off"
         self._format_line = format_json if line_format == "json" else format_plain
         self._lowest = LEVELS.index(level)
-        self._waiting: SimpleQueue[str | None] = SimpleQueue()
+        self._lines: deque[str] = deque()
         self._left_out = 0
-        self._writer: threading.Thread | None = None
+        self._is_scheduled = False
 
     def add(self, record: AccessRecord) -> None:
-        """Hand over a request; it is written soon afterwards."""
+        """Take a request from inside the event loop; its line is written soon afterwards."""
         if not self.is_on or LEVELS.index(choose_level(record)) < self._lowest:
             return
-        if self._waiting.qsize() >= MOST_WAITING:
+        if len(self._lines) >= MOST_WAITING:
             self._left_out += 1
             return
-        # A line takes a few microseconds. Many at a time in the other thread would keep the interpreter from requests.
-        self._waiting.put(self._format_line(record))
-        if self._writer is None:
-            self._writer = threading.Thread(target=self._write_until_closed, name="access-log", daemon=True)
-            self._writer.start()
+        self._lines.append(self._format_line(record))
+        self._schedule()
 
     def close(self) -> None:
         """Write what is left, for `CLOSE_SECONDS` at most."""
-        if self._writer is not None:
-            self._waiting.put(None)
-            self._writer.join(CLOSE_SECONDS)
-            self._writer = None
+        ends = time.monotonic() + CLOSE_SECONDS
+        self._write()
+        while self._lines and time.monotonic() < ends:
+            time.sleep(0.01)
+            self._write()
 
-    def _write_until_closed(self) -> None:
-        is_open = True
-        while is_open:
-            waiting = [self._waiting.get()]
-            if waiting[0] is not None:
-                time.sleep(GATHER_SECONDS)
-            try:
-                while len(waiting) < MOST_WAITING:
-                    waiting.append(self._waiting.get_nowait())
-            except Empty:
-                pass
-            is_open = None not in waiting
-            lines = [line for line in waiting if line is not None]
-            left_out, self._left_out = self._left_out, 0
-            if left_out:
-                lines.append(f"{left_out} requests are not in this log: stderr took the lines too slowly")
-            if lines:
-                _write_stderr("\n".join([*lines, ""]))
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_later(GATHER_SECONDS, self._write_and_schedule)
+
+    def _write_and_schedule(self) -> None:
+        self._is_scheduled = False
+        self._write()
+        if self._lines:
+            self._schedule()
+
+    def _write(self) -> None:
+        """Write as many lines as stderr takes without a wait."""
+        while self._lines and _is_stderr_free():
+            if self._left_out:
+                self._lines.append(self._format_gap())
+                self._left_out = 0
+            text = f"{self._lines.popleft()}\n"
+            while self._lines and len(text) + len(self._lines[0]) < WRITE_BYTES:
+                text += f"{self._lines.popleft()}\n"
+            _write_stderr(text)
+
+    def _format_gap(self) -> str:
+        words = f"{self._left_out} requests are not in this log: stderr took the lines too slowly"
+        moment = _format_time(time.time())
+        if self._format_line is format_json:
+            return json.dumps({"time": moment, "level": "warning", "message": words})
+        return f"{moment} warning {words}"
 
 
 def choose_request_id(headers: list[tuple[bytes, bytes]]) -> str:
@@ -131,21 +146,13 @@ def choose_level(record: AccessRecord) -> str:
 
 def format_plain(record: AccessRecord) -> str:
     """Return a line for people; what may be missing stands at its end, with its name."""
-    words = [
-        _format_time(record.time),
-        choose_level(record),
-        record.client,
-        record.method,
-        _escape_path(record.path),
-        str(record.status),
-        f"{record.size} B",
-        f"{record.seconds * 1000:.1f} ms",
-    ]
-    if record.model is not None:
-        words.append(f"model={record.model}")
-    if record.error is not None:
-        words.append(f"error={record.error}")
-    return " ".join([*words, f"id={record.request_id}"])
+    model = f" model={record.model}" if record.model is not None else ""
+    error = f" error={record.error}" if record.error is not None else ""
+    return (
+        f"{_format_time(record.time)} {choose_level(record)} {record.client} {record.method[:LONGEST_METHOD]} "
+        f"{_escape_path(record.path)} {record.status} {record.size} B {record.seconds * 1000:.1f} ms"
+        f"{model}{error} id={record.request_id}"
+    )
 
 
 def format_json(record: AccessRecord) -> str:
@@ -156,7 +163,7 @@ def format_json(record: AccessRecord) -> str:
             "level": choose_level(record),
             "request_id": record.request_id,
             "client": record.client,
-            "method": record.method,
+            "method": record.method[:LONGEST_METHOD],
             "path": _escape_path(record.path),
             "status": record.status,
             "bytes": record.size,
@@ -177,10 +184,18 @@ def _format_second(second: int) -> str:
     return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
+@lru_cache(maxsize=64)  # most requests are for the same few paths
 def _escape_path(path: str) -> str:
     """Return the path with spaces, control characters and the like percent-encoded, so that it stays one word."""
     escaped = quote(path, safe="/!$&'()*+,;=:@~", errors="replace")
-    return escaped if len(escaped) <= LONGEST_PATH else f"{escaped[:LONGEST_PATH]}…"
+    return escaped if len(escaped) <= LONGEST_PATH else f"{escaped[:LONGEST_PATH]}..."
+
+
+def _is_stderr_free() -> bool:
+    try:
+        return bool(select.select([], [sys.stderr.fileno()], [], 0)[1])
+    except (OSError, ValueError, AttributeError):
+        return True  # closed, or no file: writing neither waits nor fails a request
 
 
 def _write_stderr(text: str) -> None:
