@@ -17,7 +17,7 @@ import vitrail
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SCRIPT, NOTEBOOK = EXAMPLES / "classify_photos.py", EXAMPLES / "classify_photos.ipynb"
-RUN = "runs/finetune-photos-from-pane"
+RUN = "runs/photos"
 CLASSES = ("zero", "one", "two")
 
 

@@ -214,7 +214,7 @@ def test_finetune_quickly(run, here):
     assert code == 0
     assert err.endswith("--from MODEL takes another, --from scratch none\n")
     assert "features each, from pane" in out.splitlines()[0]
-    model = vitrail.load(here / "runs/quick-stripes-from-pane")
+    model = vitrail.load(here / "runs/stripes-quick")
     assert model.labels == ("colour-0", "colour-1")
     assert next(model.parameters()).dtype == torch.float32
 
@@ -223,14 +223,14 @@ def test_finetune_and_from_scratch(run, here):
     code, _, err = run("finetune", "--data", "stripes", *SHORT)
     assert code == 0
     assert SAID in err
-    tuned = vitrail.load(here / "runs/finetune-stripes-from-pane")
+    tuned = vitrail.load(here / "runs/stripes")
     assert tuned.architecture.width == vitrail.load("pane").architecture.width
     small = ["model.width=8", "model.num_heads=1", "model.mlp_dim=8", "model.depth=1", *SHORT]
     code, out, err = run("finetune", "--data", "stripes", "--from", SCRATCH, *small)
     assert code == 0
     assert out.startswith("training from scratch, ")
     assert SAID not in err
-    assert vitrail.load(here / "runs/finetune-stripes").architecture.width == 8
+    assert vitrail.load(here / "runs/stripes-scratch").architecture.width == 8
     code, out, err = run(
         "finetune", "--data", "stripes", "folder=mine", *small
     )  # an architecture asks for fresh weights

@@ -219,9 +219,9 @@ def test_a_wrong_quick_command(here, run, arguments, sentence):
 def test_quick_by_its_command(here, run):
     code, out, _ = run("finetune", "--data", "photos", "--from", "good", "--quick")
     assert code == 0
-    assert "model: runs/quick-photos-from-good/model" in out
+    assert "model: runs/photos-quick-from-good/model" in out
     for split in ([], ["--split", "val"]):
-        code, out, _ = run("evaluate", "--model", "runs/quick-photos-from-good", "--data", "photos", *split)
+        code, out, _ = run("evaluate", "--model", "runs/photos-quick-from-good", "--data", "photos", *split)
         assert code == 0
         assert table(out)["top-1 accuracy"][0] == "100.00%"
         assert "warning: " in out

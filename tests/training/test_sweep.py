@@ -84,6 +84,7 @@ def test_a_loss_that_is_no_number_is_not_chosen(tmp_path, monkeypatch):
         accuracy=None,
         evaluation={"accuracy": 1.0, "loss": math.nan},
         evaluated=9,
+        choosing={"accuracy": 1.0, "loss": math.nan},
     )
     monkeypatch.setattr("vitrail.training.sweep.run_training", lambda config, **options: measured)
     (trial,) = run_trials(config, [0.01])

@@ -50,5 +50,5 @@ def test_a_baseline_goes_through_the_same_commands(name, tmp_path, monkeypatch):
     found = fewshot(name, "photos", shots=[1], seeds=[0], methods=["least-squares", "knn"], device="cpu")
     assert {each.method for each in found.rows} == {"least-squares", "knn, k=20", "knn, k=1"}
     assert fit_linear_head("photos", name, options=CPU).weights.is_dir()
-    (row,) = compare_models([f"runs/quick-photos-from-{name}"], "photos", device="cpu").rows
+    (row,) = compare_models([f"runs/photos-quick-from-{name}"], "photos", device="cpu").rows
     assert row.top1.value > 0.9

@@ -47,7 +47,7 @@ def listen_to(kinds):
 def test_from_nothing(folder, here):
     settings = {"schedule.steps": 80, "model.depth": 2, "run.trackers": (), "run.report": False}
     result = finetune(folder, "scratch", settings=settings)
-    assert result.folder == Path("runs/finetune-stripes")
+    assert result.folder == Path("runs/stripes-scratch")
     assert result.model.labels == vitrail.load(result.folder).labels == ("colour-0", "colour-1", "colour-2")
     assert result.accuracy.value >= 0.8
     assert result.accuracy.low < result.accuracy.value <= result.accuracy.high
@@ -58,13 +58,13 @@ def test_from_a_model_of_the_quickstarts_kind(folder, here):
     run_training(runs.config(here / "pretrained", schedule={"steps": 60, "warmup_steps": 4}))
     on_event, events = listen_to(("data", "choices", "training", "trained", "report"))
     result = finetune(folder, here / "pretrained", settings=["run.trackers=[]", "run.report=false"], on_event=on_event)
-    assert result.folder == Path("runs/finetune-stripes-from-pretrained")
+    assert result.folder == Path("runs/stripes-from-pretrained")
     assert result.model.image_size == (24, 24), "the resolution is raised"
     assert result.model.num_classes == 3
     assert [kind for kind, _ in events] == ["data", "choices", "training", "trained"]
     assert events[0][1] == {
         **{"data": str(folder), "start": str(here / "pretrained"), "images": 60, "classes": 3, "short_side": 32},
-        "has_validation": False,
+        **{"pixels": 1024, "has_validation": False, "has_test": False},
     }
     assert events[1][1]["image_size"] == [24, 24]
     assert events[1][1]["steps"] == result.config.schedule.steps
@@ -75,22 +75,24 @@ def test_from_a_model_of_the_quickstarts_kind(folder, here):
 
 def test_two_classes_of_five_images(here):
     result = finetune(stripes(here / "few", classes=2, images=5), settings=SHORT)
-    assert (result.folder, result.model.num_classes) == (Path("runs/finetune-few"), 2)
+    assert (result.folder, result.model.num_classes) == (Path("runs/few-scratch"), 2)
 
 
-def test_a_sweep_chooses_on_what_was_held_out_and_trains_again_on_everything(folder, here):
+def test_a_sweep_chooses_on_one_half_and_reports_on_the_other(folder, here):
     on_event, events = listen_to(("trial", "chosen", "trained"))
     result = finetune(folder, "scratch", sweep=True, settings=SHORT, on_event=on_event)
     assert [kind for kind, _ in events] == [*["trained", "trial"] * 3, "chosen", "trained"]
     assert len(result.trials) == 3
     assert [values["rate"] for kind, values in events if kind == "trial"] == [trial.rate for trial in result.trials]
     chosen = events[-2][1]
-    assert chosen["trains_on_all"]
     assert chosen["rate"] == result.config.optimizer.learning_rate
     assert chosen["accuracy"] == max(trial.accuracy for trial in result.trials)
-    assert result.config.data.holdout == 0
-    assert (result.accuracy, result.evaluation, result.evaluated) == (None, None, 0), "nothing is left to measure on"
-    assert not [entry for entry in runs.records(result.folder) if entry["kind"] == "evaluation"]
+    assert result.config.data.divide_validation == "halves"
+    evaluations = [entry for entry in runs.records(result.folder) if entry["kind"] == "evaluation"]
+    first, second = max(evaluations, key=lambda e: (e["halves"][0]["accuracy"], -e["halves"][0]["loss"]))["halves"]
+    assert chosen["accuracy"] == first["accuracy"], "by the images that choose"
+    assert result.accuracy.value == pytest.approx(second["accuracy"])
+    assert result.evaluated == second["images"] == 6
     assert "of 3 tried" in repr(result)
     assert "learning rates" in result._repr_html_()
 
@@ -151,8 +153,12 @@ def test_what_is_looked_at(folder):
 
 
 def test_the_same_command_has_the_same_folder():
-    assert name_run_folder("/a/my photos/", "hf:google/vit-base") == "finetune-my-photos-from-vit-base"
-    assert name_run_folder("photos/labels.csv", None) == "finetune-labels.csv"
+    assert name_run_folder("/a/my photos/", "pane") == "my-photos"
+    assert name_run_folder("/a/my photos/", "hf:google/vit-base") == "my-photos-from-vit-base"
+    assert name_run_folder("/a/my photos/", "pane", is_quick=True) == "my-photos-quick"
+    assert name_run_folder("photos/labels.csv", "pane") == "photos", "a common name says nothing"
+    assert name_run_folder("photos/birds.csv", None) == "birds-scratch"
+    assert name_run_folder("labels.csv", "pane") == "labels"
 
 
 def test_a_length_that_was_given_is_warmed_up_to_in_its_own_time(folder, here):
@@ -167,8 +173,8 @@ def test_data_with_a_test_part_alone_holds_some_out(here):
     stripes(here / "data/test", classes=2, images=5)
     result = finetune("data", sweep=True, settings=SHORT)
     assert len(result.trials) == 3
-    assert "holdout = 0.1" in (here / "runs/finetune-data/sweep-0.001/config.toml").read_text()
-    assert "holdout = 0.0" in (here / "runs/finetune-data/config.toml").read_text()
+    assert "holdout = 0.1" in (here / "runs/data-scratch/sweep-0.001/config.toml").read_text()
+    assert "holdout = 0.0" in (here / "runs/data-scratch/config.toml").read_text()
 
 
 def test_a_learning_rate_and_a_sweep_for_it_are_one_too_many(folder, here):

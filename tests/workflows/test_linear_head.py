@@ -18,7 +18,7 @@ from commands import runner
 from vitrail.data.loader import EvaluationLoader
 from vitrail.data.open import open_data
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation.linear_probe import OutOfFoldPredictions
+from vitrail.evaluation.discriminant import CrossFit, Shrinkage
 from vitrail.inference.batches import InferenceOptions
 from vitrail.system.intervals import estimate_share
 from vitrail.workflows import linear_head as workflow
@@ -81,14 +81,16 @@ def accuracy_of(model, source) -> float:
 def test_a_folder_becomes_a_classifier(here, model):
     stripes(here / "photos", classes=3, images=20)
     result, events = fit("photos", model)
-    assert [kind for kind, _ in events] == ["features", "cross_validation"]
+    assert [kind for kind, _ in events] == ["features", "cross_validation", "report"]
     features = {"images": 60, "all_images": 60, "classes": 3, "image_size": [16, 16], "features": 32}
+    features["precision"] = "fp32"
     assert events[0][1] == {"model": model, **features}
     assert result.accuracy.value > 0.9
     assert events[1][1] == {"accuracy": result.accuracy._asdict(), "images": 60}
-    assert (result.evaluated, result.config, result.report) == (60, None, None)
-    assert result.weights == result.folder / "model" == Path("runs/quick-photos-from-small/model")
-    saved = vitrail.load("runs/quick-photos-from-small")
+    assert (result.evaluated, result.config, result.report) == (60, None, result.folder / "report.html")
+    assert result.judged.top1 == result.accuracy
+    assert result.weights == result.folder / "model" == Path("runs/photos-quick-from-small/model")
+    saved = vitrail.load("runs/photos-quick-from-small")
     assert same_weights(result.model, saved)
     assert saved.labels == ("colour-0", "colour-1", "colour-2")
     assert accuracy_of(saved, open_data("photos")) > 0.95
@@ -110,7 +112,7 @@ def test_planted_wrong_labels_are_found(here, model):
         (folder / f"colour-{source}" / f"{number + 5:02}.png").rename(folder / f"colour-{target}" / name)
         planted[f"photos/colour-{target}/{name}"] = (f"colour-{target}", f"colour-{source}")
     result, _ = fit("photos", model)
-    with (here / "runs/quick-photos-from-small/mislabelled.csv").open() as file:
+    with (here / "runs/photos-quick-from-small/mislabelled.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["name", "label", "thinks", "probability"]
     found = {row["name"]: (row["label"], row["thinks"]) for row in rows}
@@ -123,25 +125,25 @@ def test_planted_wrong_labels_are_found(here, model):
     assert result.to_dict()["suspects"][0]["label"] == rows[0]["label"]
 
 
-def test_no_more_than_twenty_are_printed(here, model, monkeypatch, run):
+def test_the_five_most_doubtful_are_printed(here, model, monkeypatch, run):
     stripes(here / "photos", classes=2, images=25)
     everything = [SuspectRow(row, 1 - row // 25, 0.9) for row in range(50)]
     monkeypatch.setattr(workflow, "find_suspects", lambda *_: everything)
     lines = run("finetune", "--data", "photos", "--from", model, "--quick")[1].splitlines()
-    assert sum("is labelled" in line for line in lines) == 20
+    assert sum("is labelled" in line for line in lines) == 5
     assert any("50 of 50" in line and "mislabelled.csv" in line for line in lines)
-    assert len((here / "runs/quick-photos-from-small/mislabelled.csv").read_text().splitlines()) == 51
+    assert len((here / "runs/photos-quick-from-small/mislabelled.csv").read_text().splitlines()) == 51
 
 
 def test_suspects_by_hand():
     """Thresholds are the mean probabilities of the own class: 0.6 for class 0, 0.7 for class 1."""
-    judged = OutOfFoldPredictions(
-        strength=1.0,
-        losses={},
+    judged = CrossFit(
+        shrinkage=Shrinkage(1.0, 1.0),
         known=torch.tensor([True, True, True, True, True, True, False]),
         guesses=torch.tensor([0, 1, 0, 1, 0, 1, 0]),
         confidence=torch.tensor([0.9, 0.8, 0.8, 1.0, 0.55, 0.65, 0.99], dtype=torch.float64),
         label_probability=torch.tensor([0.9, 0.2, 0.7, 1.0, 0.45, 0.65, 0.01], dtype=torch.float64),
+        label_rank=torch.ones(7, dtype=torch.int64),
     )
     labels = torch.tensor([0, 0, 0, 1, 1, 1, 1])
     # The second looks like 1 with 0.8 ≥ 0.7; the fifth like 0 with 0.55 < 0.6; the last was judged by nobody.
@@ -152,9 +154,8 @@ def test_a_class_that_is_hard_to_tell_is_not_suspected_as_a_whole():
     """Its threshold is 0.35: the first image has 0.4 of it, though it looks more like the other class."""
     given = torch.tensor([0.4, 0.3, 0.5, 0.5], dtype=torch.float64)
     confidence = torch.tensor([0.55, 0.7, 0.5, 0.5], dtype=torch.float64)
-    judged = OutOfFoldPredictions(
-        1.0, {}, torch.ones(4, dtype=torch.bool), torch.ones(4, dtype=torch.int64), confidence, given
-    )
+    ones = torch.ones(4, dtype=torch.int64)
+    judged = CrossFit(Shrinkage(1.0, 1.0), torch.ones(4, dtype=torch.bool), ones, confidence, given, ones)
     assert find_suspects(judged, torch.tensor([0, 0, 1, 1]), 2) == [(1, 1, 0.7)]
 
 
@@ -163,7 +164,7 @@ def test_two_classes_of_five_images(here, model):
     result, _ = fit("few", model)
     assert result.evaluated == 10
     assert result.accuracy.low < result.accuracy.value
-    assert accuracy_of(vitrail.load("runs/quick-few-from-small"), open_data("few")) == 1
+    assert accuracy_of(vitrail.load("runs/few-quick-from-small"), open_data("few")) == 1
 
 
 def test_the_only_image_of_a_class_stays_in_training(here, model):
@@ -173,7 +174,7 @@ def test_the_only_image_of_a_class_stays_in_training(here, model):
     result, events = fit("photos", model)
     assert events[0][1]["images"] == 13
     assert result.evaluated == 12, "nobody can judge it"
-    saved = vitrail.load("runs/quick-photos-from-small")
+    saved = vitrail.load("runs/photos-quick-from-small")
     assert saved.num_classes == 3
     assert accuracy_of(saved, open_data("photos")) == 1
 
@@ -184,7 +185,7 @@ def test_one_image_of_each_class(here, model):
     assert events[1] == ("cross_validation", {"accuracy": None, "images": 0})
     assert (result.accuracy, result.evaluated, result.suspects) == (None, 0, ())
     assert "not measured" in repr(result)
-    assert accuracy_of(vitrail.load("runs/quick-photos-from-small"), open_data("photos")) == 1
+    assert accuracy_of(vitrail.load("runs/photos-quick-from-small"), open_data("photos")) == 1
 
 
 def test_parts_that_were_set_aside_are_scored_and_not_learned_from(here, model):
@@ -193,7 +194,7 @@ def test_parts_that_were_set_aside_are_scored_and_not_learned_from(here, model):
     stripes(here / "photos/test", classes=3, images=4)
     result, events = fit("photos", model)
     assert events[0][1]["images"] == 30
-    saved = vitrail.load("runs/quick-photos-from-small")
+    saved = vitrail.load("runs/photos-quick-from-small")
     for part, count in (("val", 21), ("test", 12)):
         accuracy = accuracy_of(saved, open_data("photos", part))
         assert result.scores[part] == estimate_share(round(accuracy * count), count)
@@ -251,7 +252,7 @@ def test_heads_of_every_kind(here, options):
     """Two that are averaged, one with a hidden layer, none."""
     stripes(here / "photos", classes=3, images=6)
     fit("photos", save_model(here / "models", **options))
-    assert vitrail.load("runs/quick-photos-from-models").num_classes == 3
+    assert vitrail.load("runs/photos-quick-from-models").num_classes == 3
 
 
 def test_a_model_that_loads_as_something_else_is_no_success(here, model, monkeypatch):
@@ -286,7 +287,7 @@ def test_a_part_that_cannot_be_scored_is_no_reason_to_lose_the_model(here, model
     assert (score["split"], score["accuracy"]) == ("test", None)
     assert score["problem"]
     assert result.scores == {}
-    assert vitrail.load("runs/quick-data-from-small").labels == ("a", "b")
+    assert vitrail.load("runs/data-quick-from-small").labels == ("a", "b")
 
 
 def test_an_image_without_a_label_is_left_out(here, model):

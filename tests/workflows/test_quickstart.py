@@ -108,5 +108,5 @@ def test_its_model_can_be_fine_tuned_on_a_folder(finished, tmp_path, monkeypatch
     result = finetune("stripes", folder / "runs/quickstart/finetune", settings=settings)
     assert result.model.image_size == (32, 32)
     assert result.model.labels == ("colour-0", "colour-1", "colour-2")
-    first, *_, last = runs.losses(tmp_path / "runs/finetune-stripes-from-finetune")
+    first, *_, last = runs.losses(tmp_path / "runs/stripes-from-finetune")
     assert last < first - 0.1

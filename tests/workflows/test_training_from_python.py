@@ -122,7 +122,7 @@ def test_a_quick_head_on_a_loaded_model(folder, model):
     result = finetune(folder, model, quick=True)
     assert compute_weights_digest(model) == before
     assert (model.num_classes, result.model.num_classes) == (5, 3)
-    assert result.folder == Path("runs/quick-stripes-from-model")
+    assert result.folder == Path("runs/stripes-quick-from-model")
     assert_same_weights(vitrail.load(result.folder), result.model)
 
 
@@ -134,7 +134,7 @@ def test_images_without_a_name(folder, model):
         assert result.config.data.source == f"a {kind} of 24 images"
         assert (result.model.num_classes, result.evaluated) == (3, 3)
     quick = finetune(pairs, model, quick=True)
-    assert quick.folder == Path("runs/quick-a-list-of-24-images-from-model")
+    assert quick.folder == Path("runs/a-list-of-24-images-quick-from-model")
     assert quick.accuracy.value > 0.5
 
 

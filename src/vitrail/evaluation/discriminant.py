@@ -169,7 +169,7 @@ class _Discriminant:
     """The classifiers of all shrinkages for some images: the covariance is diagonalised once."""
 
     def __init__(self, statistics: _Statistics) -> None:
-        counts, count = statistics.counts, statistics.counts.sum()
+        counts, count = statistics.counts, statistics.counts.sum().clamp(min=1)  # two folds may be all there is
         means = statistics.sums / counts.clamp(min=1)[:, None]
         within = (statistics.products - (means.T * counts) @ means) / count
         self.variances, self.vectors = torch.linalg.eigh(within)

@@ -18,7 +18,7 @@ from vitrail.training.records import read_records
 from vitrail.training.resolve import to_toml
 from vitrail.training.run import Progress, TrainingRun
 from vitrail.training.trained_model import build_trained_model, collect_weights, training_cost
-from vitrail.training.validation import estimate_honest_accuracy
+from vitrail.training.validation import estimate_honest_accuracy, get_choosing_part
 from vitrail.weights.save import save
 
 MODEL_FOLDER, CURVES_FILE = "model", "curves.png"
@@ -39,9 +39,11 @@ class TrainingResult(Result):
     """The accuracy of the model's evaluation; if the validation images are divided, on those that did not choose its
     weights. None if nothing was evaluated, or the objective has no classes."""
     evaluation: dict[str, float] | None
-    """All measurements of the last evaluation, if there was one."""
+    """All measurements of the model's evaluation, if there was one."""
     evaluated: int
-    """The number of images of that evaluation."""
+    """The number of images behind the accuracy."""
+    choosing: dict[str, float] | None = None
+    """The measurements of that evaluation on the images that choose: those of `evaluation`, or of one half."""
     report: Path | None = None
     """The page about the model; None if none was made."""
 
@@ -82,7 +84,8 @@ def save_result(run: TrainingRun, progress: Progress) -> TrainingResult:
         save_best(run, progress, records)
         draw_curves(records, folder / CURVES_FILE, str(folder))
     evaluations = [record for record in records if record["kind"] == "evaluation" and record["step"] == step]
-    measured = {n: v for n, v in evaluations[-1].items() if isinstance(v, float)} if evaluations else None
+    parts = (evaluations[-1], get_choosing_part(evaluations[-1], run.config.data)) if evaluations else ()
+    measured = [{name: value for name, value in part.items() if isinstance(value, float)} for part in parts]
     measured, images = run.ranks.broadcast_from_first(measured), run.validation_images
     honest = run.ranks.broadcast_from_first(estimate_honest_accuracy(records, run.config))
     return TrainingResult(
@@ -91,8 +94,9 @@ def save_result(run: TrainingRun, progress: Progress) -> TrainingResult:
         weights=folder / MODEL_FOLDER,
         config=run.config,
         steps=progress.step,
-        accuracy=_estimate_accuracy(measured, images) if honest is None else honest.accuracy,
-        evaluation=measured,
+        accuracy=_estimate_accuracy(measured[0] if measured else None, images) if honest is None else honest.accuracy,
+        evaluation=measured[0] if measured else None,
+        choosing=measured[1] if measured else None,
         evaluated=images if honest is None else honest.images,
     )
 

@@ -55,7 +55,7 @@ def run_trials(
         folder = trial.run.folder
         try:
             copied = None if start is None else copy_model(start)
-            measured = run_training(trial, source=source, start=copied, on_event=on_event).evaluation
+            measured = run_training(trial, source=source, start=copied, on_event=on_event).choosing
         except Diverged as error:
             yield Trial(rate, folder, failure=str(error))
             continue

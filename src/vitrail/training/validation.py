@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from vitrail.system.intervals import Estimate, estimate_share
 from vitrail.training.config import DataConfig, RunConfig
 
-WHOLE, FIRST, SECOND = 0, 1, 2
-"""Places in the list of `rank_evaluation`."""
+FIRST, SECOND = 1, 2
+"""Places of the halves in the list of `rank_evaluation`."""
 UNUSABLE = -1e300
 """Stands for a value that is not finite: JSON has no word for infinity."""
 
@@ -50,10 +50,15 @@ def rank_evaluation(record: Mapping[str, Any], metric: str) -> list[Rank]:
     return [rank_measurements(part, metric) for part in (record, *record.get("halves", ()))]
 
 
+def get_choosing_part(record: Mapping[str, Any], config: DataConfig) -> Mapping[str, Any]:
+    """Return the measurements of an evaluation record on the images that choose: all of them, or the first half."""
+    uses_half = config.divide_validation == "halves" and record.get("halves")
+    return record["halves"][0] if uses_half else record
+
+
 def rank_by_choosing_images(record: Mapping[str, Any], metric: str, config: DataConfig) -> Rank:
-    """Return the rank of an evaluation record on the images that choose: all of them, or the first half."""
-    ranks = rank_evaluation(record, metric)
-    return ranks[FIRST if config.divide_validation == "halves" and len(ranks) > FIRST else WHOLE]
+    """Return the rank of an evaluation record on the images that choose."""
+    return rank_measurements(get_choosing_part(record, config), metric)
 
 
 def find_best_evaluation(ranks: Sequence[Rank], patience: int | None = None) -> int | None:

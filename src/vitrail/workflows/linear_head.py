@@ -356,13 +356,13 @@ def save_and_verify(
 def compute_outputs(
     network: ImageModel, train: Features, source: Source, options: InferenceOptions
 ) -> tuple[Tensor, Tensor]:
-    """Return the model's logits and features of the first readable images, in fp32."""
+    """Return the model's logits and features of the first readable images, in fp32 and from two passes."""
     subset = Subset(source, train.indices[:CHECKED_IMAGES].numpy())
     options = InferenceOptions(len(subset), 0, options.device, "fp32")
     engine = open_model(network, options)
-    outputs = [output for _, output in run_batches(engine, subset, options, logits=True, embeddings=True)]
-    logits, features = zip(*outputs, strict=True)
-    return torch.cat([part.cpu() for part in logits]), torch.cat([part.cpu() for part in features])
+    logits = [output.logits for _, output in run_batches(engine, subset, options)]
+    features = extract_features(engine, subset, options, cache=None).values
+    return torch.cat([part.cpu() for part in logits if part is not None]), features
 
 
 def _is_near(one: Tensor, other: Tensor, share: float) -> bool:
