@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vitrail.cli.flags import App
 from vitrail.cli.printing import print_table
 
 if TYPE_CHECKING:
     from vitrail.data.check.report import DataReport
 
-app = typer.Typer(
+app = App(
     help="Check a data set, or pack it into shards.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
