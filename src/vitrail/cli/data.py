@@ -44,7 +44,7 @@ def check(
     from vitrail.data.check.check import check_data
     from vitrail.system.event_display import EventDisplay
 
-    with EventDisplay() as display:
+    with EventDisplay(plain_lines=True) as display:
         report = check_data(data, workers=workers, out=out, on_event=display)
     if as_json:
         print(json.dumps(report.to_dict(), indent=2))
@@ -73,7 +73,7 @@ def pack(
     from vitrail.data.packing.pack import pack_data
     from vitrail.system.event_display import EventDisplay
 
-    with EventDisplay() as display:
+    with EventDisplay(plain_lines=True) as display:
         result = pack_data(
             data,
             out,

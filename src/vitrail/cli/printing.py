@@ -108,7 +108,7 @@ def show_events() -> Iterator[OnEvent]:
     """Yield a listener that shows passes over images as bars and prints messages, all on stderr."""
     from vitrail.system.event_display import EventDisplay
 
-    with EventDisplay() as display:
+    with EventDisplay(plain_lines=True) as display:
 
         def listen(kind: str, values: dict[str, Any]) -> None:
             display(kind, values)

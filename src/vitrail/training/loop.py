@@ -41,9 +41,9 @@ def train(run: TrainingRun, state: RunState) -> None:
             if is_recording:
                 wait_for_pending_step(run, state)
             progress.seconds = time.perf_counter() - began
-            send_event(run, state, "step", {"step": progress.step, "steps": run.steps})
             if is_recording:
                 record_training(run, state)
+            send_event(run, state, "step", {"step": progress.step, "steps": run.steps})
             is_best = (is_last or is_due(progress.step, options.evaluate_every)) and evaluate(run, state)
             if is_last or state.is_stopping or is_best or is_due(progress.step, options.checkpoint_every):
                 wait_for_pending_step(run, state)
@@ -122,13 +122,16 @@ def measure(run: TrainingRun, state: RunState, loader: EvaluationLoader | Cached
     objective, average = run.learner.objective, run.learner.average
     objective.eval()
     with average.use_in_module() if average is not None else nullcontext():
-        for batch in loader:
+        send_event(run, state, "progress", {"task": "evaluating", "done": 0, "total": len(loader.source)})
+        for number, batch in enumerate(loader, start=1):
             state.is_stopping = run.ranks.any(bool(state.stop_request))
             if state.is_stopping:
                 break
             with autocast(run):
                 outcome = objective(batch.to(run.ranks.device), key=derive_seed(run.config.run.seed))
             add_sums(sums, outcome.sums)
+            done = len(loader.source) * number // len(loader)
+            send_event(run, state, "progress", {"task": "evaluating", "done": done, "total": len(loader.source)})
     objective.train()
     return None if state.is_stopping else compute_means(run.ranks.sum_over_ranks(sums))
 
