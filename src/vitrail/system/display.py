@@ -23,8 +23,8 @@ NOTEBOOK_SECONDS = 0.3
 EVERY = 2.0
 """Least number of seconds from one plain line to the next."""
 FIRST_SECONDS, SILENT_SECONDS = 2.0, 5.0
-"""Plain lines without a new record begin after the first, and follow a line after the second; so a log is not silent for
-ten seconds, unless a single step or batch takes as long."""
+"""A plain line without a new record comes after the first, or follows another line after the second. So a log is not
+silent for ten seconds, unless a single step or batch takes as long."""
 Screen = Literal["terminal", "notebook", "none"]
 SHOWN = ("loss", "accuracy", "images_per_second", "flops_per_second")
 """The values that are shown, in their order."""
@@ -188,7 +188,7 @@ class DisplayStyle(ABC):
 
 
 class PlainLines(DisplayStyle):
-    """Plain lines, one for each record, but not so many that they flood a log; between records, one every few seconds."""
+    """Plain lines, one for each record, but not so many that they flood a log; and one every few seconds between."""
 
     def __init__(self, pace: Pace, title: str, stream: TextIO) -> None:
         self._pace, self._stream = pace, stream
