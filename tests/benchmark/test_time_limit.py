@@ -85,7 +85,7 @@ def test_only_what_is_asked_for_takes_long(options, seconds, modes_on_a_gpu):
 
 
 def test_candidates_and_rounds_that_would_end_too_late_are_left_out(clock, monkeypatch):
-    """Every step takes ten seconds, so a candidate takes fifty with one round: three calls, one that is timed, a turn."""
+    """Every step takes ten seconds, so a candidate takes fifty: three calls, one that is timed, and a turn."""
     case = tiny("training")
 
     def candidates(case, batch, model, modes, plain):

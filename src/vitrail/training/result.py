@@ -9,13 +9,14 @@ from typing import Any
 
 from vitrail.model.base import ImageModel
 from vitrail.system.device import device_name
+from vitrail.system.files import hide_folders
 from vitrail.system.intervals import Estimate, estimate_share
 from vitrail.system.results import Result, Rows, format_count
 from vitrail.training.best import save_best
 from vitrail.training.config import RunConfig
 from vitrail.training.curves import draw_curves
 from vitrail.training.records import read_records
-from vitrail.training.resolve import to_toml
+from vitrail.training.resolve import hide_config_folders, to_toml
 from vitrail.training.run import Progress, TrainingRun
 from vitrail.training.trained_model import build_trained_model, collect_weights, training_cost
 from vitrail.weights.save import save
@@ -102,10 +103,10 @@ def count_evaluation_images(run: TrainingRun) -> int:
 def card_text(run: TrainingRun, progress: Progress, records: list[dict[str, Any]]) -> str:
     """Describe how the model was trained, for its card."""
     config, loader = run.config, run.training_loader
-    weights = "fresh weights" if config.model.name else f"`{config.model.weights}`"
+    weights = "fresh weights" if config.model.name else f"`{hide_folders(config.model.weights or '')}`"
     lines = [
         f"{run.steps:,} steps of {config.data.batch_size} images, {loader.epoch:.3g} epochs of {len(loader.source):,} "
-        f"images of `{config.data.source}`, from {weights}, "
+        f"images of `{hide_folders(config.data.source)}`, from {weights}, "
         f"objective {config.objective.kind}, seed {config.run.seed}, {progress.seconds:,.0f} s on "
         f"{run.ranks.size} × {device_name(run.ranks.device)}."
     ]
@@ -113,5 +114,5 @@ def card_text(run: TrainingRun, progress: Progress, records: list[dict[str, Any]
         if record["kind"] == "evaluation":
             values = ", ".join(f"{name} {value:.4g}" for name, value in record.items() if isinstance(value, float))
             lines.append(f"At the end on the {count_evaluation_images(run):,} images of {record['part']}: {values}.")
-    lines.append(f"```toml\n{to_toml(config)}```")
+    lines.append(f"```toml\n{to_toml(hide_config_folders(config))}```")
     return "\n\n".join(lines)
