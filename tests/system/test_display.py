@@ -128,11 +128,23 @@ def test_a_record_is_printed_though_a_step_was_just_before(capsys, clock):
         clock.now += 10
         display.update(49)
         clock.now += 0.5
-        display.update(50, {"loss": 1.0})
         display.update(50)
+        display.update(50, {"loss": 1.0})
     lines = capsys.readouterr().err.splitlines()[1:]
     assert [line.split("/")[0] for line in lines] == ["step 49", "step 50"]
     assert "loss 1.0000" in lines[1]
+
+
+def test_a_step_that_a_record_follows_is_printed_once(capsys, clock):
+    """With the first record it may be twice: until then, it is unknown when records come."""
+    with Display(1000, 0, "x", clock=clock) as display:
+        for step in range(1, 7):
+            clock.now += 7
+            display.update(step)
+            if step % 2 == 0:
+                display.update(step, {"loss": 1.0})
+    steps = [line.split("/")[0] for line in capsys.readouterr().err.splitlines()[1:]]
+    assert steps == ["step 1", "step 2", "step 2", "step 3", "step 4", "step 5", "step 6"]
 
 
 def test_the_rest_of_a_resumed_run_is_reckoned_from_its_own_pace(capsys, clock):

@@ -194,17 +194,19 @@ class PlainLines(DisplayStyle):
         self._pace, self._stream = pace, stream
         self._record_at, self._line_at = -math.inf, FIRST_SECONDS - SILENT_SECONDS
         self._pending = False
+        self._last_record = self._next_record = 0
         self.print_line(title)
 
     def update(self) -> None:
         """Print the first record, the last, and between them one every two seconds."""
-        self._pending = True
+        self._pending, step = True, self._pace.step
+        self._last_record, self._next_record = step, 2 * step - self._last_record
         if self._pace.elapsed - self._record_at >= EVERY or self._pace.step >= self._pace.total_steps:
             self._print_record()
 
     def show_step(self) -> None:
-        """Print the step if no step has been printed for some seconds."""
-        if self._pace.elapsed - self._line_at >= SILENT_SECONDS:
+        """Print the step if no step has been printed for some seconds, and none of the regular records will follow."""
+        if self._pace.elapsed - self._line_at >= SILENT_SECONDS and self._pace.step != self._next_record:
             self._print([])
 
     def print_line(self, text: str) -> None:

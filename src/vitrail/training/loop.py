@@ -41,9 +41,9 @@ def train(run: TrainingRun, state: RunState) -> None:
             if is_recording:
                 wait_for_pending_step(run, state)
             progress.seconds = time.perf_counter() - began
+            send_event(run, state, "step", {"step": progress.step, "steps": run.steps})
             if is_recording:
                 record_training(run, state)
-            send_event(run, state, "step", {"step": progress.step, "steps": run.steps})
             is_best = (is_last or is_due(progress.step, options.evaluate_every)) and evaluate(run, state)
             if is_last or state.is_stopping or is_best or is_due(progress.step, options.checkpoint_every):
                 wait_for_pending_step(run, state)
