@@ -31,7 +31,6 @@ from vitrail.benchmark.bench import (
     GPU_ONLY_MEMORY,
     WITHOUT_DATA,
     SpeedOptions,
-    check_output,
     choose_precisions,
     describe_request,
     make_cases,
@@ -43,6 +42,7 @@ from vitrail.benchmark.case import Candidate, CandidateKey, Case, NotMeasured, R
 from vitrail.benchmark.machine import describe_machine, read_versions
 from vitrail.benchmark.measure import MeasureOptions, measure_case
 from vitrail.benchmark.report import BenchmarkReport, Measurements
+from vitrail.benchmark.report_file import check_output
 from vitrail.errors import ConfigError, NotApplicableError, VitrailError
 from vitrail.model.base import ImageModel
 from vitrail.system.device import choose_device
@@ -103,7 +103,7 @@ def compare_with_peers(
         seconds: With `grow`: begin no case that would end later.
         on_message: Gets a line of text about every step.
     """
-    options = options or SpeedOptions()
+    options = options or SpeedOptions(thorough=True)
     device = choose_device(options.device)
     whats = parse_what(options.what, None, ["inference"] if grow else WITHOUT_DATA)
     if grow is not None:
@@ -171,7 +171,9 @@ def run_comparison(arguments: argparse.Namespace) -> BenchmarkReport:
         report = BenchmarkReport.read(arguments.source)
     else:
         same = ("what", "batch", "precision", "size", "threads", "rounds", "compiles", "autotune", "device")
-        options = SpeedOptions(**{name: getattr(arguments, name) for name in same}, plain=not arguments.fast)
+        options = SpeedOptions(
+            **{name: getattr(arguments, name) for name in same}, plain=not arguments.fast, thorough=True
+        )
         report = compare_with_peers(
             arguments.names,
             options,

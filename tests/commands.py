@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +13,11 @@ Command = Callable[..., tuple[int, str, str]]
 
 
 def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *first: str) -> Command:
-    """Words of a command, after `first` → exit code, stdout, stderr."""
+    """Words of a command, after `first` → exit code, stdout, stderr.
+
+    Lines about the progress of a pass are not printed: whether there are any depends on the speed of the machine.
+    """
+    monkeypatch.setattr("vitrail.system.event_display.FIRST_SECONDS", math.inf)
 
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["vitrail", *first, *arguments])

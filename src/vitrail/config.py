@@ -103,7 +103,7 @@ class Preprocessing(Config):
 
 
 class TrainingCost(Config):
-    """What the training of a model cost, as far as known. It is stored with the weights."""
+    """What a model cost in all, as far as known: this training, and those before it. It is stored with the weights."""
 
     flops: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     """Number of multiplications and additions in forward and backward passes."""
@@ -113,6 +113,31 @@ class TrainingCost(Config):
     """Names of the devices."""
     complete: bool = True
     """Whether everything is counted; False if training began with weights of unknown cost."""
+    own_devices: tuple[str, ...] = ()
+    """Names of the devices of the last training, if there were earlier ones."""
+    kind: Literal["training", "linear head"] = "training"
+    """What was done last: all weights were trained, or a head was fitted to features."""
+    earlier: TrainingCost | None = None
+    """The part that the weights had cost which training began with; None if there were none, or it is unknown."""
+
+    @property
+    def own(self) -> TrainingCost:
+        """The cost of the last training alone."""
+        if self.earlier is None:
+            return self
+        return self.model_copy(
+            update={
+                "flops": max(self.flops - self.earlier.flops, 0.0),
+                "device_seconds": max(self.device_seconds - self.earlier.device_seconds, 0.0),
+                "devices": self.own_devices or self.devices,
+                "earlier": None,
+            }
+        )
+
+    @property
+    def stages(self) -> tuple[TrainingCost, ...]:
+        """The cost of each training alone, the first one first."""
+        return (*(() if self.earlier is None else self.earlier.stages), self.own)
 
     @property
     def exaflops(self) -> float:
@@ -131,6 +156,9 @@ class TrainingCost(Config):
             device_seconds=earlier.device_seconds + self.device_seconds,
             devices=tuple(dict.fromkeys([*earlier.devices, *self.devices])),
             complete=earlier.complete,
+            own_devices=self.devices,
+            kind=self.kind,
+            earlier=earlier,
         )
 
 

@@ -12,7 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))  # what compar
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
+def quick(monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))  # where reports without a file go
     monkeypatch.setitem(timing.SIDES, "cpu", 32)
     monkeypatch.setattr(measure, "TURN_SECONDS", 0.001)
     monkeypatch.setattr(data_path, "SUPPLY_SECONDS", 0.001)

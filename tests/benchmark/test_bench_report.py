@@ -113,7 +113,7 @@ class TestReport:
 
     def test_json(self, report, tmp_path, monkeypatch):
         monkeypatch.setattr(
-            benching, "measure_case", lambda case, options: Measurements(report.rows, [], report.products)
+            benching, "measure_case", lambda case, options: Measurements([*report.rows], [], [*report.products])
         )
         again = bench(["Ti/16"], size=32, what="inference", device="cpu", out=tmp_path / "a.json")
         text = (tmp_path / "a.json").read_text()
@@ -148,6 +148,10 @@ class TestReport:
         assert machine.read_commit() is None
 
 
+def interrupt_nothing(kind, values):
+    pass
+
+
 class TestFromPython:
     @pytest.fixture(autouse=True)
     def small(self, monkeypatch):
@@ -170,7 +174,10 @@ class TestFromPython:
             on_event=lambda kind, values: events.append((kind, values)),
         )
         assert {row.what for row in report.rows} == {"inference", "loader"}
-        assert {kind for kind, _ in events} == {"message", "progress"}
+        assert {kind for kind, _ in events} == {"message", "progress", "measured"}
+        measured = [values for kind, values in events if kind == "measured"]
+        assert [row["what"] for each in measured for row in each["rows"]] == [row.what for row in report.rows]
+        assert {each["file"] for each in measured} == {str(tmp_path / "speed.json")}
         steps = [values["done"] for kind, values in events if kind == "progress"]
         assert steps == [0, 1, 2]
         assert any("building" in values["text"] for kind, values in events if kind == "message")
@@ -202,6 +209,42 @@ class TestFromPython:
             bench("Ti/16", size=32, device="cpu", threads=threads + 1, out=tmp_path / "a.json", on_event=interrupt)
         assert not (tmp_path / "a.json").exists()
         assert torch.get_num_threads() == threads
+
+    def test_what_was_measured_before_an_interrupt_stays(self, tmp_path, monkeypatch):
+        def interrupt(kind, values):
+            if kind == "measured" and values["number"] == 2:
+                raise KeyboardInterrupt
+
+        options = {"size": 32, "batch": 2, "rounds": 1, "device": "cpu", "out": tmp_path / "a.json"}
+        monkeypatch.setattr(machine, "read_commit", lambda: "0123abc")
+        with pytest.raises(KeyboardInterrupt):
+            bench("Ti/16", **options, on_event=interrupt)
+        stopped = BenchmarkReport.read(tmp_path / "a.json")
+        assert [row.what for row in stopped.rows] == ["inference", "inference", "latency", "latency"]
+        assert len(stopped.measured) == 2
+        assert "2 of 3" in repr(stopped)
+        assert not list(tmp_path.glob("*.tmp"))
+        monkeypatch.setattr(machine, "read_commit", lambda: "another")
+        anew = bench("Ti/16", **options, on_event=interrupt_nothing)
+        assert anew.rows[0].seconds != stopped.rows[0].seconds
+        stopped.write(tmp_path / "a.json")
+        monkeypatch.setattr(machine, "read_commit", lambda: "0123abc")
+        other = bench("Ti/16", **{**options, "rounds": 2}, on_event=interrupt_nothing)
+        assert len(other.rows[0].seconds) == 2, "another benchmark is measured anew"
+        stopped.write(tmp_path / "a.json")
+        whole = bench("Ti/16", **options, on_event=interrupt_nothing)
+        assert [row.seconds for row in whole.rows[:4]] == [row.seconds for row in stopped.rows]
+        assert [row.what for row in whole.rows[4:]] == ["training"]
+        assert whole.measured is None
+        assert BenchmarkReport.read(tmp_path / "a.json").measured is None
+
+    def test_without_a_file_it_is_kept_in_the_cache(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        report = bench("Ti/16", what="latency", size=32, rounds=1, device="cpu", on_event=interrupt_nothing)
+        assert BenchmarkReport.read(tmp_path / "vitrail/bench.json").rows == report.rows
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # in which no folder can be made
+        assert bench("Ti/16", what="latency", size=32, rounds=1, device="cpu", on_event=interrupt_nothing).rows
 
 
 class TestScript:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from vitrail.cli.bench import COLUMNS
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
+def quick(monkeypatch, tmp_path_factory):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))  # where reports without a file go
     from vitrail.benchmark import measure as measuring
     from vitrail.fast import timing
     from vitrail.model.variants import SIZES, Size
@@ -45,7 +47,55 @@ def test_the_table_and_the_json_tell_the_same(run, tmp_path):
     assert sum("as fast as eager" in line for line in rest) == 2
     assert any("--compile" in line for line in rest)
     assert rest[-1] == f"written: {out}"
-    assert "Ti/16 inference, 32 px, batch 2, fp32: building" in aside
+    assert "Ti/16 inference, 32 px, batch 2, fp32: building vitrail eager" in aside
+
+
+def test_a_stop_loses_only_the_case_that_is_measured(run, tmp_path, monkeypatch):
+    from vitrail.benchmark import bench as benching
+
+    plain, stops = benching.measure_case, [True]
+
+    def measure(case, options):
+        if case.what == "latency" and stops:
+            raise KeyboardInterrupt
+        return plain(case, options)
+
+    monkeypatch.setattr(benching, "measure_case", measure)
+    monkeypatch.setattr("vitrail.benchmark.machine.read_commit", lambda: None)  # a changed checkout measures all anew
+    out = tmp_path / "speed here.json"
+    for words in (["--out", str(out)], []):
+        stops[:] = [True]
+        code, told, aside = run("bench", *SMALL, *words)
+        assert code == 130
+        rows = [line.split("\t") for line in told.splitlines()]
+        assert {row[1] for row in rows[1:]} == {"inference"}
+        command = shlex.split(aside.splitlines()[-1].split("; ")[-1].removesuffix(" shows them"))
+        assert command[:3] == ["vitrail", "bench", "--from"]
+        code, shown, _ = run(*command[1:])
+        assert code == 0
+        assert shown.splitlines()[: len(rows)] == told.splitlines()
+        assert "1 of 3 cases" in shown.splitlines()[-1]
+        stops.clear()
+        code, again, _ = run("bench", *SMALL, *words)
+        assert code == 0
+        assert again.splitlines()[: len(rows)] == told.splitlines(), "it is not measured again"
+        assert {line.split("\t")[1] for line in again.splitlines() if "\t" in line} >= {"latency", "training"}
+
+
+def test_rows_are_printed_when_they_are_measured(run, monkeypatch, capsys):
+    from vitrail.benchmark import bench as benching
+
+    plain, seen = benching.measure_case, []
+
+    def measure(case, options):
+        seen.append(capsys.readouterr().out)
+        return plain(case, options)
+
+    monkeypatch.setattr(benching, "measure_case", measure)
+    run("bench", *SMALL)
+    assert seen[0] == ""
+    assert "\tinference\t" in seen[1]
+    assert "\tlatency\t" in seen[2]
 
 
 def test_a_file_is_shown_again(run):
@@ -71,7 +121,7 @@ def test_nothing_measured_is_a_failure(run, tmp_path, monkeypatch):
     ("words", "sentence"),
     [
         (("B/17x",), "B/17x"),
-        (("--what", "speed"), "latency, loader, end-to-end"),
+        (("--what", "speed"), "training, loader, end-to-end"),
         (("--precision", "int4", "--device", "cpu"), "fp32, bf16, int8 or auto"),
         (("--what", "loader"), "--data DATA"),
         (("--data", "no/such", "--what", "loader", "--device", "cpu"), "no data set"),

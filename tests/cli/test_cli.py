@@ -10,9 +10,11 @@ import sys
 import time
 
 import pytest
+import typer
 
 import vitrail
 from commands import runner
+from vitrail.cli import app
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -65,6 +67,17 @@ def test_help_names_every_verb(monkeypatch, capsys):
     ):
         assert verb in text
         assert here(verb, "--help")[0] == 0
+
+
+def test_a_flag_shows_no_type_in_the_help(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "120")
+    here = runner(monkeypatch, capsys)
+    commands = [[], ["data"], *([name] for name in typer.main.get_command(app).commands), ["data", "pack"]]
+    for words in commands:
+        text = here(*words, "--help")[1]
+        assert "--help" in text
+        assert "bool" not in text.lower(), words
+    assert "--no-compile" in here("bench", "--help")[1]
 
 
 def test_version():
@@ -125,6 +138,32 @@ def test_a_size_below_one_is_refused():
     child = run("models", "--size", "-3")
     assert (child.returncode, child.stdout) == (2, "")
     assert "--size" in child.stderr
+
+
+@pytest.mark.slow
+def test_doctor_imports_torch_once():
+    """It takes little more than `import torch`, which alone takes most of its time."""
+
+    def measure(*arguments: str) -> tuple[float, float]:
+        before, start = busy(), time.perf_counter()
+        assert subprocess.run([sys.executable, *arguments], capture_output=True, timeout=120).returncode == 0
+        return busy() - before, time.perf_counter() - start
+
+    imports = min(measure("-c", "import torch")[0] for _ in range(3))
+    taken = [measure("-m", "vitrail", "doctor") for _ in range(3)]
+    assert min(busy for busy, _ in taken) < 1.6 * imports
+    assert min(wall for _, wall in taken) < 3
+
+
+def test_doctor_says_that_torch_is_broken(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    child = subprocess.run(
+        [sys.executable, "-m", "vitrail", "doctor"], capture_output=True, text=True, timeout=120, env=environment
+    )
+    assert child.returncode == 0, child.stderr
+    (line,) = (line for line in child.stdout.splitlines() if line.startswith("device\taccelerator"))
+    assert "ImportError: no torch here" in line
 
 
 def test_doctor_tells_versions_devices_and_bf16():

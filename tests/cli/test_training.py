@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 import signal
 import sys
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitrail.cli.train import train
+from vitrail.recipes import RECIPES
 from vitrail.training import run_training as starting
 
 
@@ -113,6 +116,26 @@ def test_the_recipes_are_listed_without_torch(run):
     assert [
         name for name in ("jft-h14", "finetune-cifar10", "mpp-b16", "quickstart") if name in {row[0] for row in rows}
     ] == ["jft-h14", "finetune-cifar10", "mpp-b16", "quickstart"]
+
+
+def test_a_terminal_shows_what_a_recipe_costs_and_gives(monkeypatch):
+    class Terminal(io.StringIO):
+        encoding = "utf-8"
+
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    train(list_them=True)
+    shown = sys.stdout.getvalue()
+    lines = [line.split("│") for line in shown.splitlines() if line.count("│") == 3]
+    assert [name.strip() for _, name, _, _ in lines if name.strip()] == list(RECIPES)  # none is broken
+    words = " ".join(text for _, _, text, _ in lines).split()
+    for recipe in RECIPES.values():
+        for part in (f"cost: {recipe.cost}", f"expected: {recipe.expected}"):
+            assert " ".join(part.split()) in " ".join(words)
 
 
 def test_the_whole_configuration_can_be_seen_and_used(here, run):

@@ -206,7 +206,7 @@ def test_a_check_returns_a_report_and_writes_it(tmp_path):
         on_event=lambda kind, values: events.append((kind, values["task"], values["done"], values["total"])),
     )
     assert report.failed
-    assert events == [("progress", "checking", 2, 3), ("progress", "checking", 3, 3)]
+    assert events == [("progress", "checking", done, 3) for done in (0, 2, 3)]
     assert json.loads((tmp_path / "report.json").read_text()) == json.loads(json.dumps(report.to_dict()))
     assert list(report.examples()) == ["unreadable", "leak"]
     text = repr(report)
@@ -256,7 +256,7 @@ def test_packing_goes_on_where_it_was_interrupted(tmp_path):
 
     def interrupt(kind, values):
         done.append(values["done"])
-        if len(done) == 2:
+        if len(done) == 3:  # the first says that nothing is done yet
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -273,6 +273,6 @@ def test_packing_goes_on_where_it_was_interrupted(tmp_path):
         workers=1,
         on_event=lambda kind, values: seen.append(values["done"]),
     )
-    assert 0 < len(seen) < 4, "what was packed is not packed again"
+    assert 0 < len(list(filter(None, seen))) < 4, "what was packed is not packed again"
     assert result.manifest == whole.manifest
     assert [shard.path.read_bytes() for shard in result.shards] == [shard.path.read_bytes() for shard in whole.shards]

@@ -131,8 +131,8 @@ def test_each_file_as_the_predictor_has_it_and_broken_ones_left_out(here, models
             assert [label for label, _ in row.labels] == [label for label, _ in wanted]
             assert [share for _, share in row.labels] == pytest.approx([share for _, share in wanted], rel=1e-4)
     assert events[0] == ("images", {"files": names, "labels": list(predictor.labels)})
-    assert [kind for kind, _ in events[1:]] == ["progress", "prediction"] * 6
-    assert [values["done"] for kind, values in events if kind == "progress"] == [1, 2, 3, 4, 5, 6]
+    assert [kind for kind, _ in events[1:]] == ["progress", *["progress", "prediction"] * 6]
+    assert [values["done"] for kind, values in events if kind == "progress"] == [0, 1, 2, 3, 4, 5, 6]
     assert [values for kind, values in events if kind == "prediction"] == [row.to_dict() for row in result]
     assert json.loads(json.dumps(result.to_dict()))["predictions"][2]["error"]
     assert result.embeddings is None

@@ -104,10 +104,47 @@ def test_a_line_for_a_record_and_nothing_on_stdout(capsys, clock):
         display.update(150, VALUES)
     printed, told = capsys.readouterr()
     assert printed == ""
-    assert told.splitlines() == [
-        "runs/digits",
-        "step 150/1000  loss 1.2346  accuracy 56.1%  1,234 images/s  120 GFLOP/s  28m20s left",  # 850 steps of 2 s
-    ]
+    title, *between, last = told.splitlines()
+    assert title == "runs/digits"
+    assert last == "step 150/1000  loss 1.2346  accuracy 56.1%  1,234 images/s  120 GFLOP/s  28m20s left"  # 2 s a step
+    assert all(re.fullmatch(r"step \d+/1000(  \d+m\d+s left)?", line) for line in between)
+
+
+def test_without_records_a_log_is_never_silent_for_ten_seconds(capsys, clock):
+    printed_at = []
+    with Display(1000, 0, "x", clock=clock) as display:
+        capsys.readouterr()
+        began = clock.now
+        for step in range(1, 101):
+            clock.now += 1.7
+            display.update(step)
+            printed_at += [clock.now] * len(capsys.readouterr().err.splitlines())
+    assert printed_at[0] - began <= 4
+    assert all(2 < after - before <= 10 for before, after in itertools.pairwise(printed_at))
+
+
+def test_a_record_is_printed_though_a_step_was_just_before(capsys, clock):
+    with Display(1000, 0, "x", clock=clock) as display:
+        clock.now += 10
+        display.update(49)
+        clock.now += 0.5
+        display.update(50)
+        display.update(50, {"loss": 1.0})
+    lines = capsys.readouterr().err.splitlines()[1:]
+    assert [line.split("/")[0] for line in lines] == ["step 49", "step 50"]
+    assert "loss 1.0000" in lines[1]
+
+
+def test_a_step_that_a_record_follows_is_printed_once(capsys, clock):
+    """With the first record it may be twice: until then, it is unknown when records come."""
+    with Display(1000, 0, "x", clock=clock) as display:
+        for step in range(1, 7):
+            clock.now += 7
+            display.update(step)
+            if step % 2 == 0:
+                display.update(step, {"loss": 1.0})
+    steps = [line.split("/")[0] for line in capsys.readouterr().err.splitlines()[1:]]
+    assert steps == ["step 1", "step 2", "step 2", "step 3", "step 4", "step 5", "step 6"]
 
 
 def test_the_rest_of_a_resumed_run_is_reckoned_from_its_own_pace(capsys, clock):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import sys
 import types
 
@@ -97,6 +98,68 @@ def test_a_command_writes_lines_into_a_log(capsys):
     assert "ants, bees" in err
     assert "96×160" in err
     assert "accuracy 75.0%" in err
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_pass_is_never_silent_for_ten_seconds_in_a_log(capsys):
+    clock, printed_at, lines = Clock(), [], []
+    with EventDisplay(plain_lines=True, clock=clock) as display:
+        progress = send_progress(display, "features")
+        for done in range(0, 10_001, 100):
+            progress(done, 10_000)
+            new = capsys.readouterr().err.splitlines()
+            lines += new
+            printed_at += [clock.now] * len(new)
+            clock.now += 1.3
+    assert printed_at[0] - 1000 <= 4
+    assert all(2 < after - before <= 10 for before, after in itertools.pairwise(printed_at[:-1]))
+    assert lines[0] == "features: 200 of 10,000, 2m07s left"  # 98 batches of 1.3 s
+    assert lines[-1] == "features: 10,000 of 10,000, took 2m10s"
+
+
+def test_a_short_pass_leaves_no_line_in_a_log(capsys):
+    clock = Clock()
+    with EventDisplay(plain_lines=True, clock=clock) as display:
+        for done in (0, 1, 2):
+            clock.now += 0.5
+            send_progress(display, "features")(done, 2)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_an_evaluation_while_training_is_shown(capsys, notebook, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("vitrail.system.display.NOTEBOOK_SECONDS", 0)
+
+    def evaluate(display):
+        display("training", TRAINING)
+        for done in range(0, 5):
+            send_progress(display, "evaluating")(100 * done, 400)
+            clock.now += 3
+
+    with EventDisplay(plain_lines=True, clock=clock) as display:
+        evaluate(display)
+    assert any("evaluating 0/400" in content for content in notebook)
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.delitem(sys.modules, "IPython")
+    with EventDisplay(plain_lines=True, clock=clock) as display:
+        evaluate(display)
+    assert "evaluating: 100 of 400, 9s left" in capsys.readouterr().err
+
+
+def test_a_log_that_nobody_reads_does_not_end_the_work(monkeypatch):
+    clock, stream = Clock(), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with EventDisplay(plain_lines=True, clock=clock) as display:
+        stream.close()
+        for done in range(5):
+            clock.now += 3
+            send_progress(display, "features")(done, 5)
 
 
 def test_a_terminal_gets_a_bar_that_disappears(monkeypatch):

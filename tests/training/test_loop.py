@@ -542,9 +542,12 @@ def test_events_of_a_training_in_order(tmp_path):
         runs.config(tmp_path, run={"evaluate_every": 10, "log_every": 10, "checkpoint_every": 10}),
         on_event=lambda kind, values: events.append((kind, values)),
     )
-    kinds = [kind for kind, _ in events]
+    kinds = [kind for kind, _ in events if kind != "progress"]
     assert kinds[0] == "training"
     assert kinds[-1] == "trained"
+    evaluating = [values["done"] / values["total"] for kind, values in events if kind == "progress"]
+    assert evaluating[0] == 0
+    assert evaluating.count(1) == 2
     assert [values["step"] for kind, values in events if kind == "step"] == list(range(1, 21))
     assert [values["step"] for kind, values in events if kind == "evaluation"] == [10, 20]
     after = kinds.index("step") + 9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -11,8 +12,9 @@ import torch
 
 import vitrail
 from samples import images, small_vit
-from vitrail.config import Origin
+from vitrail.config import Origin, TrainingCost
 from vitrail.weights import save as save_module
+from vitrail.weights.formats.native import format_checksums
 
 
 def names(folder) -> list[str]:
@@ -105,3 +107,45 @@ def test_a_card_tells_of_origin_and_training(tmp_path):
     card = (vitrail.save(model, tmp_path / "model", notes="A head fitted to 12 images.") / "README.md").read_text()
     assert "\n- the heads were concluded" in card
     assert "## Training\n\nA head fitted to 12 images." in card
+
+
+PRE_TRAINING = TrainingCost(flops=2.5e16, device_seconds=480, devices=("a GPU",))
+
+
+def test_a_card_tells_pre_training_and_fine_tuning_apart(tmp_path):
+    def rows(cost):
+        model = small_vit()
+        model.training_cost = cost
+        loaded = vitrail.load(vitrail.save(model, tmp_path / "model"))
+        assert loaded.training_cost == cost
+        card = (tmp_path / "model/README.md").read_text()
+        return [tuple(line.strip("| ").split(" | ")) for line in card.splitlines() if "cost" in line]
+
+    tuning = TrainingCost(flops=3e12, device_seconds=90, devices=("CPU",))
+    head = TrainingCost(flops=4e9, device_seconds=2, devices=("CPU",), kind="linear head")
+    before = ("cost of pre-training", "25 petaFLOPs, 8 minutes on a GPU")
+    after = ("cost of fine-tuning", "3 teraFLOPs, 1.5 minutes on CPU")
+    assert rows(None) == []
+    assert rows(PRE_TRAINING) == [("training cost", before[1])]
+    tuned = tuning.after(PRE_TRAINING)
+    assert (tuned.flops, tuned.device_seconds, tuned.devices) == (2.5e16 + 3e12, 570, ("a GPU", "CPU"))
+    assert rows(tuned) == [before, after]
+    assert rows(tuning.after(None)) == [("cost of pre-training", "unknown"), after]
+    assert rows(head.after(tuned)) == [before, after, ("cost of the linear head", "4 gigaFLOPs, 2 seconds on CPU")]
+    twice = tuning.after(tuned)
+    assert [name for name, _ in rows(twice)] == [before[0], f"{after[0]}, number 1", f"{after[0]}, number 2"]
+    assert {text for _, text in rows(twice)[1:]} == {after[1]}
+    assert rows(tuning.after(tuning.after(None)))[0] == ("cost of pre-training", "unknown")
+
+
+def test_a_cost_that_an_earlier_version_wrote_is_read(tmp_path):
+    model = small_vit()
+    model.training_cost = PRE_TRAINING
+    folder = vitrail.save(model, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["training_cost"] = {"flops": 2e18, "device_seconds": 7200.0, "devices": ["a GPU", "CPU"], "complete": False}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "SHA256SUMS").write_text(format_checksums(folder))
+    cost = vitrail.load(folder).training_cost
+    assert (cost.exaflops, cost.device_hours, cost.complete, cost.earlier) == (2, 2, False, None)
+    assert PRE_TRAINING.after(cost).stages == (cost, PRE_TRAINING.after(cost).own)

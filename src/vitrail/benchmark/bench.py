@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,18 @@ from vitrail.benchmark.case import PRECISIONS, Case, NotMeasured
 from vitrail.benchmark.data_path import DataSupply, measure_data_path
 from vitrail.benchmark.machine import describe_machine
 from vitrail.benchmark.measure import MeasureOptions, measure_case
-from vitrail.benchmark.report import BenchmarkReport, Measurements, compare_rows
+from vitrail.benchmark.report import BenchmarkReport, Measurements, compare_rows, describe_case
+from vitrail.benchmark.report_file import ReportFile
+from vitrail.benchmark.time_limit import DEFAULT_SECONDS, LEFT_OUT, TimeLimit
 from vitrail.data.open import Data
 from vitrail.errors import ConfigError, did_you_mean
 from vitrail.model.variants import make_architecture
 from vitrail.system import processor
 from vitrail.system.device import choose_device
-from vitrail.system.events import OnEvent, open_listener, send_progress
+from vitrail.system.events import OnEvent, open_listener, send_messages, send_progress
 
-WITHOUT_DATA = ("inference", "training", "latency")
+WITHOUT_DATA = ("inference", "latency", "training")
+"""What can be measured without data: first what tells most in the least time."""
 WITH_DATA = ("loader", "end-to-end")
 """What can be measured if there is data."""
 EXTRA_PRECISIONS = {"fp8": "cuda", "int8": "cpu", "auto": "cpu"}
@@ -55,12 +58,14 @@ class SpeedOptions:
     rounds: int = 5
     """Turns of each candidate; medians are over these."""
     compiles: bool | None = None
-    """Whether to measure the compiled model too; None: on a GPU only."""
+    """Whether to measure the compiled model too, however long that takes; None: on a GPU, if `thorough`."""
     autotune: bool = False
     """Whether to measure max-autotune too, which takes many minutes."""
     plain: bool = True
     """False: only what `vitrail.fast` makes of the model."""
     device: str = "auto"
+    thorough: bool = False
+    """True: everything, however long it takes, and the compiled model on a GPU; else what two minutes allow."""
 
     def __post_init__(self) -> None:
         for name, least in (("batch", 1), ("size", 1), ("threads", 1), ("rounds", 1), ("workers", 0)):
@@ -70,8 +75,14 @@ class SpeedOptions:
 
     def modes(self, device: torch.device) -> tuple[str, ...]:
         """Return the plain modes that are measured: some of eager, compiled and autotuned."""
-        compiles = device.type == "cuda" or self.autotune if self.compiles is None else self.compiles
+        by_default = (device.type == "cuda" and self.thorough) or self.autotune
+        compiles = by_default if self.compiles is None else self.compiles
         return (EAGER, *([COMPILED] if compiles else ()), *([AUTOTUNED] if self.autotune else ()))
+
+    @property
+    def seconds(self) -> float | None:
+        """The time that the benchmark may take; None for no limit, also if something was asked for that takes long."""
+        return None if self.thorough or self.compiles or self.autotune else DEFAULT_SECONDS
 
     def explain_modes(self, modes: Sequence[str]) -> list[NotMeasured]:
         """Return why the compiled model is not measured, if it is not."""
@@ -80,7 +91,7 @@ class SpeedOptions:
         why = (
             "--no-compile (compiles=False)"
             if self.compiles is False
-            else "on a CPU it takes minutes to compile: ask for it with --compile (compiles=True)"
+            else "it takes minutes to compile: ask for it with --compile (compiles=True)"
         )
         return [NotMeasured("", "every library", "compiled", f"left out, {why}")]
 
@@ -100,12 +111,17 @@ def bench(
     autotune: bool = False,
     plain: bool = True,
     device: str = "auto",
+    thorough: bool = False,
     out: str | Path | None = None,
     on_event: OnEvent | None = None,
 ) -> BenchmarkReport:
-    """Measure how fast models are on this machine.
+    """Measure how fast models are on this machine, within two minutes unless it is to be thorough.
 
-    Events: message (text) about every step; progress of the task "measuring", in cases.
+    After every case, all that was measured so far is written. A benchmark that was stopped goes on after its last whole
+    case, if the same is asked for again on the same machine, by the same commit of vitrail.
+
+    Events: message (text) about every step; progress of the task "measuring", in cases; measured (case, number, cases,
+    rows, file) after every case.
 
     Args:
         models: Names of models, as `vitrail models` lists them.
@@ -119,11 +135,13 @@ def bench(
         workers: Processes that read the data; None: one for each core.
         threads: CPU threads; None: torch's choice.
         rounds: Turns of each candidate; medians are over these.
-        compiles: Whether to measure the compiled model too; None: on a GPU only.
+        compiles: Whether to measure the compiled model too, however long that takes; None: on a GPU, if `thorough`.
         autotune: Whether to measure max-autotune too, which takes many minutes.
         plain: False: only what `vitrail.fast` makes of the model.
         device: cpu, cuda, …; auto takes a GPU if there is one.
-        out: A JSON file for the report; `BenchmarkReport.read` reads it again.
+        thorough: Whether to measure everything, however long it takes. Otherwise what does not fit into two minutes is
+            left out, and the report says so; and a model is compiled only if `compiles` is True.
+        out: A JSON file for the report, which `BenchmarkReport.read` reads again; None: bench.json in vitrail's cache.
         on_event: Called with what happens; by default a terminal or notebook shows a bar.
 
     Returns:
@@ -146,42 +164,69 @@ def bench(
         autotune=autotune,
         plain=plain,
         device=device,
+        thorough=thorough,
     )
     names = [models] if isinstance(models, str) else models
-    path = None if out is None else Path(out)
     with open_listener(on_event) as listener:
-        report = _measure_all(names, options, path, listener)
-    if path is not None:
-        report.write(path)
-    return report
+        return _measure_all(names, options, ReportFile(None if out is None else Path(out)), listener)
 
 
-def _measure_all(names: Sequence[str], options: SpeedOptions, out: Path | None, on_event: OnEvent) -> BenchmarkReport:
+def _measure_all(names: Sequence[str], options: SpeedOptions, file: ReportFile, on_event: OnEvent) -> BenchmarkReport:
     device = choose_device(options.device)
     whats = parse_what(options.what, options.data)
     cases = make_cases(names, whats, options, device)
-    check_output("--out", out)
+    file.check()
     supply = None if options.data is None else DataSupply.open(options.data, options.workers, cases)
-    modes = options.modes(device)
-    measuring = MeasureOptions(modes, options.rounds, options.plain, lambda line: on_event("message", {"text": line}))
-    results = Measurements(missing=[] if whats == ["loader"] else options.explain_modes(modes))
-    progress = send_progress(on_event, "measuring")
-    with use_device(device, options.threads):
-        machine = describe_machine(device)
-        for done, case in enumerate(cases):
-            progress(done, len(cases))
-            if case.what in WITH_DATA:
-                assert supply is not None
-                results.add(measure_data_path(case, supply, measuring, compiles=options.compiles))
-            else:
-                results.add(measure_case(case, measuring))
-        progress(len(cases), len(cases))
+    modes, limit = options.modes(device), TimeLimit(options.seconds)
     request = describe_request(cases, options, modes, workers=None if supply is None else supply.workers)
     notes = [*([GPU_ONLY_MEMORY] if device.type == "cpu" else ()), *([supply.describe()] if supply else ())]
-    comparisons = compare_rows(results.rows, cases[0].precision)
-    return BenchmarkReport(
-        machine, request, results.rows, results.missing, results.products, notes, comparisons=comparisons
-    )
+    say = send_messages(on_event)
+    measuring = MeasureOptions(modes, options.rounds, options.plain, say, limit=limit)
+    progress = send_progress(on_event, "measuring")
+    with use_device(device, options.threads):
+        report = BenchmarkReport(describe_machine(device), request, [], [], [], notes, measured=[])
+        earlier = file.read_stopped(report)
+        results, measured = (
+            Measurements(missing=[] if whats == ["loader"] else options.explain_modes(modes)),
+            list[str](),
+        )
+        if earlier is not None:
+            results, measured = Measurements(earlier.rows, earlier.missing, earlier.products), earlier.measured or []
+            say(f"going on after {len(measured)} of {len(cases)} cases, which were measured before a stop")
+        for number, case in enumerate(cases, start=1):
+            progress(number - 1, len(cases))
+            if str(case) in measured:
+                found = Measurements([row for row in results.rows if str(case).startswith(f"{describe_case(row)},")])
+            else:
+                found = _measure_one(case, measuring, supply, options.compiles)
+                results.add(found)
+                measured.append(str(case))
+            report = replace(
+                report,
+                rows=results.rows,
+                missing=results.missing,
+                products=results.products,
+                comparisons=compare_rows(results.rows, case.precision),
+                measured=None if number == len(cases) else list(measured),
+            )
+            path = file.write(report)
+            rows = [asdict(row) for row in found.rows]
+            about = {"case": str(case), "number": number, "cases": len(cases), "title": report.title}
+            on_event("measured", {**about, "rows": rows, "file": None if path is None else str(path)})
+        progress(len(cases), len(cases))
+    return report
+
+
+def _measure_one(
+    case: Case, measuring: MeasureOptions, supply: DataSupply | None, compiles: bool | None
+) -> Measurements:
+    """Measure a case, if there is time for it."""
+    if not measuring.limit.begins(case):
+        return Measurements(missing=[NotMeasured(str(case), "every library", "", LEFT_OUT)])
+    if case.what in WITH_DATA:
+        assert supply is not None
+        return measure_data_path(case, supply, measuring, compiles=compiles)
+    return measure_case(case, measuring)
 
 
 def describe_request(
@@ -196,18 +241,19 @@ def describe_request(
         "workers": None,
         "rounds": options.rounds,
         "modes": list(modes),
+        "thorough": options.seconds is None,
         "seconds": None,
         **others,
     }
 
 
 def make_cases(names: Sequence[str], whats: Sequence[str], options: SpeedOptions, device: torch.device) -> list[Case]:
-    """Return a case for each model and each of `whats`."""
+    """Return a case for each of `whats` and each model."""
     precisions = choose_precisions(options.precision, device)
     return [
         make_case(what, name, options.batch, precisions, options.size, device)
-        for name in names or [DEFAULT_MODEL]
         for what in whats
+        for name in names or [DEFAULT_MODEL]
     ]
 
 
@@ -231,7 +277,7 @@ def make_case(
 def parse_what(text: str | None, data: Data | None, default: Sequence[str] = WITHOUT_DATA) -> list[str]:
     """Split the comma-separated value of --what and check it; without one, everything that is possible."""
     if text is None:
-        return [*default, *(WITH_DATA if data is not None else ())]
+        return [*(WITH_DATA if data is not None else ()), *default]
     words = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     known = (*WITHOUT_DATA, *WITH_DATA)
     for word in words:
@@ -266,13 +312,6 @@ def choose_precisions(precision: str | None, device: torch.device) -> tuple[str,
         if not probe.works:
             raise ConfigError(f"--precision bf16: products do not work on this processor ({probe.detail}): use fp32")
     return precision, None
-
-
-def check_output(option: str, path: Path | None) -> None:
-    """Refuse, before minutes of measuring, a file that could not be written."""
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        problem = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
-        raise ConfigError(f"{option} {path}: {problem}; give a file in a folder that is there")
 
 
 @contextmanager

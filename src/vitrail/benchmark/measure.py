@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vitrail.benchmark.candidates import EAGER, our_candidates
+from vitrail.benchmark.candidates import EAGER, GRAPH, our_candidates
 from vitrail.benchmark.case import (
     PRECISIONS,
     Candidate,
@@ -33,8 +33,17 @@ from vitrail.benchmark.case import (
     make_model,
 )
 from vitrail.benchmark.report import Measurements, SpeedRow
+from vitrail.benchmark.time_limit import LEFT_OUT, TimeLimit
 from vitrail.errors import NotApplicableError, VitrailError
-from vitrail.fast.timing import PeakMemory, ReferenceProduct, Stopwatch, percentile, relative_distance, take_turns
+from vitrail.fast.timing import (
+    PeakMemory,
+    ReferenceProduct,
+    Stopwatch,
+    fit_calls,
+    percentile,
+    relative_distance,
+    take_turns,
+)
 from vitrail.model.architecture import VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.model.cost import compute_cost, count_tokens
@@ -43,6 +52,8 @@ TURN_SECONDS = 0.3
 """About how long a turn lasts, unless a single step is longer."""
 LATENCY_CALLS = 10
 """Fewest calls in a turn of latency, where each is timed: the slowest hundredth is of interest."""
+ROUND_SECONDS = 2.0
+"""Longer rounds are announced one by one."""
 WARM_UPS = 2
 COMPARED_IMAGES = 8
 """At most so many images have their logits compared with the plain model's."""
@@ -72,6 +83,8 @@ class PreparedCandidate:
 
     step: Callable[[], object]
     calls: int
+    seconds: float
+    """Of one call, which was timed only to choose the number of calls."""
     facts: CandidateFacts
 
 
@@ -87,6 +100,8 @@ class MeasureOptions:
     on_message: OnMessage = lambda line: None
     """Gets a line of text about every step."""
     clock: Callable[[], float] = time.perf_counter
+    limit: TimeLimit = field(default_factory=TimeLimit)
+    """What is not begun any more is left out; by default nothing is."""
 
 
 class CaseTimer:
@@ -101,7 +116,7 @@ class CaseTimer:
     def __init__(self, case: Case, options: MeasureOptions, data: str | None = None) -> None:
         self.case, self.options, self._data = case, options, data
         self.results, self.watch = Measurements(), Stopwatch(case.device, options.clock)
-        options.on_message(f"{case}: building")
+        options.on_message(f"{case}: preparing")
         self._product = ReferenceProduct(case.device, PRECISIONS[case.precision]) if case.what != "loader" else None
 
     def record_failure(self, key: CandidateKey, error: Exception) -> None:
@@ -119,7 +134,20 @@ class CaseTimer:
         if product is not None:
             calls = self.watch.count_calls(product, TURN_SECONDS)
             turns = {PRODUCT: lambda: [self.watch.time_calls(product, calls)], **turns}
-        seconds = take_turns(turns, self.options.rounds, self.record_failure)
+        began = self.options.clock()
+
+        def begins_round(number: int) -> bool:
+            """Say how far it is; refuse a round that, as long as those before, would end too late."""
+            mean = (self.options.clock() - began) / (number - 1)
+            if not self.options.limit.allows(mean):
+                left = f"{self.options.rounds - number + 1} of {self.options.rounds} rounds"
+                self.results.missing.append(NotMeasured(str(self.case), left, "", LEFT_OUT))
+                return False
+            if mean > ROUND_SECONDS:
+                self.options.on_message(f"{self.case}: round {number} of {self.options.rounds}")
+            return True
+
+        seconds = take_turns(turns, self.options.rounds, self.record_failure, begins_round)
         if product is not None:
             times = seconds.pop(PRODUCT)
             best = product.flops / statistics.median(second for turn in times for second in turn)
@@ -145,15 +173,25 @@ def measure_case(
         for candidate in chain(our_candidates(case, batch, ours, options.modes, options.plain), others):
             if isinstance(candidate, NotMeasured):
                 timer.results.missing.append(candidate)
-            elif (key := (candidate.library, candidate.name)) not in skip:
+            elif (key := (candidate.library, candidate.name)) in skip:
+                continue
+            elif not options.limit.begins(case, needs_build=candidate.name not in (EAGER, GRAPH)):
+                timer.results.missing.append(NotMeasured(str(case), *key, LEFT_OUT))
+            else:
+                options.on_message(f"{case}: building {candidate.library} {candidate.name}")
                 try:
-                    prepared[key] = prepare_candidate(candidate, case, reference, timer.watch)
-                    options.on_message(f"{case}: {candidate.library} {candidate.name} is ready")
+                    prepared[key] = ready = prepare_candidate(candidate, case, reference, timer.watch)
+                    options.limit.note_speed(case.flops / ready.seconds)
+                    speed = f"about {case.batch / ready.seconds:,.3g} images/s"
+                    options.on_message(f"{case}: {candidate.library} {candidate.name} is ready, {speed}")
                 except Exception as error:  # another library may raise anything, and the others are to be measured
                     timer.record_failure(key, error)
                     release_memory(case.device)
     except (VitrailError, RuntimeError) as error:  # RuntimeError: out of memory
         timer.record_failure(("every library", ""), error)
+        release_memory(case.device)
+        return timer.results
+    if not prepared:  # the large product alone tells nothing about a model
         release_memory(case.device)
         return timer.results
     options.on_message(f"{case}: {options.rounds} rounds of {len(prepared)}")
@@ -187,10 +225,11 @@ def prepare_candidate(candidate: Candidate, case: Case, reference: Tensor, watch
     memory.restart()
     for _ in range(WARM_UPS):
         step()
-    calls = watch.count_calls(step, TURN_SECONDS, LATENCY_CALLS if case.what == "latency" else 1)
+    seconds = max(watch.time_calls(step, 1), 1e-9)
+    calls = fit_calls(seconds, TURN_SECONDS, LATENCY_CALLS if case.what == "latency" else 1)
     precision = precision or candidate.precision or case.precision
     used = first_peak if candidate.is_recorded else memory.peak()
-    return PreparedCandidate(step, calls, CandidateFacts(parameters, precision, used, distance))
+    return PreparedCandidate(step, calls, seconds, CandidateFacts(parameters, precision, used, distance))
 
 
 def time_turn(watch: Stopwatch, candidate: PreparedCandidate, one_by_one: bool) -> list[float]:

@@ -93,6 +93,8 @@ class BenchmarkReport(Result):
     """What grew from case to case (resolution, batch or model), in a report of benchmarks/against_peers.py."""
     comparisons: list[str] = field(default_factory=list)
     """Conclusions from the rows, in sentences."""
+    measured: list[str] | None = None
+    """The cases so far, while others of `asked` are still to be measured; None if it is finished."""
 
     @property
     def title(self) -> str:
@@ -103,7 +105,15 @@ class BenchmarkReport(Result):
         fastest = [min(group, key=lambda row: row.median_seconds) for group in group_by_case(self.rows)]
         speeds = [(describe_case(row), f"{row.images_per_second:,.3g} images/s, {row}") for row in fastest]
         missing = [("not measured", str(each)) for each in self.missing]
+        if self.measured is not None:
+            missing.append(("stopped", self.explain_stop()))
         return [("machine", self.title), *speeds, *missing, *(("note", note) for note in self.notes)]
+
+    def explain_stop(self) -> str:
+        """Return in a sentence how far an unfinished benchmark came."""
+        return (
+            f"after {len(self.measured or [])} of {len(self.asked['cases'])} cases; the same command measures the rest"
+        )
 
     def tables(self) -> Mapping[str, Sequence[Sequence[str]]]:
         tables: dict[str, Sequence[Sequence[str]]] = {"Speed": [COLUMNS, *map(format_cells, self.rows)]}
@@ -122,6 +132,7 @@ class BenchmarkReport(Result):
             "comparisons": self.comparisons,
             "not_measured": [each._asdict() for each in self.missing],
             "notes": self.notes,
+            "measured": self.measured,
         }
 
     def write(self, path: Path) -> None:
@@ -140,7 +151,8 @@ class BenchmarkReport(Result):
             rows = [SpeedRow(**row) for row in content["rows"]]
             missing = [NotMeasured(**each) for each in content["not_measured"]]
             rest = (content["products"], content["notes"], content["grown"], content["comparisons"])
-            return cls(content["machine"], content["asked"], rows, missing, *rest)
+            measured = content.get("measured")  # not in older reports, which are finished
+            return cls(content["machine"], content["asked"], rows, missing, *rest, measured)
         except OSError as error:
             raise ConfigError(f"--from {path}: it cannot be read: {error.strerror or error}") from None
         except (ValueError, KeyError, TypeError):

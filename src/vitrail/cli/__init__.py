@@ -25,11 +25,12 @@ from vitrail.cli import (
     serve,
     train,
 )
+from vitrail.cli.flags import App
 from vitrail.cli.proposals import print_proposal
 from vitrail.system.failures import flush_output, print_failure
 from vitrail.system.standard_streams import check_streams
 
-app = typer.Typer(
+app = App(
     name="vitrail",
     help="The Vision Transformer paper as software: the whole model family, from patches to figures.",
     no_args_is_help=True,

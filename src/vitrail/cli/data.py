@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitrail.cli.completion import LabelsFromOption
+from vitrail.cli.flags import App
 from vitrail.cli.printing import print_table
 
 if TYPE_CHECKING:
     from vitrail.data.check.report import DataReport
 
-app = typer.Typer(
+app = App(
     help="Check a data set, or pack it into shards.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -45,7 +46,7 @@ def check(
     from vitrail.data.check.check import check_data
     from vitrail.system.event_display import EventDisplay
 
-    with EventDisplay() as display:
+    with EventDisplay(plain_lines=True) as display:
         report = check_data(data, labels_from=labels_from, workers=workers, out=out, on_event=display)
     if as_json:
         print(json.dumps(report.to_dict(), indent=2))
@@ -75,7 +76,7 @@ def pack(
     from vitrail.data.packing.pack import pack_data
     from vitrail.system.event_display import EventDisplay
 
-    with EventDisplay() as display:
+    with EventDisplay(plain_lines=True) as display:
         result = pack_data(
             data,
             out,

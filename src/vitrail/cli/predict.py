@@ -97,7 +97,7 @@ class RowPrinter:
     def __enter__(self) -> Self:
         from vitrail.system.event_display import EventDisplay
 
-        self._display = EventDisplay()
+        self._display = EventDisplay(plain_lines=True)
         return self
 
     def __exit__(self, *_: object) -> None:

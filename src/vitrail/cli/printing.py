@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -22,19 +22,23 @@ from vitrail.system.events import OnEvent
 PRECISION_HELP = "fp32, or faster and less exact: bf16, fp16 and fp8 (GPU), int8 (CPU); auto: what is fastest here."
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, *, goes_on: bool = False
+) -> None:
     """Print a table; off a terminal, tab-separated lines with plain numbers. Only the first of several ranks prints.
 
     Args:
         left: the number of columns at the front that hold words; the others hold numbers and are right-aligned.
+        goes_on: whether rows of the same table were printed before, so that lines need no heading.
     """
     if not _is_first_rank():
         return
     console = Console()
     if not console.is_terminal:
-        print("\t".join(columns))
+        if not goes_on:
+            print("\t".join(columns))
         for row in rows:
-            print("\t".join([*row[:left], *(number.replace(",", "") for number in row[left:])]))
+            print("\t".join([*row[:left], *(number.replace(",", "") for number in row[left:])]), flush=True)
         return
     table = Table(title=title, title_justify="left", title_style="bold")
     for index, column in enumerate(columns):
@@ -66,12 +70,12 @@ def _is_first_rank() -> bool:
 
 
 @contextmanager
-def interruptible(remaining: str = "nothing was written") -> Iterator[None]:
+def interruptible(remaining: str | Callable[[], str] = "nothing was written") -> Iterator[None]:
     """End the command on Ctrl-C with exit code 130 and a line that says what remains."""
     try:
         yield
     except KeyboardInterrupt:
-        print(f"stopped: {remaining}", file=sys.stderr)
+        print(f"stopped: {remaining if isinstance(remaining, str) else remaining()}", file=sys.stderr)
         raise typer.Exit(130) from None
 
 
@@ -108,7 +112,7 @@ def show_events() -> Iterator[OnEvent]:
     """Yield a listener that shows passes over images as bars and prints messages, all on stderr."""
     from vitrail.system.event_display import EventDisplay
 
-    with EventDisplay() as display:
+    with EventDisplay(plain_lines=True) as display:
 
         def listen(kind: str, values: dict[str, Any]) -> None:
             display(kind, values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,7 @@ from vitrail.cli.completion import complete_recipe
 from vitrail.cli.printing import print_lines, print_table, stop_on_sigterm
 
 if TYPE_CHECKING:
+    from vitrail.recipes import Recipe
     from vitrail.training.result import TrainingResult
     from vitrail.workflows.finetune_result import FinetuneResult
 
@@ -41,10 +42,7 @@ def train(
     from vitrail.recipes import RECIPES, find_recipe
 
     if list_them:
-        rows = [(r.name, r.summary, r.cost, r.expected, r.command) for r in RECIPES.values()]
-        columns = ("name", "what", "cost", "expected", "command")
-        width = 5 if not sys.stdout.isatty() else 2  # a terminal has no room for the others; docs/recipes.md has them
-        print_table("Recipes", columns[:width], [row[:width] for row in rows], left=width)
+        _print_recipes(RECIPES.values())
         return
     if recipe is None:
         raise ConfigError("name a recipe (`vitrail train --list` shows them) or a .toml file")
@@ -69,6 +67,16 @@ def train(
 
         result = run(recipe, overrides or [], on_event=listen)
     print_lines(describe_training_result(result, report))
+
+
+def _print_recipes(recipes: Iterable[Recipe]) -> None:
+    """Print name, summary, cost and expected number of each recipe; off a terminal as columns, with the command too."""
+    if sys.stdout.isatty():  # columns would be too narrow to read; every command is `vitrail train NAME …`
+        texts = [(r.name, f"{r.summary}\ncost: {r.cost}\nexpected: {r.expected}") for r in recipes]
+        print_table("Recipes", ("name", "what, cost and expected number"), texts, left=2)
+        return
+    rows = [(r.name, r.summary, r.cost, r.expected, r.command) for r in recipes]
+    print_table("Recipes", ("name", "what", "cost", "expected", "command"), rows, left=5)
 
 
 def describe_training_result(result: TrainingResult | FinetuneResult, report: dict[str, Any]) -> Iterator[str]:

@@ -82,6 +82,8 @@ def compare_with_model(
     """
     trials = list(_make_batches(graph, picked.measured))
     total, pairs = sum(len(trial.images) for trial in trials), list[tuple[Tensor, Tensor]]()
+    if progress is not None:
+        progress(0, total)
     for trial in trials:
         pairs.append((_run_model(graph, trial.images), run(trial.inputs)))
         if progress is not None:

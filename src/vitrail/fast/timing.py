@@ -55,14 +55,19 @@ class Stopwatch:
 
     def count_calls(self, step: Step, seconds: float, least: int = 1) -> int:
         """Call `step` once, and return how many such calls fill `seconds`: between `least` and `MOST_CALLS`."""
-        one = max(self.time_calls(step, 1), 1e-9)
-        return max(least, min(MOST_CALLS, math.ceil(seconds / one)))
+        return fit_calls(self.time_calls(step, 1), seconds, least)
+
+
+def fit_calls(one: float, seconds: float, least: int = 1) -> int:
+    """Return how many calls that take `one` second each fill `seconds`: between `least` and `MOST_CALLS`."""
+    return max(least, min(MOST_CALLS, math.ceil(seconds / max(one, 1e-9))))
 
 
 def take_turns(
     contestants: Mapping[Name, Callable[[], Measurement]],
     rounds: int,
     on_failure: Callable[[Name, Exception], None],
+    begins_round: Callable[[int], bool] = lambda number: True,
 ) -> dict[Name, list[Measurement]]:
     """Call every contestant once per round, first to last in one round and last to first in the next.
 
@@ -71,12 +76,15 @@ def take_turns(
         rounds: How many times each is called.
         on_failure: Gets the name and the error of a contestant that raises. That contestant has no results and takes
             no further part; the others continue.
+        begins_round: Called with the number of a round, from 1 on, before each but the first; False ends it there.
 
     Returns:
         By name, what the contestant returned in every round.
     """
     results: dict[Name, list[Measurement]] = {name: [] for name in contestants}
     for number in range(rounds):
+        if number and not begins_round(number + 1):
+            break
         order = list(results)
         for name in order if number % 2 == 0 else reversed(order):
             try:

@@ -74,7 +74,7 @@ def run_batches(
         source: every image of it is used once, in order.
         options: batch size and worker processes.
         ranks: the processes that share each batch; this process alone by default.
-        progress: called after each batch.
+        progress: called at the start and after each batch.
         logits: whether to compute logits.
         embeddings: whether to compute representations.
 
@@ -99,6 +99,8 @@ def run_batches(
         pin_memory=engine.device.type == "cuda",
         most_broken=len(source),  # counted below, over all ranks
     )
+    if progress is not None:
+        progress(0, len(source))  # so that something is shown while the first batch is read and computed
     for number, batch in enumerate(loader, start=1):
         yield batch, engine.compute(batch.images, logits=logits, embeddings=embeddings)
         if progress is not None:

@@ -181,6 +181,7 @@ def _predict_all(
     stream = predictor.stream(
         (image.content for image in found), probabilities=bool(predictor.labels), embeddings=embeds
     )
+    progress(0, len(found))
     with _open_table(path, kept) as add, closing(stream) as coming:
         for prediction in coming:
             row = _label_image(predictor, prediction, found[prediction.index].name, top)

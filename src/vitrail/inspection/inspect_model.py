@@ -135,6 +135,7 @@ def report_progress(model: ImageModel, total: int, progress: Progress | None) ->
 
     hook = last.register_forward_hook(count)
     try:
+        progress(0, total)
         yield
         progress(total, total)
     finally:

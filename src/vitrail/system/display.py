@@ -22,6 +22,9 @@ NOTEBOOK_SECONDS = 0.3
 """Shortest time between two states of a bar in a notebook."""
 EVERY = 2.0
 """Least number of seconds from one plain line to the next."""
+FIRST_SECONDS, SILENT_SECONDS = 2.0, 5.0
+"""A plain line without a new record comes after the first, or follows another line after the second. So a log is not
+silent for ten seconds, unless a single step or batch takes as long."""
 Screen = Literal["terminal", "notebook", "none"]
 SHOWN = ("loss", "accuracy", "images_per_second", "flops_per_second")
 """The values that are shown, in their order."""
@@ -78,14 +81,20 @@ class Display:
         if self._style is None:
             return
         self._pace.update(step, values)
-        if values:
-            self._attempt(self._style.update)
+        self._attempt(self._style.update if values else self._style.show_step)
 
     def print_line(self, text: str) -> None:
         """Print a message above the bar."""
         style = self._style
         if style is not None:
             self._attempt(lambda: style.print_line(text))
+
+    def show_pass(self, task: str, done: int, total: int) -> None:
+        """Show how far a pass over images has come, such as an evaluation, while no step is computed."""
+        if self._style is None:
+            return
+        self._pace.note = "" if done >= total else f"{task} {done:,}/{total:,}"
+        self._attempt(self._style.show_step)
 
     def show_record(self, record: Mapping[str, Any]) -> None:
         """Show a record of metrics.jsonl: a training record moves the bar, an evaluation is printed as a line."""
@@ -126,6 +135,8 @@ class Pace:
     def __init__(self, total_steps: int, start_step: int, clock: Callable[[], float]) -> None:
         self.total_steps, self.step = total_steps, start_step
         self.values: dict[str, float] = {}
+        self.note = ""
+        """What happens between two steps."""
         self._clock, self._started = clock, clock()
         self._first: tuple[int, float] | None = None
 
@@ -164,6 +175,10 @@ class DisplayStyle(ABC):
         """Show the new values of the pace."""
 
     @abstractmethod
+    def show_step(self) -> None:
+        """Show the step or the note of the pace, whose values are those of an earlier step."""
+
+    @abstractmethod
     def print_line(self, text: str) -> None:
         """Print a message on lines of its own."""
 
@@ -173,19 +188,26 @@ class DisplayStyle(ABC):
 
 
 class PlainLines(DisplayStyle):
-    """Plain lines, one for each record, but not so many that they flood a log."""
+    """Plain lines, one for each record, but not so many that they flood a log; and one every few seconds between."""
 
     def __init__(self, pace: Pace, title: str, stream: TextIO) -> None:
         self._pace, self._stream = pace, stream
-        self._printed = -math.inf
+        self._record_at, self._line_at = -math.inf, FIRST_SECONDS - SILENT_SECONDS
         self._pending = False
+        self._last_record = self._next_record = 0
         self.print_line(title)
 
     def update(self) -> None:
         """Print the first record, the last, and between them one every two seconds."""
-        self._pending = True
-        if self._pace.elapsed - self._printed >= EVERY or self._pace.step >= self._pace.total_steps:
-            self._print()
+        self._pending, step = True, self._pace.step
+        self._last_record, self._next_record = step, 2 * step - self._last_record
+        if self._pace.elapsed - self._record_at >= EVERY or self._pace.step >= self._pace.total_steps:
+            self._print_record()
+
+    def show_step(self) -> None:
+        """Print the step if no step has been printed for some seconds, and none of the regular records will follow."""
+        if self._pace.elapsed - self._line_at >= SILENT_SECONDS and self._pace.step != self._next_record:
+            self._print([])
 
     def print_line(self, text: str) -> None:
         """Write the line in one piece, because other processes may be writing too."""
@@ -195,14 +217,16 @@ class PlainLines(DisplayStyle):
     def close(self) -> None:
         """Print how far a run came that was stopped."""
         if self._pending:
-            self._print()
+            self._print_record()
 
-    def _print(self) -> None:
+    def _print_record(self) -> None:
+        self._record_at, self._pending = self._pace.elapsed, False
+        self._print(describe_values(self._pace.values))
+
+    def _print(self, values: Sequence[str]) -> None:
         pace = self._pace
-        self._printed, self._pending = pace.elapsed, False
-        self.print_line(
-            "  ".join([f"step {pace.step}/{pace.total_steps}", *describe_values(pace.values), *pace.describe_time()])
-        )
+        self._line_at = pace.elapsed
+        self.print_line("  ".join([f"step {pace.step}/{pace.total_steps}", *values, *pace.describe_time()]))
 
 
 class ProgressDisplay(DisplayStyle):
@@ -225,6 +249,9 @@ class ProgressDisplay(DisplayStyle):
         self._live.start(refresh=True)
 
     def update(self) -> None:
+        """Do nothing: rich's thread reads the pace itself."""
+
+    def show_step(self) -> None:
         """Do nothing: rich's thread reads the pace itself."""
 
     def print_line(self, text: str) -> None:
@@ -251,7 +278,7 @@ class ProgressDisplay(DisplayStyle):
         grid.add_column()
         bar = ProgressBar(total=pace.total_steps, completed=pace.step)
         grid.add_row(bold, bar, Text("  ".join([*numbers, *pace.describe_time()]), no_wrap=True))
-        values = describe_values(pace.values)
+        values = [*describe_values(pace.values), *([pace.note] if pace.note else ())]
         return Group(grid, Text("  ".join(values), no_wrap=True, overflow="ellipsis")) if values else grid
 
 
@@ -293,8 +320,12 @@ class NotebookDisplay(DisplayStyle):
         self._lines: list[str] = []
 
     def update(self) -> None:
-        text = "  ".join([*self._pace.describe_time(), *describe_values(self._pace.values)])
-        self._area.show_bar(self._title, self._pace.step, self._pace.total_steps, text, self._lines)
+        pace = self._pace
+        text = "  ".join([*pace.describe_time(), *describe_values(pace.values), *([pace.note] if pace.note else ())])
+        self._area.show_bar(self._title, pace.step, pace.total_steps, text, self._lines)
+
+    def show_step(self) -> None:
+        self.update()
 
     def print_line(self, text: str) -> None:
         self._lines.append(text)

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import re
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-
-import torch
+from typing import Any
 
 import vitrail
 from vitrail.system import processor
+
+LIST_DEVICES = """
+import json
+import torch
+gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+print(json.dumps({
+    "threads": torch.get_num_threads(),
+    "capability": torch.backends.cpu.get_cpu_capability(),
+    "gpus": [[each.name, each.total_memory, each.major, each.minor] for each in gpus],
+    "mps": torch.backends.mps.is_available(),
+}), flush=True)
+"""
+"""A small program that prints what torch finds on this machine. Importing torch takes most of the time of `vitrail
+doctor`, so only the child process does it that also tries bf16 products."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +45,18 @@ class MachineFinding:
 def examine_machine() -> list[MachineFinding]:
     """Examine this machine: versions, devices, whether bf16 products run on its CPU, and vitrail's extras.
 
-    It takes a few seconds: bf16 products run in child processes, so that a crash there cannot end this one.
+    Torch runs in child processes only, so that neither a broken torch nor a crash in bf16 products can end this one.
 
     Returns:
         The findings, in the order in which `vitrail doctor` prints them.
     """
-    return [*_check_versions(), *_check_devices(), *_check_bf16(), *_check_extras()]
+    with ThreadPoolExecutor() as pool:
+        plain = pool.submit(processor.run_probe, LIST_DEVICES + processor.PROBE, None)
+        # Only where AMX is announced do products crash, and need another try. It is begun at once, to save time.
+        capped = pool.submit(processor.probe_bf16, processor.SAFE_ISA) if processor.announces_amx() else None
+        versions, extras = list(_check_versions()), list(_check_extras())
+        probe, printed = plain.result()
+        return [*versions, *_check_devices(printed, probe), *_check_bf16(probe, capped), *extras]
 
 
 def _check_versions() -> Iterator[MachineFinding]:
@@ -48,35 +69,46 @@ def _check_versions() -> Iterator[MachineFinding]:
             yield MachineFinding("version", requirement, _find_version(requirement) or "missing")
 
 
-def _check_devices() -> Iterator[MachineFinding]:
+def _check_devices(printed: str, probe: processor.ProbeResult) -> Iterator[MachineFinding]:
+    """Yield the devices, from what LIST_DEVICES printed."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield MachineFinding(
-        "device", "cpu", f"{cores} cores, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
-    )
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        memory = properties.total_memory / 2**30
-        capability = f"{properties.major}.{properties.minor}"
-        yield MachineFinding("device", f"cuda:{index}", f"{properties.name}, {memory:.0f} GiB, capability {capability}")
-    if torch.backends.mps.is_available():
+    found = _parse_devices(printed)
+    if found is None:
+        yield MachineFinding("device", "cpu", f"{cores} cores")
+        yield MachineFinding("device", "accelerator", f"unknown, because torch does not work: {probe.detail}")
+        return
+    yield MachineFinding("device", "cpu", f"{cores} cores, {found['threads']} threads, {found['capability']}")
+    for index, (name, memory, major, minor) in enumerate(found["gpus"]):
+        state = f"{name}, {memory / 2**30:.0f} GiB, capability {major}.{minor}"
+        yield MachineFinding("device", f"cuda:{index}", state)
+    if found["mps"]:
         yield MachineFinding("device", "mps", "available")
-    if not torch.cuda.is_available() and not torch.backends.mps.is_available():
+    if not found["gpus"] and not found["mps"]:
         yield MachineFinding("device", "accelerator", "none that torch can use")
 
 
-def _check_bf16() -> Iterator[MachineFinding]:
+def _parse_devices(printed: str) -> dict[str, Any] | None:
+    """Return what LIST_DEVICES printed, between lines that other packages may print; None if it did not come so far."""
+    for line in printed.splitlines():
+        if line.startswith('{"threads"'):
+            found: dict[str, Any] = json.loads(line)
+            return found
+    return None
+
+
+def _check_bf16(plain: processor.ProbeResult, capped: Future[processor.ProbeResult] | None) -> Iterator[MachineFinding]:
+    """Yield whether bf16 products work; `capped`: the probe with the safe instruction set, if there is one."""
     announced = "announced" if processor.announces_amx() else "not announced"
     yield MachineFinding("bf16 on the cpu", "AMX", announced)
     user_cap = os.environ.get(processor.ISA_VARIABLE)
-    plain = processor.probe_bf16(cap=None)
     if plain.works:
         yield MachineFinding("bf16 on the cpu", "products", "work")
     else:
         yield MachineFinding("bf16 on the cpu", "products", f"do not work by themselves: {plain.detail}")
-        capped = processor.probe_bf16(cap=processor.SAFE_ISA)
-        state = "work" if capped.works else f"do not work either: {capped.detail}; use float32"
+        second = capped.result() if capped is not None else processor.probe_bf16(processor.SAFE_ISA)
+        state = "work" if second.works else f"do not work either: {second.detail}; use float32"
         yield MachineFinding("bf16 on the cpu", f"products with {processor.ISA_VARIABLE}={processor.SAFE_ISA}", state)
-        if capped.works:
+        if second.works:
             yield MachineFinding(
                 "bf16 on the cpu", "what vitrail does", "sets that cap by itself before the first product"
             )

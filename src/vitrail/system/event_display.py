@@ -1,12 +1,26 @@
-"""Show events on the screen: training as a bar with its values, a pass over images as a bar that disappears."""
+"""Show events on the screen: training as a bar with its values, a pass over images as a bar that disappears.
+
+Where there is no screen, commands print both as plain lines, at least one every ten seconds while events come.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from vitrail.system.display import Display, NotebookArea, Screen, find_screen, format_duration
+from vitrail.system.display import (
+    FIRST_SECONDS,
+    SILENT_SECONDS,
+    Display,
+    NotebookArea,
+    Screen,
+    find_screen,
+    format_duration,
+)
 
 REDRAW_SECONDS = 0.1
 """Shortest time between two states of a progress bar."""
@@ -16,13 +30,16 @@ class EventDisplay:
     """A listener for `on_event`. Use it in a `with` block, which removes what is left of a bar at its end.
 
     Args:
-        plain_lines: print training as plain lines to stderr where there is neither a terminal nor a notebook. Without
-            them, nothing is shown there.
-        has_progress: whether passes over images have a bar.
+        plain_lines: print training and passes over images as plain lines to stderr where there is neither a terminal
+            nor a notebook. Without them, nothing is shown there.
+        has_progress: whether passes over images are shown.
+        clock: returns seconds since any moment.
     """
 
-    def __init__(self, plain_lines: bool = False, has_progress: bool = True) -> None:
-        self._plain_lines, self._has_progress = plain_lines, has_progress
+    def __init__(
+        self, plain_lines: bool = False, has_progress: bool = True, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._plain_lines, self._has_progress, self._clock = plain_lines, has_progress, clock
         self._screen: Screen = find_screen()
         self._training: Display | None = None
         self._bar: PassBar | None = None
@@ -61,21 +78,29 @@ class EventDisplay:
         self.close()
         if self._screen == "none" and not self._plain_lines:
             return
-        self._training = Display(values["steps"], values["start_step"], values["folder"], self._screen)
+        start, folder = values["start_step"], values["folder"]
+        self._training = Display(values["steps"], start, folder, self._screen, clock=self._clock)
         self._training.__enter__()
         for line in describe_training(values):
             self._training.print_line(line)
 
     def _show_progress(self, task: str, done: int, total: int) -> None:
-        if not self._has_progress or self._screen == "none" or self._training is not None:
+        if not self._has_progress or (self._screen == "none" and not self._plain_lines):
+            return
+        if self._training is not None and self._screen != "none":
+            self._training.show_pass(task, done, total)
             return
         if self._bar is None or self._task != task:
             self._close_bar()
-            self._task = task
-            self._bar = NotebookPassBar(task) if self._screen == "notebook" else TerminalPassBar(task)
+            self._task, self._bar = task, self._open_bar(task)
         self._bar.show(done, total)
         if done >= total:
             self._close_bar()
+
+    def _open_bar(self, task: str) -> PassBar:
+        if self._screen == "none":
+            return PlainPassLines(task, self._clock)
+        return NotebookPassBar(task) if self._screen == "notebook" else TerminalPassBar(task)
 
     def _close_bar(self) -> None:
         if self._bar is not None:
@@ -124,6 +149,37 @@ class NotebookPassBar:
 
     def close(self) -> None:
         self._area.clear()
+
+
+class PlainPassLines:
+    """Lines about a pass for a log: the first after a few seconds, so that short passes print nothing."""
+
+    def __init__(self, task: str, clock: Callable[[], float]) -> None:
+        self._task, self._clock, self._started = task, clock, clock()
+        self._first_done: int | None = None
+        """What was done before this pass began: of features, those from an earlier call."""
+        self._printed_at: float | None = None
+
+    def show(self, done: int, total: int) -> None:
+        now, self._first_done = self._clock(), done if self._first_done is None else self._first_done
+        due = self._started + FIRST_SECONDS if self._printed_at is None else self._printed_at + SILENT_SECONDS
+        if done >= total:
+            if self._printed_at is not None:
+                self._print(done, total, f"took {format_duration(now - self._started)}")
+        elif now >= due:
+            self._printed_at = now
+            new = done - self._first_done
+            left = f"{format_duration((now - self._started) / new * (total - done))} left" if new else ""
+            self._print(done, total, left)
+
+    def close(self) -> None:
+        """Do nothing: lines stay."""
+
+    def _print(self, done: int, total: int, time_text: str) -> None:
+        parts = [f"{done:,} of {total:,}", *([time_text] if time_text else ())]
+        with suppress(OSError, ValueError):  # if nobody reads any more, the work goes on
+            if sys.stderr is not None:
+                print(f"{self._task}: {', '.join(parts)}", file=sys.stderr, flush=True)
 
 
 def describe_training(values: dict[str, Any]) -> list[str]:

@@ -107,6 +107,20 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(cast(BufferedReader, file), "sha256").hexdigest()
 
 
+def hide_folders(name: str) -> str:
+    """Return the name of a model or a data set without the folders that lead to it, which are nobody else's business.
+
+    Names such as hf:owner/name stay as they are. For the `model` folder inside a run folder, the name of the run is
+    returned; for its `best` folder, "NAME-best".
+    """
+    if name.startswith(("hf:", "timm:")):
+        return name
+    *above, last = [part for part in re.split(r"[\\/]", name) if part not in ("", ".", "..", "~")] or [""]
+    if last in ("model", "best") and above:
+        last = above[-1] if last == "model" else f"{above[-1]}-best"
+    return last or "data"
+
+
 def short_name(text: str) -> str:
     """Return the last part of a model's or a data set's name, with only characters that a folder name may have.
 

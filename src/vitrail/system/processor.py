@@ -56,25 +56,35 @@ def announces_amx() -> bool:
 
 def probe_bf16(cap: str | None) -> ProbeResult:
     """Multiply bf16 matrices in a child process, with oneDNN limited to the instruction set `cap` (None: no limit)."""
+    return run_probe(PROBE, cap)[0]
+
+
+def run_probe(program: str, cap: str | None) -> tuple[ProbeResult, str]:
+    """Run a Python program in a child process, with oneDNN limited to `cap`; return how it ended and what it printed.
+
+    What it printed before a crash is returned too, if it was flushed.
+    """
     environment = {name: value for name, value in os.environ.items() if name != ISA_VARIABLE}
     if cap is not None:
         environment[ISA_VARIABLE] = cap
     try:
         child = subprocess.run(
-            [sys.executable, "-c", PROBE],
+            [sys.executable, "-c", program],
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=PROBE_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return ProbeResult(works=False, detail=f"the probe did not run: {error}", final=False)
+        return ProbeResult(works=False, detail=f"the probe did not run: {error}", final=False), ""
+    printed = child.stdout.decode(errors="replace")
     if child.returncode == 0:
-        return ProbeResult(works=True, detail="")
+        return ProbeResult(works=True, detail=""), printed
     if child.returncode < 0:
-        return ProbeResult(works=False, detail=f"the process was killed by {signal.Signals(-child.returncode).name}")
+        name = signal.Signals(-child.returncode).name
+        return ProbeResult(works=False, detail=f"the process was killed by {name}"), printed
     last = child.stderr.decode(errors="replace").strip().splitlines()[-1:]
-    return ProbeResult(works=False, detail=" ".join(last) or f"exit code {child.returncode}", final=False)
+    return ProbeResult(False, " ".join(last) or f"exit code {child.returncode}", final=False), printed
 
 
 def prevent_amx_crash() -> None:

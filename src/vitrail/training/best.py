@@ -10,7 +10,7 @@ from vitrail.model.base import ImageModel
 from vitrail.system.files import write_whole
 from vitrail.training.checkpoint_folder import find_damage, read_state, read_weights
 from vitrail.training.config import RunConfig
-from vitrail.training.resolve import to_toml
+from vitrail.training.resolve import hide_config_folders, to_toml
 from vitrail.training.run import Progress, TrainingRun
 from vitrail.training.trained_model import build_trained_model, training_cost
 from vitrail.training.validation import find_best_evaluation, rank_by_choosing_images
@@ -70,7 +70,7 @@ def save_best(run: TrainingRun, progress: Progress, records: list[dict[str, Any]
         notes = (
             f"The weights after step {best.step:,} of {run.steps:,}, where the {best.metric} on the part "
             f"{run.config.data.validate_on} was the best of the run: {best.value:.4g}. The last weights are in "
-            f"`{LAST_FOLDER}`, beside this folder.\n\n```toml\n{to_toml(run.config)}```"
+            f"`{LAST_FOLDER}`, beside this folder.\n\n```toml\n{to_toml(hide_config_folders(run.config))}```"
         )
         save(model, folder / BEST_FOLDER, notes=notes)
     where = LAST_FOLDER if is_result else BEST_FOLDER

@@ -151,13 +151,16 @@ def measure(run: TrainingRun, state: RunState, loader: EvaluationLoader | Cached
     objective, average = run.learner.objective, run.learner.average
     objective.eval()
     with average.use_in_module() if average is not None else nullcontext():
-        for batch in loader:
+        send_event(run, state, "progress", {"task": "evaluating", "done": 0, "total": len(loader.source)})
+        for number, batch in enumerate(loader, start=1):
             state.is_stopping = run.ranks.any(bool(state.stop_request))
             if state.is_stopping:
                 break
             with autocast(run):
                 outcome = objective(batch.to(run.ranks.device), key=derive_seed(run.config.run.seed))
             add_sums(sums, outcome.sums)
+            done = len(loader.source) * number // len(loader)
+            send_event(run, state, "progress", {"task": "evaluating", "done": done, "total": len(loader.source)})
     objective.train()
     return run.ranks.sum_over_ranks(sums)
 

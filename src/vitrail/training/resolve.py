@@ -12,7 +12,7 @@ import tomli_w
 from vitrail.config import Config
 from vitrail.errors import ConfigError, did_you_mean
 from vitrail.model.architecture import VitArchitecture
-from vitrail.system.files import read_regular_file
+from vitrail.system.files import hide_folders, read_regular_file
 from vitrail.training.config import ModelConfig, RunConfig
 
 Tree = dict[str, Any]
@@ -132,6 +132,15 @@ def read_toml(path: Path) -> Tree:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
+
+
+def hide_config_folders(config: RunConfig) -> RunConfig:
+    """Return a configuration that names data, weights and run without their folders: for a model card."""
+    data = config.data.model_copy(update={"source": hide_folders(config.data.source)})
+    run = config.run.model_copy(update={"folder": Path(hide_folders(str(config.run.folder)))})
+    weights = None if config.model.weights is None else hide_folders(config.model.weights)
+    model = config.model.model_copy(update={"weights": weights})
+    return config.model_copy(update={"data": data, "model": model, "run": run})
 
 
 def to_toml(config: RunConfig) -> str:

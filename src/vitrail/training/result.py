@@ -9,13 +9,14 @@ from typing import Any
 
 from vitrail.model.base import ImageModel
 from vitrail.system.device import device_name
+from vitrail.system.files import hide_folders
 from vitrail.system.intervals import Estimate, estimate_share
 from vitrail.system.results import Result, Rows, format_count
 from vitrail.training.best import find_best, read_best, save_best
 from vitrail.training.config import RunConfig
 from vitrail.training.curves import draw_curves
 from vitrail.training.records import read_records
-from vitrail.training.resolve import to_toml
+from vitrail.training.resolve import hide_config_folders, to_toml
 from vitrail.training.run import Progress, TrainingRun
 from vitrail.training.trained_model import build_trained_model, collect_weights, training_cost
 from vitrail.training.validation import estimate_honest_accuracy, get_choosing_part
@@ -110,10 +111,10 @@ def _estimate_accuracy(measured: dict[str, float] | None, images: int) -> Estima
 def card_text(run: TrainingRun, progress: Progress, records: list[dict[str, Any]], step: int) -> str:
     """Describe how the model, with the weights of a step, was trained, for its card."""
     config, loader = run.config, run.training_loader
-    weights = "fresh weights" if config.model.name else f"`{config.model.weights}`"
+    weights = "fresh weights" if config.model.name else f"`{hide_folders(config.model.weights or '')}`"
     lines = [
         f"{progress.step:,} steps of {config.data.batch_size} images, {loader.epoch:.3g} epochs of "
-        f"{len(loader.source):,} images of `{config.data.source}`, from {weights}, "
+        f"{len(loader.source):,} images of `{hide_folders(config.data.source)}`, from {weights}, "
         f"objective {config.objective.kind}, seed {config.run.seed}, {progress.seconds:,.0f} s on "
         f"{run.ranks.size} × {device_name(run.ranks.device)}."
     ]
@@ -123,5 +124,5 @@ def card_text(run: TrainingRun, progress: Progress, records: list[dict[str, Any]
         values = ", ".join(f"{name} {value:.4g}" for name, value in record.items() if isinstance(value, float))
         when = "At the end" if step == progress.step else "There"
         lines.append(f"{when} on the {run.validation_images:,} images of {record['part']}: {values}.")
-    lines.append(f"```toml\n{to_toml(config)}```")
+    lines.append(f"```toml\n{to_toml(hide_config_folders(config))}```")
     return "\n\n".join(lines)

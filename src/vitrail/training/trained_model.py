@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from vitrail.config import TrainingCost
@@ -44,3 +45,17 @@ def training_cost(run: TrainingRun, progress: Progress) -> TrainingCost:
         devices=(device_name(run.ranks.device),),
     )
     return cost if run.config.model.weights is None else cost.after(model.training_cost)
+
+
+def linear_head_cost(model: ImageModel, images: int, seconds: float, device: torch.device) -> TrainingCost:
+    """Return what a model with a linear head has cost: its own training, and the features of the images.
+
+    Args:
+        model: The model, with the cost that it was loaded with.
+        images: Number of images whose features were computed.
+        seconds: Time for features and fit.
+        device: Where features were computed.
+    """
+    flops = compute_cost(model.architecture).flops * images
+    cost = TrainingCost(flops=flops, device_seconds=seconds, devices=(device_name(device),), kind="linear head")
+    return cost.after(model.training_cost)

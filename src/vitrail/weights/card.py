@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import vitrail
-from vitrail.config import show_size
+from vitrail.config import TrainingCost, show_size
 from vitrail.errors import escape_unprintable
 from vitrail.model.architecture import TimmArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
 
 LIBRARIES = {"native": "vitrail", "timm": "timm", "huggingface": "transformers", "torchvision": "torchvision"}
+FLOP_UNITS = (("exaFLOPs", 1e18), ("petaFLOPs", 1e15), ("teraFLOPs", 1e12), ("gigaFLOPs", 1e9))
+TIME_UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 LOADING = {
     "native": 'import vitrail\n\nmodel = vitrail.load("{name}")',
     "timm": 'import timm\nmodel = timm.create_model("local-dir:{name}", pretrained=True)',
@@ -120,11 +122,36 @@ def list_facts(model: ImageModel) -> list[tuple[str, str]]:
         ("resize", f"to {show_size(p.image_size)}, {shape}{crop}, {p.interpolation}"),
         ("mean, deviation", f"{p.mean}, {p.std}"),
     ]
-    if (cost := model.training_cost) is not None:
-        since = "" if cost.complete else ", after weights of unknown cost"
-        text = f"{cost.exaflops:.3g} exaFLOPs, {cost.device_hours:.3g} hours on {', '.join(cost.devices)}{since}"
-        rows.append(("training cost", text))
-    return rows
+    return [*rows, *list_costs(model.training_cost)]
+
+
+def list_costs(cost: TrainingCost | None) -> list[tuple[str, str]]:
+    """Return the rows of a model card about costs: pre-training, and each fine-tuning after it, apart."""
+    if cost is None:
+        return []
+    stages = [_describe_cost(stage) for stage in cost.stages]
+    kinds = [stage.kind for stage in cost.stages]
+    if not cost.complete:
+        stages, kinds = ["unknown", *stages], ["training", *kinds]
+    if len(stages) == 1:
+        return [("training cost" if kinds[0] == "training" else "cost of the linear head", stages[0])]
+    names = ["cost of pre-training"]
+    for number, kind in enumerate(kinds[1:], start=1):
+        again = f", number {number}" if kinds[1:].count(kind) > 1 else ""
+        names.append(f"cost of {'fine-tuning' if kind == 'training' else 'the linear head'}{again}")
+    return list(zip(names, stages, strict=True))
+
+
+def _describe_cost(cost: TrainingCost) -> str:
+    """Return the cost of one training as text, such as "26.7 petaFLOPs, 7.9 minutes on NVIDIA H200"."""
+    operations = _choose_unit(cost.flops, FLOP_UNITS)
+    return f"{operations}, {_choose_unit(cost.device_seconds, TIME_UNITS)} on {', '.join(cost.devices)}"
+
+
+def _choose_unit(value: float, units: Sequence[tuple[str, float]]) -> str:
+    """Return a value in the largest unit of which there is one, with three digits; `units`: the largest first."""
+    name, size = next((unit for unit in units if value >= unit[1]), units[-1])
+    return f"{value / size:,.0f} {name}" if value >= 100 * size else f"{value / size:.3g} {name}"
 
 
 def shorten_labels(labels: Sequence[str], most: int = 10) -> str:

@@ -7,6 +7,7 @@ accuracy is honest, and an image whose prediction is confident of another class 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,12 +34,13 @@ from vitrail.model.base import ImageModel
 from vitrail.model.heads import DistilledHead
 from vitrail.system.device import choose_device
 from vitrail.system.events import OnEvent, Progress, open_listener, send_messages, send_progress
-from vitrail.system.files import short_name
+from vitrail.system.files import hide_folders, short_name
 from vitrail.system.intervals import Estimate, estimate_share
 from vitrail.system.ranks import require_one_process
 from vitrail.system.results import to_plain
 from vitrail.training.config import RunConfig
 from vitrail.training.resolve import Settings, flatten_settings, name_settings, resolve
+from vitrail.training.trained_model import linear_head_cost
 from vitrail.weights.load import load
 from vitrail.weights.save import save
 from vitrail.workflows.finetune_result import MISLABELLED_FILE, REPORT_FILE, FinetuneResult
@@ -96,6 +98,7 @@ def fit_linear_head(
     config = resolve_options(data_name, name_model(start), folder, settings if settings is not None else ())
     folder = config.run.folder
     check_folder(folder)
+    began = time.perf_counter()
     with open_listener(on_event) as listener:
         progress = send_progress(listener, "features")
         source = open_training_images(data)
@@ -117,6 +120,8 @@ def fit_linear_head(
                 scores[split] = score.accuracy
         set_head(network, classifier, source.classes)
         check_head(network, classifier, train, source, options)
+        seconds = time.perf_counter() - began
+        network.training_cost = linear_head_cost(network, len(train), seconds, engine.device)
         saved = save_and_verify(network, folder, train, source, options, name_model(start))
         suspects = name_suspects(checked.suspects, source, train)
         write_suspects(folder / MISLABELLED_FILE, suspects)
@@ -343,7 +348,9 @@ def save_and_verify(
     network: ImageModel, folder: Path, train: Features, source: Source, options: InferenceOptions, model: str
 ) -> Path:
     """Save the model, check that the loaded model computes the same, and return the folder of the weights."""
-    notes = f"A linear head fitted in closed form to {len(train):,} images; the rest is as it was in {model}."
+    notes = (
+        f"A linear head fitted in closed form to {len(train):,} images; the rest is as it was in {hide_folders(model)}."
+    )
     network.learned_from = compute_fingerprint(source)
     before, _ = compute_outputs(network, train, source, options)
     saved = save(network, folder / MODEL_FOLDER, notes=notes)

@@ -63,6 +63,7 @@ def check_data(
     total, done, parts = sum(map(len, sources.values())), 0, []
     with open_listener(on_event) as listener:
         progress = send_progress(listener, "checking")
+        progress(done, total)
         for split, source in sources.items():
             part = SplitFacts(split, source, np.zeros(len(source), FACTS), ignored=list(_find_ignored(data, source)))
             parts.append(part)

@@ -102,6 +102,7 @@ def pack_data(
         with open_listener(on_event) as listener, PackJournal(out, plan) as journal:
             progress = send_progress(listener, "packing")
             finished, total = 0, sum(map(len, sources.values()))
+            progress(finished, total)
             for name, source in sources.items():
                 for done in _pack_split(journal, name, source, folder, skip_broken, workers):
                     progress(finished + done, total)
