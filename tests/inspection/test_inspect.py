@@ -34,14 +34,14 @@ def looked(monkeypatch):
     """What was found, as it goes to the page; figures are not drawn, for that takes the longest."""
     found = []
 
-    def write(findings, figures, path, between=None, across=None):
+    def write(findings, figures, path, between=None, *others):
         found.extend([*findings, between])
         path.write_text("")
         return path
 
     monkeypatch.setattr(inspect, "write_report", write)
     monkeypatch.setattr(inspect, "draw_findings", lambda *given: {})
-    monkeypatch.setattr(inspect, "draw_between", lambda layers, path, across, down: path)
+    monkeypatch.setattr(inspect, "draw_between", lambda layers, path, *others, **options: path)
     return found
 
 
