@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.data.sources.list_source import ListSource
+from vitrail.evaluation.labels import LabelMap
+from vitrail.evaluation.predictions import PredictionTable
+from vitrail.evaluation.report import EvaluationReport, make_report
 from vitrail.inspection.findings import (
     Absent,
     Attention,
@@ -20,6 +24,8 @@ from vitrail.inspection.findings import (
     Layers,
     Neighbours,
     Positions,
+    ScoredPhoto,
+    Scores,
     ShownImage,
     Tokens,
 )
@@ -71,6 +77,7 @@ def vit(
         "tokens": made_tokens(names, len(shown), [grid] * depth, draw),
         "layers": made_layers(names, names),
         "records": RECORDS,
+        "scores": made_scores(),
     }
     return Findings(**(parts | others))
 
@@ -90,6 +97,7 @@ def resnet(name: str = "resnet", *, images: Sequence[ShownImage] | int = 2, seed
         "layers": made_layers(names, names),
         "records": (),
         "card": "",
+        "scores": None,
     }
     return vit(name, **(parts | others))
 
@@ -98,7 +106,52 @@ def nothing(name: str = "nothing") -> Findings:
     """Of a model that has nothing to show for."""
     why = Absent("nothing of the kind is in it")
     parts = dict.fromkeys(("filters", "positions", "distance", "attention", "tokens", "layers"), why)
-    return vit(name, images=(), card="", images_from="", measured_on="", records=(), **parts)
+    return vit(name, images=(), card="", images_from="", measured_on="", records=(), scores=None, **parts)
+
+
+def made_report(
+    confusion: Sequence[Sequence[int]] = ((7, 2, 0), (1, 8, 1), (3, 0, 2)),
+    classes: Sequence[str] = ("disc", "ground", "sky"),
+    **others: Any,
+) -> EvaluationReport:
+    """A real report on images that were confused so often: a row for each label, a column for each guess."""
+    pairs = [
+        (label, guess) for label, row in enumerate(confusion) for guess, count in enumerate(row) for _ in range(count)
+    ]
+    labels, guesses = np.array(pairs).T
+    confidences = np.linspace(0.95, 0.4, len(pairs))
+    table = PredictionTable(
+        np.arange(len(pairs)), labels, guesses, confidences, -np.log(confidences), np.where(labels == guesses, 1, 2)
+    )
+    count = len(classes)
+    source = ListSource([(np.zeros((4, 4, 3), np.uint8), classes[label]) for label in labels], classes)
+    match = LabelMap(tuple((number,) for number in range(count)), "the same names in the same order")
+    return make_report(
+        table,
+        source,
+        match,
+        classes,
+        count,
+        **({"model": "vit", "data": "photos", "part": None, "left_out": 0} | others),
+    )
+
+
+def made_scores(report: EvaluationReport | None = None, doubted: int = 5, **others: Any) -> Scores:
+    """Scores with a photo of every mistake."""
+    report = report or made_report()
+    pixels = [image.pixels for image in made_images(2, (96, 64))]
+    mistakes = tuple(
+        ScoredPhoto(f"mistake-{place}.jpg", pixels[place % 2], each.label, each.guess, each.confidence)
+        for place, each in enumerate(report.mistakes)
+    )
+    parts: dict[str, Any] = {
+        "report": report,
+        "remark": f"{report.images} photos that are made up",
+        "mistakes": mistakes,
+        "doubtful": mistakes[:doubted],
+        "all_doubtful": len(mistakes[:doubted]),
+    }
+    return Scores(**(parts | others))
 
 
 def made_images(count: int, size: Grid, channels: int = 3) -> tuple[ShownImage, ...]:

@@ -13,10 +13,11 @@ from made_up import made_layers, nothing, resnet, vit
 from matplotlib.figure import Figure
 from PIL import Image
 
-from vitrail.inspection.draw.canvas import join_tiles, shorten_text
+from vitrail.inspection.draw.canvas import NARROW, OVERLAY, join_tiles, shorten_text
 from vitrail.inspection.draw.charts import find_farthest
-from vitrail.inspection.draw.figures import draw_between, draw_findings
+from vitrail.inspection.draw.figures import _overlay_heat, draw_between, draw_findings
 from vitrail.inspection.findings import Absent, Distance, Filters, Layers, Positions, ShownImage, Tokens
+from vitrail.training.curves import draw_curves
 
 ALL = ["filters-1", "positions", "distance", "rollout", "tokens", "layers", "curves"]
 HOSTILE = "$\\frac{ <b>&amp;</b> \x1b[31m\n中文 \udcff ]]>"
@@ -481,3 +482,44 @@ def test_one_head_of_one_layer(parts):
     assert list(drawn) == ALL
     assert dots(drawn["distance"].axes[0]).tolist() == [[1, tiny.distance.pixels.item()]]
     assert shown_in(drawn["layers"].axes[0]).tolist() == [[1]]
+
+
+def test_figures_for_a_phone_are_narrow_vectors(tmp_path):
+    records = [
+        {"kind": "train", "step": n, "loss": 1 / n, "accuracy": n / 9, "learning_rate": 0.1} for n in range(1, 9)
+    ]
+    found = vit(embeddings=2, depth=12, grid=(14, 14), records=tuple(records))
+    wide, narrow = draw_findings(found, tmp_path / "wide"), draw_findings(found, tmp_path / "narrow", narrow=True)
+    assert set(wide) - set(narrow) == {"rollout", "tokens"}, "instruments show these"
+    assert set(narrow) <= set(wide)
+    assert {path.name for path in (tmp_path / "narrow").iterdir()} == {f"{name}.svg" for name in narrow}
+    for name, path in narrow.items():
+        size = [
+            float(ET.parse(each).getroot().get("width").removesuffix("pt"))
+            for each in (path, wide[name].with_suffix(".svg"))
+        ]
+        assert size[0] < 72 * NARROW + 0.01 < size[1], name
+    assert draw_between(found.layers, tmp_path / "between.svg", "one", "two", narrow=True).is_file()
+
+
+@pytest.mark.parametrize("metrics", [("loss",), ("loss", "accuracy")])
+def test_curves_for_a_phone_stand_one_below_the_other(tmp_path, metrics, monkeypatch):
+    boxes = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *given, **options: (
+        save(figure, *given, **options), boxes.append([axes.get_position() for axes in figure.axes])))  # fmt: skip
+    records = [{"kind": "train", "step": n, "learning_rate": 0.1, **dict.fromkeys(metrics, 0.5)} for n in range(1, 4)]
+    assert draw_curves(records, tmp_path / "curves.svg", "a run", narrow=True)
+    [places] = boxes
+    assert len(places) == len(metrics) + 1
+    for above, below in itertools.pairwise(places):
+        assert above.y0 > below.y1
+
+
+def test_a_photo_stays_recognisable_under_its_map():
+    photo = np.zeros((8, 8, 3))
+    photo[:, :4] = 1
+    for heat in (np.zeros((2, 2)), np.ones((2, 2))):
+        mixed = _overlay_heat(photo, heat)
+        assert np.abs(mixed[:, :4] - mixed[:, 4:]).min() == pytest.approx(1 - OVERLAY)
+    assert 0.3 <= OVERLAY <= 0.4

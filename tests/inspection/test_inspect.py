@@ -16,6 +16,7 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.inspection import inspect
 from vitrail.inspection.findings import Absent
 from vitrail.inspection.inspect import choose_report_path, find_newest_run, find_run_folder
+from vitrail.inspection.scores import MOST_MISTAKES
 from vitrail.model.architecture import TimmArchitecture
 from vitrail.model.create import build_empty_model
 from vitrail.training.run_training import run_training
@@ -34,14 +35,14 @@ def looked(monkeypatch):
     """What was found, as it goes to the page; figures are not drawn, for that takes the longest."""
     found = []
 
-    def write(findings, figures, path, between=None, across=None):
+    def write(findings, figures, path, between=None, *others):
         found.extend([*findings, between])
         path.write_text("")
         return path
 
     monkeypatch.setattr(inspect, "write_report", write)
     monkeypatch.setattr(inspect, "draw_findings", lambda *given: {})
-    monkeypatch.setattr(inspect, "draw_between", lambda layers, path, across, down: path)
+    monkeypatch.setattr(inspect, "draw_between", lambda layers, path, *others, **options: path)
     return found
 
 
@@ -98,7 +99,7 @@ KINDS = {
     "attention pooling": ({"pool": "attention"}, set()),
     "relative": ({"position": "relative"}, {"positions"}),
     "no positions": ({"position": "none", "pool": "average"}, {"positions"}),
-    "sin-cos": ({"position": "sin-cos"}, set()),
+    "sin-cos": ({"position": "sin-cos"}, {"positions"}),
     "axial": ({"block": "axial", "pool": "average"}, set()),
     "conv stem": ({"conv_stem": [(8, 3, 2), (16, 3, 2)]}, set()),
     "no classes, grey": ({"num_classes": 0, "in_channels": 1}, set()),
@@ -204,6 +205,29 @@ def test_the_same_model_twice_keeps_its_files_apart(tmp_path, looked):
     assert {path.name for path in (tmp_path / "both_files").iterdir() if path.is_dir()} == {"one", "one-2"}
     assert [each.name for each in looked[:2]] == ["one", "one 2"]
     np.testing.assert_allclose(np.diagonal(looked[2].cka), 1, atol=1e-5)
+
+
+def test_a_run_is_scored_on_what_it_was_validated_on(finished, tmp_path, looked):
+    done = inspect.inspect(str(finished.folder), out=tmp_path / "report.html")
+    [scores] = [each.scores for each in looked[:1]]
+    assert scores.report.top1.value == pytest.approx(finished.accuracy.value)
+    assert scores.report.images == finished.evaluated
+    assert not scores.report.was_trained_on
+    assert "validated" in scores.remark
+    assert done.accuracy == {"digits": scores.report.top1}
+    assert done.to_dict()["accuracy"]["digits"][0] == scores.report.top1.value
+    assert [name for name, _ in done.describe_accuracy()] == ["accuracy of digits"]
+    wrong = scores.report.images - sum(each.hits for each in scores.report.classes)
+    assert len(scores.mistakes) == min(wrong, MOST_MISTAKES)
+
+
+def test_images_with_labels_are_scored_and_others_are_not(finished, tmp_path, looked):
+    out = {"out": tmp_path / "report.html", "most": 4}
+    given = inspect.inspect([str(finished.folder), saved(tmp_path / "other")], images="digits", **out)
+    assert set(given.accuracy) == {"digits"}, "the other has five classes"
+    assert looked[0].scores.remark == "1,797 images of digits"
+    make_folder(tmp_path / "photos", {"cat": 6, "dog": 6})
+    assert inspect.inspect(str(finished.folder), images=tmp_path / "photos", **out).accuracy == {}
 
 
 def test_what_a_run_left_can_be_damaged(tmp_path, looked):

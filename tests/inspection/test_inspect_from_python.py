@@ -170,7 +170,7 @@ def without_figures(monkeypatch):
     from vitrail.inspection import inspect as module
 
     monkeypatch.setattr(module, "draw_findings", lambda *given: {})
-    monkeypatch.setattr(module, "draw_between", lambda layers, path, across, down: path)
+    monkeypatch.setattr(module, "draw_between", lambda layers, path, *others, **options: path)
     monkeypatch.setattr(module, "write_report", lambda findings, figures, path, *others: path.write_text(""))
 
 

@@ -16,6 +16,9 @@ from vitrail.inspection.write_data import write_data, write_layers
 from vitrail.weights.card import format_model_card, list_facts
 
 FILES = [
+    "mistakes.csv",
+    "confusions.csv",
+    "classes.csv",
     "filters-1.npz",
     "filters-2.npz",
     "positions.npz",
@@ -68,6 +71,22 @@ def test_filters_and_positions_come_back(found, folder):
     names, values = rows(folder / "neighbours.csv")
     assert names == ["near", "far", "p_value", "permutations"]
     assert [float(value) for value in values] == [test.near, test.far, test.p_value, 9999]
+
+
+def test_scores_come_back_as_tables(found, folder):
+    report = found.scores.report
+    head, *mistakes = rows(folder / "mistakes.csv")
+    assert head == ["image", "label", "guess", "probability"]
+    assert [(label, guess, float(p)) for _, label, guess, p in mistakes] == [
+        (each.label, each.guess, each.confidence) for each in report.mistakes
+    ]
+    head, *classes = rows(folder / "classes.csv")
+    assert head == ["class", "images", "right", "accuracy", "low", "high"]
+    assert [(name, int(images), float(low)) for name, images, _, _, low, _ in classes] == [
+        (each.name, each.images, each.accuracy.low) for each in report.classes
+    ]
+    _, *confusions = rows(folder / "confusions.csv")
+    assert [(label, guess, int(count)) for label, guess, count in confusions] == list(report.confusions)
 
 
 def test_attention_comes_back(found, folder):

@@ -19,7 +19,12 @@ from samples import small_vit
 from vitrail.errors import ConfigError, NotApplicableError
 from vitrail.inspection.findings import Neighbours, Positions
 from vitrail.inspection.measure import anatomy, positions
-from vitrail.inspection.measure.positions import measure_positions, neighbour_test, position_similarity
+from vitrail.inspection.measure.positions import (
+    measure_learned_positions,
+    measure_positions,
+    neighbour_test,
+    position_similarity,
+)
 from vitrail.inspection.page.report import _describe_neighbours
 from vitrail.model.architecture import TimmArchitecture
 from vitrail.model.create import build_empty_model
@@ -413,3 +418,11 @@ def test_a_large_grid_takes_little_time():
     started = time.process_time()
     assert neighbour_test(similarity).p_value == 1e-4
     assert time.process_time() - started < 2
+
+
+def test_fixed_positions_are_one_sentence():
+    options = {"width": 32, "depth": 1, "num_heads": 1, "mlp_dim": 8, "num_classes": 0, "seed": 0}
+    with pytest.raises(NotApplicableError, match="fixed sines and cosines"):
+        measure_learned_positions(vitrail.create_model("Ti/4", image_size=32, position="sin-cos", **options))
+    learned = measure_learned_positions(vitrail.create_model("Ti/4", image_size=32, **options))
+    assert learned.kind == "learned-1d"

@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 
 from vitrail.inspection.findings import Absent, Attention, Distance, Neighbours, ShownImage
 from vitrail.inspection.page.inline import embed_drawing, encode_json, encode_picture, escape_text
-from vitrail.inspection.page.report import TITLES, write_report
+from vitrail.inspection.page.report import write_report
+from vitrail.inspection.page.words import TITLES
 from vitrail.system.figures import new_figure, set_title
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&amp;<!--"
@@ -210,8 +211,11 @@ def saying(words: str) -> made_up.Findings:
     shown = [dataclasses.replace(image, name=words, guesses=((words, 0.5),)) for image in plain.images]
     attention = dataclasses.replace(plain.attention, prefix=(words, words), reads=words)
     tokens = dataclasses.replace(plain.tokens, layers=(words,) * 3)
+    photo = dataclasses.replace(plain.scores.mistakes[0], name=words, label=words, guess=words)
+    scored = made_up.made_report(((2, 1), (1, 2)), (words, f"{words} "), was_trained_on=True)
     return made_up.vit(
         words,
+        scores=made_up.made_scores(scored, remark=words, mistakes=(photo,), doubtful=(photo,), all_doubtful=1),
         facts=((words, words),),
         card=words,
         images=shown,

@@ -35,10 +35,10 @@ def inspect(
         str, typer.Option(autocompletion=complete_device, help="cpu, cuda, …; a GPU where there is one.")
     ] = "auto",
 ) -> None:
-    """Look inside a model: attention over your images, attention distance, filters, positions, layers, on one page.
+    """Look at a model on one page: how good it is, its mistakes, attention over your images, distance, filters, layers.
 
     vitrail inspect MODEL --images photos/ writes report.html, which needs no network, and every figure as PNG and SVG
-    with its data. vitrail inspect A B puts two models side by side.
+    with its data. Images with labels that the model knows are scored. vitrail inspect A B puts two models side by side.
     """
     from vitrail.errors import ConfigError
     from vitrail.inspection.inspect import inspect as inspect_models
@@ -57,6 +57,7 @@ def inspect(
 
         result = inspect_models(models, images=images, out=out, most=most, device=device, on_event=listen)
     print_lines(result.notes)
+    print_lines(f"{name}: {words}" for name, words in result.describe_accuracy())
     print_lines(f"figure: {path}" for path in result.figure_files)
     print_lines(f"data: {path}" for path in result.data_files)
     print_lines([f"report: {result.report}"])

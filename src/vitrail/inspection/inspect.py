@@ -217,7 +217,7 @@ def _draw_narrow(
     findings: Sequence[Findings], between: Layers | Absent | None, folder: Path, top: float | None
 ) -> tuple[list[dict[str, Path]], Path | None]:
     """Draw the figures for a phone: of each model, and between two. Only the page needs them."""
-    figures = [draw_findings(each, folder / str(number), top, narrow=True) for number, each in enumerate(findings)]
+    figures = [draw_findings(each, folder / str(number), top, True) for number, each in enumerate(findings)]
     if not isinstance(between, Layers):
         return figures, None
     return figures, draw_between(between, folder / "between.svg", findings[1].name, findings[0].name, narrow=True)

@@ -19,7 +19,7 @@ from vitrail.inspection.images import InspectionImages, normalise_batch, render_
 from vitrail.inspection.measure import anatomy
 from vitrail.inspection.measure.attention import mean_attention_distance, measure_attention, name_attention_layers
 from vitrail.inspection.measure.filters import measure_filters
-from vitrail.inspection.measure.positions import measure_positions
+from vitrail.inspection.measure.positions import measure_learned_positions
 from vitrail.inspection.measure.similarity import measure_layers, measure_layers_between, measure_tokens
 from vitrail.model.base import ImageModel
 from vitrail.system.events import Progress
@@ -60,7 +60,7 @@ def inspect_model(
         facts=tuple(list_facts(model)),
         card=card,
         filters=_measure_if_applicable(lambda: measure_filters(model)),
-        positions=_measure_if_applicable(lambda: measure_positions(model)),
+        positions=_measure_if_applicable(lambda: measure_learned_positions(model)),
         records=tuple(records),
     )
     if isinstance(picked, Absent):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitrail.inspection.findings import Absent, Distance, Findings, Layers
+from vitrail.system.intervals import Estimate
 from vitrail.system.results import Result, Rows, to_plain
 
 
@@ -47,6 +48,11 @@ class InspectionResult(Result):
         }
 
     @property
+    def accuracy(self) -> dict[str, Estimate]:
+        """For each model that was scored on images with labels, how often its first guess is right."""
+        return {each.name: each.scores.report.top1 for each in self.findings if each.scores is not None}
+
+    @property
     def attention_distance(self) -> dict[str, dict[str, list[float]]]:
         """For each model with attention, by layer, the mean attention distance of every head in pixels.
 
@@ -62,12 +68,24 @@ class InspectionResult(Result):
         first = self.findings[0]
         return [
             ("models", ", ".join(each.name for each in self.findings)),
+            *self.describe_accuracy(),
             ("images shown", first.images_from),
             ("measured on", first.measured_on),
             ("figures", f"{len(self.figure_files)} in {self.report.with_name(f'{self.report.stem}_files')}"),
             ("report", str(self.report)),
             *(("note", note) for note in self.notes),
         ]
+
+    def describe_accuracy(self) -> Rows:
+        """Return the accuracy of each model that was scored, with its interval and what it was measured on."""
+        rows = []
+        for each in self.findings:
+            if (scores := each.scores) is not None:
+                value, low, high = scores.report.top1
+                words = f"{value:.1%} (95% interval {low:.1%} to {high:.1%}) on {scores.remark}"
+                warning = "; the model has learned from these very images" if scores.report.was_trained_on else ""
+                rows.append((f"accuracy of {each.name}", words + warning))
+        return rows
 
     def tables(self) -> Mapping[str, Sequence[Sequence[str]]]:
         found: dict[str, Sequence[Sequence[str]]] = {}
@@ -84,8 +102,8 @@ class InspectionResult(Result):
         return self.figure_files
 
     def to_dict(self) -> dict[str, Any]:
-        """Return files, notes, guesses and attention distances as plain data; other numbers are in the data files."""
-        names = ("report", "figure_files", "data_files", "notes", "guesses", "attention_distance")
+        """Return files, notes and the numbers above as plain data; other numbers are in the data files."""
+        names = ("report", "figure_files", "data_files", "notes", "accuracy", "guesses", "attention_distance")
         return {name: to_plain(getattr(self, name)) for name in names}
 
 

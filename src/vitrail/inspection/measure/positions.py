@@ -45,16 +45,22 @@ def position_similarity(model: ImageModel, layer: int = 0) -> Array:
     return _compute_similarity(table, grid)
 
 
-def measure_positions(model: ImageModel) -> Positions:
-    """Measure `position_similarity` of the first table, and test the neighbours.
+def measure_learned_positions(model: ImageModel) -> Positions:
+    """Measure as `measure_positions` does, if the embeddings were learned: a fixed table shows nothing about a model.
 
     Raises:
-        NotApplicableError: as `position_similarity`; or the table is fixed, so that it shows nothing about the model.
+        NotApplicableError: as `position_similarity`; or the table is fixed.
     """
-    kind, table, grid = _read_table(unwrap_model(model), 0)
+    kind, _, _ = _read_table(unwrap_model(model), 0)
     if kind.startswith(FIXED):
         how = "fixed sines and cosines of a patch's row and column" if kind == "sin-cos" else "fixed"
         raise NotApplicableError(f"the position embeddings are {how}: nothing was learned here, so there is no figure")
+    return measure_positions(model)
+
+
+def measure_positions(model: ImageModel) -> Positions:
+    """Measure `position_similarity` of the first table, and test the neighbours."""
+    kind, table, grid = _read_table(unwrap_model(model), 0)
     similarity = _compute_similarity(table, grid)
     return Positions(kind, similarity, neighbour_test(similarity))
 
