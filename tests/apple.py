@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 APPLE, CPU = torch.device("mps", 0), torch.device("cpu")
 NO_DOUBLE = "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64."
-COPIES = (Tensor.copy_, torch.Tensor.__setitem__, torch.Tensor.__getitem__)
+COPIES = (Tensor.copy_, Tensor.__setitem__, Tensor.__getitem__, Tensor.__deepcopy__)
 """What takes tensors of two devices: a copy, and indices on the CPU."""
 
 
@@ -131,7 +131,9 @@ class _Calls(TorchFunctionMode):
                 raise RuntimeError(f"{function}: expected all tensors to be on the same device, not on {places}")
             if kwargs.get("non_blocking") or (function is Tensor.copy_ and args[2:3] == (True,)):
                 raise AssertionError("a copy to or from Apple's GPU that is not waited for may give wrong values")
-        return function(*args, **kwargs)
+        result = function(*args, **kwargs)
+        leaves_apple = device is not None and torch.device(device).type != "mps"
+        return result.held if leaves_apple and isinstance(result, AppleTensor) else result
 
     def _copy(
         self, values: Tensor, device: torch.device, dtype: torch.dtype, non_blocking: bool, options: dict[str, Any]

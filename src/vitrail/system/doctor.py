@@ -13,6 +13,7 @@ import torch
 
 import vitrail
 from vitrail.system import processor
+from vitrail.system.device import device_name
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ def _check_devices() -> Iterator[MachineFinding]:
         capability = f"{properties.major}.{properties.minor}"
         yield MachineFinding("device", f"cuda:{index}", f"{properties.name}, {memory:.0f} GiB, capability {capability}")
     if torch.backends.mps.is_available():
-        yield MachineFinding("device", "mps", "available")
+        memory = torch.mps.recommended_max_memory() / 2**30
+        yield MachineFinding("device", "mps", f"{device_name(torch.device('mps'))}, up to {memory:.0f} GiB, no float64")
     if not torch.cuda.is_available() and not torch.backends.mps.is_available():
         yield MachineFinding("device", "accelerator", "none that torch can use")
 
