@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from vitrail.cli.completion import WhichOption, complete_precision
 from vitrail.cli.printing import PRECISION_HELP, announce_pane, print_lines
+from vitrail.system.commands import quote_word
 
 
 def serve(
@@ -54,7 +54,7 @@ def serve(
 
     if context.args:
         raise ConfigError(
-            f"models are named by an option: vitrail serve --model {' --model '.join(map(shlex.quote, context.args))}"
+            f"models are named by an option: vitrail serve --model {' --model '.join(map(quote_word, context.args))}"
         )
     from vitrail.serving.serve import read_token
     from vitrail.serving.serve import serve as serve_models

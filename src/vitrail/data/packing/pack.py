@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
@@ -288,8 +289,8 @@ def _find_folder(data: Data) -> Path | None:
 
 
 def _shorten(name: str, folder: Path | None) -> str:
-    """Return a name without the folder of the data set."""
-    return name.removeprefix(f"{make_printable(folder)}/") if folder else name
+    """Return a name without the folder of the data set, the same on every system."""
+    return name.removeprefix(f"{make_printable(folder)}{os.sep}").replace(os.sep, "/") if folder else name
 
 
 def _choose_title(data: Data) -> str:
