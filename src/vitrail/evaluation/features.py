@@ -306,6 +306,9 @@ def _lock_draft(path: Path) -> tuple[Path, BinaryIO]:
             _lock(file, path)
         except (ImportError, OSError):
             file.close()
+            with contextlib.suppress(OSError):
+                if not place.stat().st_size:
+                    place.unlink()
             place = path.with_suffix(f".{secrets.token_hex(4)}{UNFINISHED}")
             return place, place.open("a+b")
         # The former owner may have finished: then the file was renamed or deleted, and the lock is on another file.

@@ -148,4 +148,4 @@ def short_name(text: str) -> str:
     elif path.name == "best" and path.parent.name:
         path = path.with_name(f"{path.parent.name}-best")
     name = re.sub(r"[^\w.+-]+", "-", path.name).strip("-.") or "data"
-    return f"{name}-" if _RESERVED.fullmatch(name) else name
+    return f"_{name}" if _RESERVED.fullmatch(name) else name
