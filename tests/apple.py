@@ -1,4 +1,4 @@
-"""A stand-in for Apple's GPU: tensors that say they are on `mps`, keep their values on the CPU, and refuse what it does.
+"""A stand-in for Apple's GPU: tensors that claim to be on `mps`, keep their values on the CPU, and refuse the same.
 
 It refuses float64, tensors of two devices in one operation, `numpy()`, and copies that are not waited for (which give
 wrong values on a real one, pytorch issues 139550 and 189690). What it cannot show: how fast a real one is, which
@@ -166,13 +166,13 @@ def apple_gpu() -> Iterator[Counter[str]]:
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     try:
         with (
-            mock.patch.object(torch.backends.mps, "is_available", lambda: True),
-            mock.patch.object(torch.backends.mps, "get_name", lambda: "Apple M0"),
-            mock.patch.object(torch.mps, "recommended_max_memory", lambda: 8 << 30),
-            mock.patch.object(torch.mps, "driver_allocated_memory", lambda: 0),
-            mock.patch.object(torch.mps, "get_rng_state", lambda: torch.zeros(16, dtype=torch.uint8)),
-            mock.patch.object(torch.mps, "set_rng_state", lambda state: None),
-            mock.patch.object(torch.accelerator, "synchronize", lambda device=None: None),
+            mock.patch.object(torch.backends.mps, "is_available", return_value=True),
+            mock.patch.object(torch.backends.mps, "get_name", return_value="Apple M0"),
+            mock.patch.object(torch.mps, "recommended_max_memory", return_value=8 << 30),
+            mock.patch.object(torch.mps, "driver_allocated_memory", return_value=0),
+            mock.patch.object(torch.mps, "get_rng_state", return_value=torch.zeros(16, dtype=torch.uint8)),
+            mock.patch.object(torch.mps, "set_rng_state", return_value=None),
+            mock.patch.object(torch.accelerator, "synchronize", return_value=None),
             _Calls(),
             operations,
         ):

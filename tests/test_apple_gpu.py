@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import runs
 import torch
-from apple import APPLE, apple_gpu
 from striped import stripes
 
 import vitrail
+from apple import APPLE, apple_gpu
 from vitrail.data.loader import EvaluationLoader, TrainingLoader
 from vitrail.data.transforms.augment import Augmentation
 from vitrail.errors import ConfigError, Stopped, TrainingError
@@ -123,7 +123,8 @@ def test_doctor_names_the_gpu(monkeypatch):
     monkeypatch.setattr(processor, "probe_bf16", lambda cap: processor.ProbeResult(True, ""))
     with apple_gpu():
         found = {finding.name: finding.state for finding in examine_machine() if finding.subject == "device"}
-    assert "Apple M0" in found["mps"] and "8 GiB" in found["mps"]
+    assert "Apple M0" in found["mps"]
+    assert "8 GiB" in found["mps"]
     assert "accelerator" not in found
 
 
@@ -193,7 +194,8 @@ def test_an_operation_that_falls_back_is_told_in_a_sentence(caplog, monkeypatch)
         warnings.warn(message, UserWarning, stacklevel=1)
         warnings.warn("something else", UserWarning, stacklevel=1)
     assert [record.getMessage() for record in caplog.records if "linalg_eigh" in record.getMessage()]
-    assert len(caplog.records) == 1 and "CPU" in caplog.text
+    assert len(caplog.records) == 1
+    assert "CPU" in caplog.text
     assert shown == ["something else"]
 
 
@@ -208,7 +210,9 @@ NO_MEMORY = "MPS backend out of memory (MPS allocated: 18.04 GB, other allocatio
 def test_a_missing_operation_is_explained(capsys):
     assert print_failure(NotImplementedError(MISSING)) == 1
     said = capsys.readouterr().err
-    assert "aten::frobnicate" in said and "PYTORCH_ENABLE_MPS_FALLBACK" in said and "run.device=cpu" in said
+    assert "aten::frobnicate" in said
+    assert "PYTORCH_ENABLE_MPS_FALLBACK" in said
+    assert "run.device=cpu" in said
     assert print_failure(NotImplementedError("another")) is None
 
 
@@ -262,7 +266,8 @@ def test_batches_are_copied_and_waited_for(photos):
 def test_float64_moves_to_the_cpu():
     with apple_gpu():
         moved = to_float64(torch.ones(3, device="mps"))
-    assert moved.dtype == torch.float64 and moved.device.type == "cpu"
+    assert moved.dtype == torch.float64
+    assert moved.device.type == "cpu"
     assert to_float64(torch.ones(3)).device.type == "cpu"
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import runs
 from striped import stripes
-from windows import windows
 
 import vitrail
 from vitrail.errors import NotApplicableError, Stopped, TrainingError
@@ -24,6 +23,7 @@ from vitrail.system.commands import quote_word
 from vitrail.system.files import flush_to_disk, rename_when_free, short_name, write_whole
 from vitrail.system.locks import lock_file
 from vitrail.training.run_training import run_training
+from windows import windows
 
 FEW_STEPS = {"steps": 6, "warmup_steps": 1}
 OPTIONS = {"checkpoint_every": 2, "evaluate_every": 3, "keep": 1, "deterministic": False}
@@ -200,7 +200,8 @@ def test_pack_and_check(photos, here):
         packed = vitrail.pack_data(photos, "packed", workers=1)
         again = vitrail.pack_data(photos, "packed", workers=1)
         vitrail.check_data(photos, workers=1)
-    assert packed is not None and again is not None
+    assert packed is not None
+    assert again is not None
     assert not (here / "packed" / ".unfinished").exists()
     manifest = json.loads((here / "packed" / "dataset.json").read_text())
     assert sum(part["samples"] for part in manifest["splits"].values()) == 16
@@ -262,7 +263,8 @@ def test_characters_that_a_code_page_lacks_do_not_end_a_command(tmp_path):
     stripes(tmp_path / "data", classes=2, images=2)
     (tmp_path / "data" / "colour-0").rename(tmp_path / "data" / "猫 → cat")
     done = run_vitrail("data", "check", str(tmp_path / "data"))
-    assert b"Traceback" not in done.stderr and b"UnicodeEncodeError" not in done.stderr
+    assert b"Traceback" not in done.stderr
+    assert b"UnicodeEncodeError" not in done.stderr
     done = run_vitrail("finetune", "--data", str(tmp_path / "data"), "--quick", "folder=quick", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     saved = json.loads((tmp_path / "quick" / "model" / "config.json").read_text(encoding="utf-8"))

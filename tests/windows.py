@@ -39,9 +39,9 @@ NOT_THERE = (
 def list_open_files() -> set[str]:
     """Return the files that this process has open or mapped."""
     held = set()
-    for number in os.listdir("/proc/self/fd"):
+    for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            held.add(os.readlink(f"/proc/self/fd/{number}"))
+            held.add(str(link.readlink()))
     for line in Path("/proc/self/maps").read_text().splitlines():
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[5].startswith("/"):

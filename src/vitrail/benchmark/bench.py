@@ -122,7 +122,7 @@ def bench(
         compiles: Whether to measure the compiled model too; None: on a GPU only.
         autotune: Whether to measure max-autotune too, which takes many minutes.
         plain: False: only what `vitrail.fast` makes of the model.
-        device: cpu, cuda, …; auto takes a GPU if there is one.
+        device: cpu, cuda, mps, …; auto takes a GPU if there is one.
         out: A JSON file for the report; `BenchmarkReport.read` reads it again.
         on_event: Called with what happens; by default a terminal or notebook shows a bar.
 

@@ -53,7 +53,7 @@ def bench(
     fast: Annotated[
         bool, typer.Option("--fast", help="Measure only what vitrail.fast makes of the model: shorter.")
     ] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, …; a GPU if there is one.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, mps, …; a GPU if there is one.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="JSON with machine, versions and the times of every round.")] = None,
     source: Annotated[Path | None, typer.Option("--from", help="Show what --out wrote; measure nothing.")] = None,
 ) -> None:

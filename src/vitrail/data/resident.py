@@ -158,8 +158,8 @@ class ResidentLoader(EndlessLoader):
         Args:
             source: `ResidentImages` on the same device, or anything that `open_data` accepts.
             batch_size: images of a step on all ranks together. Random numbers depend on it.
-            device: where pixels are kept and batches are made: on the CPU for Apple's GPU, because augmentation computes
-                in float64.
+            device: where pixels are kept and batches are made: on the CPU for Apple's GPU, because augmentation
+                computes in float64.
             rank: which part of each batch this process gets. Each rank keeps all pixels.
             image_size, seed, augmentation, channels, position, ranks, most_pixels, most_broken: as for
                 `TrainingLoader`.

@@ -104,8 +104,8 @@ def explain_missing_operation(error: BaseException) -> str | None:
     if found is None:
         return None
     return (
-        f"Apple's GPU has no {found.group(1)}: import vitrail before torch, or set PYTORCH_ENABLE_MPS_FALLBACK=1 before "
-        "Python starts, and the CPU computes it; or give device cpu (run.device=cpu for a training)"
+        f"Apple's GPU has no {found.group(1)}: import vitrail before torch, or set PYTORCH_ENABLE_MPS_FALLBACK=1 "
+        "before Python starts, and the CPU computes it; or give device cpu (run.device=cpu for a training)"
     )
 
 

@@ -22,7 +22,6 @@ from typing import Any, BinaryIO, cast
 
 from vitrail.errors import ConfigError
 
-
 IS_WINDOWS = os.name == "nt"
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 """Names that no file can have on Windows."""

@@ -9,8 +9,8 @@ from vitrail.system import processor
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 INFERENCE_PRECISIONS = ("fp32", "bf16", "fp16", "fp8", "int8", "auto")
-"""The words for every model that predicts: fp32 is exact, fp16 and fp8 are for NVIDIA's GPUs, int8 for CPUs, and auto is
-the fastest that is close enough on this machine; on Apple's GPU that is fp32."""
+"""The words for every model that predicts: fp32 is exact, fp16 and fp8 are for NVIDIA's GPUs, int8 for CPUs, and auto
+is the fastest that is close enough on this machine; on Apple's GPU that is fp32."""
 
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:

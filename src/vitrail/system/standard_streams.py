@@ -10,7 +10,7 @@ import sys
 def check_streams() -> str | None:
     """Return why nothing can be printed, or None. A closed stdin or stderr is opened on the null device.
 
-    A character that a stream does not have, such as an arrow in a file of Windows' code page 1252, is printed as \\u2192.
+    A character that a stream does not have, such as an arrow in Windows' code page 1252, is printed as \\u2192.
     """
     # A file that is opened later would otherwise get the stream's number, and what is printed.
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):

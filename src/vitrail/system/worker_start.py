@@ -18,9 +18,9 @@ from vitrail.errors import DataError
 UNGUARDED = 78
 """Exit code of a worker that ran a script without a guard."""
 NO_WORKERS = (
-    "processes that read images cannot be started: on Windows and macOS each of them runs your script again, so put what "
-    'the script does under `if __name__ == "__main__":`, or give workers=0 (data.workers=0 for a training), which reads '
-    "images in this process; if the script has this line, there may be too little memory"
+    "processes that read images cannot be started: on Windows and macOS each of them runs your script again, so put "
+    'what the script does under `if __name__ == "__main__":`, or give workers=0 (data.workers=0 for a training), which '
+    "reads images in this process; if the script has this line, there may be too little memory"
 )
 
 DEFINE_ELSEWHERE = (
