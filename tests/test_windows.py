@@ -220,7 +220,7 @@ def test_embeddings_and_exports(photos, here):
 def test_kernels_of_our_own_are_not_compiled(monkeypatch, tmp_path):
     from vitrail.fast.cpu import compiler
 
-    with windows(), pytest.raises(NotApplicableError, match="Linux"):
+    with windows(), pytest.raises(NotApplicableError, match="Windows"):
         compiler._check_ours(tmp_path)
 
 
@@ -265,6 +265,12 @@ def test_characters_that_a_code_page_lacks_do_not_end_a_command(tmp_path):
     done = run_vitrail("data", "check", str(tmp_path / "data"))
     assert b"Traceback" not in done.stderr
     assert b"UnicodeEncodeError" not in done.stderr
+
+
+@pytest.mark.slow
+def test_names_of_classes_that_a_code_page_lacks(tmp_path):
+    stripes(tmp_path / "data", classes=2, images=2)
+    (tmp_path / "data" / "colour-0").rename(tmp_path / "data" / "猫 → cat")
     done = run_vitrail("finetune", "--data", str(tmp_path / "data"), "--quick", "folder=quick", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     saved = json.loads((tmp_path / "quick" / "model" / "config.json").read_text(encoding="utf-8"))
