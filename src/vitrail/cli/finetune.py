@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,6 @@ import typer
 
 from vitrail.cli.printing import announce_pane, interruptible, print_lines, stop_on_sigterm
 from vitrail.cli.train import describe_training_result
-from vitrail.system.commands import quote_word
 
 if TYPE_CHECKING:
     from vitrail.workflows.finetune_result import FinetuneResult
@@ -145,5 +145,5 @@ def _describe_quick_result(result: FinetuneResult, images: int, data: str, model
     folder = json.dumps(str(result.folder))
     yield (
         f"next: in Python, model = vitrail.load({folder}); or train all of it, which takes longer and may be "
-        f"better: vitrail finetune --data {quote_word(data)} --from {quote_word(model)}"
+        f"better: vitrail finetune --data {shlex.quote(data)} --from {shlex.quote(model)}"
     )
