@@ -2,7 +2,8 @@
 
 PAGE is a report or an address; it is opened in Chromium, and OUT.png is what a person sees at the top of it. For the
 server's page: vitrail serve --model MODEL, then
-python benchmarks/screenshot.py http://127.0.0.1:8000 docs/images/page.png --photos china.jpg flower.jpg --height 1150
+python benchmarks/screenshot.py http://127.0.0.1:8000 docs/images/page.png --photos china.jpg flower.jpg --unfold 1 \
+    --height 1250
 with the two photographs inside scikit-learn.
 """
 
@@ -26,6 +27,7 @@ if __name__ == "__main__":
     parser.add_argument("--from", dest="top", default=None, help="id of the section that stands at the top")
     parser.add_argument("--dark", action="store_true")
     parser.add_argument("--photos", type=Path, nargs="+", default=[], help="to give to the server's page")
+    parser.add_argument("--unfold", type=int, nargs="+", default=[], help="photos, from 1, that show the attention")
     given = parser.parse_args()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
@@ -39,9 +41,14 @@ if __name__ == "__main__":
                 thumbnails.locator("button").nth(given.image - 1).click()
         if given.photos:
             page.locator("input[type=file]").first.set_input_files(given.photos)
-            page.wait_for_function(
-                "count => document.querySelectorAll('.stage canvas').length === count", arg=len(given.photos)
-            )
+            page.locator(".card").nth(len(given.photos) - 1).wait_for()
+            for place in given.unfold:
+                card = page.locator(".card").nth(place - 1)
+                card.locator("summary").click()
+                card.locator(".stage canvas").wait_for()
+            page.wait_for_function("() => !document.querySelector('[aria-busy=true]')")
+            page.mouse.move(0, 0)
+            page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
         if given.top:
             page.evaluate("id => document.getElementById(id).scrollIntoView()", given.top)
             page.mouse.wheel(0, -40)

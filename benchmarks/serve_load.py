@@ -51,6 +51,7 @@ CASES = {
     "B/16 at 224": Case("B/16", 224, (500, 375), {1: 12, 8: 40}),
 }
 OFFLINE_SECONDS = 12.0
+UNLOGGED = "vitrail without access log"
 VITRAIL = "import typer; from vitrail.cli.serve import serve; typer.run(serve)"
 OFFLINE = """
 import json, sys, time, torch, vitrail
@@ -106,11 +107,12 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--peer", action="store_true", help="LitServe too.")
+    parser.add_argument("--log", action="store_true", help="Our server without its access log too.")
     parser.add_argument("--out", type=Path, help="A file for the figures, which are printed too.")
     options = parser.parse_args()
     ours, theirs = sorted(os.sched_getaffinity(0))[:2]
     os.sched_setaffinity(0, {theirs})
-    names = ["vitrail", "litserve"] if options.peer else ["vitrail"]
+    names = ["vitrail", *([UNLOGGED] if options.log else []), *(["litserve"] if options.peer else [])]
     if options.peer and importlib.util.find_spec("litserve") is None:
         sys.exit("litserve is not installed: pip install litserve")
     found: dict[str, Any] = {"machine": machine(), "versions": versions(names), "rounds": options.rounds}
@@ -173,7 +175,7 @@ def machine() -> str:
 
 def versions(names: list[str]) -> dict[str, str]:
     """Of what takes part."""
-    packages = ["torch", "granian", "pillow", *(name for name in names if name != "vitrail")]
+    packages = ["torch", "granian", "pillow", *(name for name in names if name == "litserve")]
     return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in packages}}
 
 
@@ -210,16 +212,18 @@ def server(name: str, model: Path, core: int) -> Iterator[int]:
         port = int(probe.getsockname()[1])
     command = ["-c", VITRAIL, "--model", f"model={model}", "--port", str(port), "--threads", "1"]
     command += ["--deadline", "60"]  # nothing is refused here: what is measured is all that was asked
+    command += ["--access-log", "off"] if name == UNLOGGED else []
     if name == "litserve":
         script = model.parent / "behind_litserve.py"
         script.write_text(LITSERVE)
         command = [str(script), str(model), str(port)]
-    process = pinned(core, *command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with (model.parent / "log").open("w") as log:
+        process = pinned(core, *command, stdout=subprocess.DEVNULL, stderr=log)
     try:
         for _ in range(600):
             try:
                 urllib.request.urlopen(
-                    f"http://127.0.0.1:{port}/{'readyz' if name == 'vitrail' else 'health'}", timeout=1
+                    f"http://127.0.0.1:{port}/{'health' if name == 'litserve' else 'readyz'}", timeout=1
                 )
                 break
             except OSError:

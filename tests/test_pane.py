@@ -114,7 +114,7 @@ def test_the_word_alone_means_it_and_a_folder_of_that_name_is_a_path(here, pane,
     (here / "linked/pane").symlink_to(here / "china.jpg")
     monkeypatch.chdir(here / "linked")
     assert inspect._shorten("pane") == "pane"
-    assert inspect._name_models(["pane", "./pane"]) == ["pane", "china.jpg"]
+    assert inspect.name_models(["pane", "./pane"]) == ["pane", "china.jpg"]
 
 
 def test_where_it_is_missing_or_taken_for_an_architecture(monkeypatch, tmp_path):
@@ -178,7 +178,10 @@ def test_serve(run, monkeypatch):
         asked.bind(("127.0.0.1", 0))
         port = asked.getsockname()[1]
     code, out, err = run("serve", "--port", str(port), "--threads", "1")
-    assert (code, out) == (0, f"serving pane at http://127.0.0.1:{port}\n")
+    assert code == 0
+    assert out.startswith(f"serving pane (200 classes) at http://127.0.0.1:{port}: up to 256 waiting images, 20 MB a ")
+    assert out.endswith("40 megapixels an image, deadline 10 s\n")
+    assert out.count("\n") == 1
     assert err.startswith(SAID)
     assert err.endswith("loading pane\nstopped\n")
     assert list(served) == ["pane"]

@@ -68,7 +68,10 @@ def modules_after(statement: str) -> set[str]:
     return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
 
 
-@pytest.mark.parametrize("statement", ["import vitrail", "import vitrail.cli", "import vitrail.model.cost"])
+@pytest.mark.parametrize(
+    "statement",
+    ["import vitrail", "import vitrail.cli", "import vitrail.model.cost", "import vitrail.inference.find_images"],
+)
 def test_looking_in_does_not_load_torch(statement):
     assert not {"torch", "sklearn", "numpy"} & modules_after(statement)
 

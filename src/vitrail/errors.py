@@ -5,6 +5,7 @@
     ├── InputError           images or tensors that a model cannot take        (also a ValueError)
     ├── NotApplicableError   a question that does not apply to this kind of model: the attention of a ResNet
     ├── DataError            images or data sets that cannot be read, or too many broken ones
+    │   ├── LayoutError      a folder of images that has to be opened in another way
     │   └── TooLargeError    an image of more pixels than allowed
     ├── WeightsError         a file or folder of weights that cannot be read, trusted, understood or written
     ├── ExportError          a model that cannot be exported, or an export that does not compute the same
@@ -50,6 +51,20 @@ class NotApplicableError(VitrailError):
 
 class DataError(VitrailError):
     """An image or a data set that cannot be read, or more broken images than allowed."""
+
+
+class LayoutError(DataError):
+    """A folder of images that has to be opened in another way: a deeper folder, or classes by the names of the files.
+
+    Attributes:
+        given: the folder that was opened.
+        data: the folder to give instead, which may be the same; None if none was found.
+        labels_from: where in the file names the classes stand; None if the folders tell them.
+    """
+
+    def __init__(self, message: str, given: str = "", data: str | None = None, labels_from: str | None = None) -> None:
+        super().__init__(message)
+        self.given, self.data, self.labels_from = given, data, labels_from
 
 
 class TooLargeError(DataError):

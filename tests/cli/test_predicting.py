@@ -89,6 +89,29 @@ def test_what_is_broken_is_left_out_and_the_code_is_1(here, predict):
     assert err.endswith("images/s, 2 left out\n")
 
 
+@pytest.mark.parametrize(
+    "words", [["empty"], ["texts"], ["nowhere.png"], ["nowhere.png", "empty", "neither/there.png"]]
+)
+def test_that_there_are_no_images_is_said_before_torch_is_loaded(words, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "notes.txt").write_text("no image")
+    code = "import sys, vitrail.cli\ntry: vitrail.cli.main()\nfinally: print(*sys.modules)"
+    command = [sys.executable, "-c", code, "predict", *words]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: ")
+    assert words[0] in ended.stderr
+    assert ".jpg" in ended.stderr
+    assert not {"torch", "numpy"} & set(ended.stdout.split())
+
+
+def test_a_file_that_does_not_exist_has_a_neighbour(here, predict):
+    code, _, err = predict("1.pgn")
+    assert code == 1
+    assert "did you mean '1.png'" in err
+
+
 def test_json_parses_back(here, predict):
     files = strange(here)
     code, out, _ = predict("strange", "--json", "--top", "3")

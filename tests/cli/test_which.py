@@ -61,6 +61,7 @@ def test_evaluate_names_the_weights(run_folder, monkeypatch, capsys):
     ],
 )
 def test_a_model_that_is_no_run_has_no_best(words, run_folder, monkeypatch, capsys):
+    Path("photo.png").touch()  # predict first looks whether there is a photo
     code, _, err = runner(monkeypatch, capsys, *words)("--which", "best")
     assert code == 2
     assert "no run" in err

@@ -514,7 +514,7 @@ def test_a_mask_beside_an_image_is_not_the_image(tmp_path):
 
 def test_images_in_no_class_folder(tmp_path):
     (tmp_path / "a.png").write_bytes(picture(0))
-    with pytest.raises(vitrail.DataError, match=r"1 images .*folder for each class"):
+    with pytest.raises(vitrail.DataError, match=r"1 image .*folder for each class"):
         open_data(tmp_path)
 
 

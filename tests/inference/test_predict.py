@@ -22,8 +22,10 @@ from samples import randomise
 from vitrail.errors import ConfigError, DataError, MissingExtraError
 from vitrail.exporting.export import export
 from vitrail.inference import embedding_files
+from vitrail.inference import find_images as finding
 from vitrail.inference import predict as predicting
-from vitrail.inference.predict import find_images, predict, to_valid_text
+from vitrail.inference.find_images import find_images, to_valid_text
+from vitrail.inference.predict import predict
 from vitrail.inference.predictor import Predictor
 
 SMALL = {"image_size": 16, "width": 32, "depth": 1, "num_heads": 2, "mlp_dim": 32, "seed": 0}
@@ -92,7 +94,7 @@ def test_standard_input(here, typed):
 
 
 def test_standard_input_is_limited(typed, monkeypatch):
-    monkeypatch.setattr(predicting, "MOST_BYTES", 10)
+    monkeypatch.setattr(finding, "MOST_BYTES", 10)
     typed(b"12345678901")
     with pytest.raises(DataError, match="10 bytes"):
         found(["-"])
@@ -279,6 +281,7 @@ def test_what_cannot_be_is_said_before_anything_is_loaded(here, models, monkeypa
         predict(["a.png"], "m", embed="out.parquet")
 
 
-def test_a_model_without_classes_needs_somewhere_to_put_embeddings(models):
+def test_a_model_without_classes_needs_somewhere_to_put_embeddings(here, models):
+    (here / "a.png").write_bytes(picture(1))
     with pytest.raises(ConfigError, match=r"--embed out\.parquet"):
         predict(["a.png"], models / "none", device="cpu")

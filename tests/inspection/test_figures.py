@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from vitrail.inspection.draw.canvas import join_tiles, shorten_text
-from vitrail.inspection.draw.figures import draw_between, draw_findings, find_farthest
+from vitrail.inspection.draw.charts import find_farthest
+from vitrail.inspection.draw.figures import draw_between, draw_findings
 from vitrail.inspection.findings import Absent, Distance, Filters, Layers, Positions, ShownImage, Tokens
 
 ALL = ["filters-1", "positions", "distance", "rollout", "tokens", "layers", "curves"]

@@ -25,7 +25,7 @@ PAGE = Path(vitrail.__file__).parent / "serving" / "page"
 FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    **{f"/{path.name}": (path.name, "text/javascript; charset=utf-8") for path in PAGE.glob("*.js")},
 }
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'"
 ROWS, COLUMNS = 6, 6
@@ -42,6 +42,7 @@ class Model:
     attention: bool = True
     cover: bool = False
     labels: tuple[str, ...] = ("tabby cat", "Egyptian cat", "lynx", "window screen", "Persian cat")
+    shares: tuple[float, ...] = (0.62, 0.2, 0.0514, 0.0042, 0.0001)
 
     def told(self) -> dict[str, Any]:
         told = {name: getattr(self, name) for name in ("name", "classes", "layers", "attention")}
@@ -189,8 +190,8 @@ class Handler(BaseHTTPRequestHandler):
         elif path == "/v1/embed":
             self.json({"model": model.name, "embedding": [0.0] * 384, "timing": TIMING})
         else:
-            shares = [0.62, 0.2, 0.0514, 0.0042, 0.0001]
-            labels = [{"label": label, "probability": p} for label, p in zip(model.labels, shares, strict=False)]
+            rows = zip(model.labels, model.shares, strict=False)
+            labels = [{"label": label, "probability": share} for label, share in rows]
             self.json({"model": model.name, "labels": labels[: int(query["top"])], "timing": TIMING})
 
     def attention(self, model: Model, image: Image.Image, query: dict[str, str]) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from page_visit import (
+    PHONE,
+    PLACES,
+    answered,
+    canvas,
+    card,
+    give,
+    guesses,
+    opened,
+    overlaid,
+    photo,
+    seen,
+    unfold,
+    wait,
+)
 from PIL import Image
 from running import command_line, expected, make_model
 from stand_in import COLUMNS, ROWS, Model, StandIn, made_map
@@ -20,39 +34,10 @@ from stand_in import COLUMNS, ROWS, Model, StandIn, made_map
 from browser import chromium
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator, Page
+    from playwright.sync_api import Browser
 
-WIDE, PHONE = {"width": 1280, "height": 860}, {"width": 380, "height": 800}
 HOSTILE = "<img src=x onerror=alert(1)><svg onload=alert(2)>"
 UPRIGHT = 6  # EXIF: to be turned by a quarter
-
-# Violations of the policy and the life of object URLs, told or counted where tests see them.
-WATCHED = """
-    addEventListener("securitypolicyviolation", (event) => console.error("policy", event.violatedDirective));
-    window.living = 0;
-    const [make, revoke] = [URL.createObjectURL, URL.revokeObjectURL];
-    URL.createObjectURL = (it) => { window.living++; return make.call(URL, it); };
-    URL.revokeObjectURL = (it) => { window.living--; revoke.call(URL, it); };
-"""
-GIVEN = """([how, files]) => {
-    const carried = new DataTransfer();
-    for (const [name, type, bytes] of files) {
-        carried.items.add(new File([Uint8Array.from(atob(bytes), (it) => it.charCodeAt(0))], name, { type }));
-    }
-    const place = document.querySelector(how === "beside" ? "h1" : ".drop");
-    if (how === "paste") {
-        document.dispatchEvent(new ClipboardEvent("paste", { clipboardData: carried, bubbles: true }));
-        return [];
-    }
-    return ["dragenter", "dragover", "drop"].map((kind) => {
-        const event = new DragEvent(kind, { dataTransfer: carried, bubbles: true, cancelable: true });
-        place.dispatchEvent(event);
-        return [event.defaultPrevented, document.body.classList.contains("over")];
-    });
-}"""
-PLACES = """() => [...document.querySelectorAll(
-    ".card, .frame, .stage img, .heading, .guesses, .guesses li, .looked, .line *, .legend, .told, .status, footer")]
-    .map((it) => it.getBoundingClientRect()).map((it) => [it.x, it.y, it.width, it.height])"""
 
 
 @pytest.fixture(scope="module")
@@ -67,80 +52,6 @@ def stand() -> Iterator[StandIn]:
         yield running
 
 
-@contextmanager
-def opened(window: Browser, stand: StandIn | SimpleNamespace, **options: Any) -> Iterator[Page]:
-    """The page, in a window of its own. It asked this server alone, and had nothing to complain of but answers."""
-    context = window.new_context(**{"viewport": WIDE, "reduced_motion": "reduce", **options})
-    context.set_default_timeout(8000)
-    context.add_init_script(WATCHED)
-    page = context.new_page()
-    requests: list[str] = []
-    complaints: list[str] = []
-    page.on("request", lambda request: requests.append(request.url))
-    page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("dialog", lambda dialog: (complaints.append(dialog.message), dialog.dismiss()))
-    # File choosers are caught from the start: told of it only then, the browser may open one before it has heard.
-    page.on("filechooser", lambda chooser: None)
-    page.goto(stand.address)
-    try:
-        yield page
-    finally:
-        stand.open.set()
-        context.close()
-    assert [url for url in requests if not url.startswith((f"{stand.address}/", "blob:", "data:"))] == []
-    assert [said for said in complaints if not said.startswith("Failed to load resource")] == []
-
-
-def photo(width: int = 90, height: int = 60, seed: int = 0, kind: str = "PNG", **how: Any) -> bytes:
-    """Middling colours, so that an overlay can make them lighter as well as darker."""
-    pixels = np.random.default_rng(seed).integers(90, 160, (height, width, 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, kind, **how)
-    return file.getvalue()
-
-
-def give(page: Page, *files: tuple[str, bytes], how: str = "drop") -> Any:
-    made = [(name, "image/png", base64.b64encode(data).decode()) for name, data in files]
-    return page.evaluate(GIVEN, [how, made])
-
-
-def wait(page: Page, condition: Callable[[], bool]) -> None:
-    """Until what this process can see is so."""
-    for _ in range(400):
-        if condition():
-            return
-        page.wait_for_timeout(20)
-    pytest.fail("waited in vain")
-
-
-def card(page: Page, name: str) -> Locator:
-    return page.get_by_role("article", name=name, exact=True)
-
-
-def answered(place: Locator) -> None:
-    place.locator(".guesses b", has_text="62.0%").wait_for()
-
-
-def overlaid(place: Locator) -> None:
-    place.locator(".stage canvas").wait_for()
-
-
-def canvas(place: Locator) -> np.ndarray:
-    """(height, width, 4): what is painted on it."""
-    uri = place.locator(".stage canvas").evaluate("canvas => canvas.toDataURL()")
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))))
-
-
-def seen(place: Locator) -> np.ndarray:
-    """(height, width, 3): the photo on the screen, with what lies over it."""
-    return np.asarray(Image.open(io.BytesIO(place.locator(".stage").screenshot())).convert("RGB")).astype(int)
-
-
-def guesses(place: Locator) -> list[list[str]]:
-    return [item.split("\n") for item in place.locator(".guesses li").all_inner_texts()]
-
-
 @pytest.mark.slow
 def test_with_the_real_server_behind_it(window: Browser, tmp_path: Path):
     """What the page asks for is what the server gives: labels, timing, and the map of each layer."""
@@ -150,10 +61,11 @@ def test_with_the_real_server_behind_it(window: Browser, tmp_path: Path):
         with opened(window, behind) as page:
             give(page, ("one.png", content), ("none.png", b"nothing"))
             place = card(page, "one.png")
-            overlaid(place)
+            unfold(place)
+            place.locator(".stage canvas").wait_for()
             best = np.sort(expected(folder, content))[::-1]
             assert [float(share.rstrip("%")) for _, share in guesses(place)] == pytest.approx(100 * best[:5], abs=0.06)
-            assert "ms in all" in place.locator(".status").inner_text().replace("\u00a0", " ")
+            assert "ms in all" in place.locator(".timing").inner_text().replace("\u00a0", " ")
             before = canvas(place)
             place.get_by_role("slider").nth(1).press("ArrowLeft")
             wait(page, lambda: not np.array_equal(canvas(place), before))
@@ -164,7 +76,7 @@ def test_a_dropped_photo_gets_labels_timing_and_overlay(window: Browser, stand: 
     with opened(window, stand) as page:
         facts = page.locator(".facts")
         facts.get_by_text("vit · 224 × 224 pixels · 1,000 classes · 4 layers").wait_for()
-        assert not page.locator(".choice").is_visible()
+        assert not page.locator(".choices").is_visible()
         assert "are not kept" in page.locator(".drop").inner_text()
         stages = give(page, ("cat.png", photo()))
         assert stages == [[False, True], [True, True], [True, False]]  # lit while over it; the browser opens nothing
@@ -172,9 +84,9 @@ def test_a_dropped_photo_gets_labels_timing_and_overlay(window: Browser, stand: 
         overlaid(here)
         assert guesses(here) == [["tabby cat", "62.0%"], ["Egyptian cat", "20.0%"], ["lynx", "5.1%"],
                                  ["window screen", "0.4%"], ["Persian cat", "0.01%"]]  # fmt: skip
-        bars = here.locator(".guesses i").evaluate_all("all => all.map(it => it.style.getPropertyValue('--share'))")
+        bars = here.locator(".bar").evaluate_all("all => all.map(it => it.style.getPropertyValue('--share'))")
         assert bars == ["0.62", "0.2", "0.0514", "0.0042", "0.0001"]
-        timing = here.locator(".status").inner_text().replace("\u00a0", " ")
+        timing = here.locator(".timing").inner_text().replace("\u00a0", " ")
         assert timing == "Decoded in 3 ms, waited 0.4 ms, computed in 12 ms; 20 ms in all."
         assert here.locator(".high").inner_text() == "8.8% on a patch"
         assert "tabby cat, 62.0%" in page.locator("#announced[aria-live=polite]").inner_text()
@@ -193,7 +105,9 @@ def test_pasted_or_dropped_beside_the_window_is_taken_too(window: Browser, stand
 
 
 @pytest.mark.slow
-def test_picked_photos_stand_above_earlier_ones_and_can_be_removed(window: Browser, stand: StandIn, tmp_path: Path):
+def test_picked_photos_stand_above_earlier_ones_and_can_be_closed_and_removed(
+    window: Browser, stand: StandIn, tmp_path: Path
+):
     for number in range(3):
         (tmp_path / f"{number}.png").write_bytes(photo(seed=number))
     with opened(window, stand) as page:
@@ -206,8 +120,11 @@ def test_picked_photos_stand_above_earlier_ones_and_can_be_removed(window: Brows
             overlaid(card(page, f"{number}.png"))
         assert page.locator("h2").all_inner_texts() == ["1.png", "2.png", "0.png"]
         assert page.evaluate("living") == 3
-        page.get_by_role("button", name="Remove 1.png").click()
+        page.get_by_role("button", name="Close 1.png").click()
         assert page.locator("h2").all_inner_texts() == ["2.png", "0.png"]
+        assert page.evaluate("living") == 3  # it may be opened again
+        page.locator(".thumbnail").first.hover()
+        page.get_by_role("button", name="Remove 1.png").click()
         assert page.evaluate("living") == 2
         assert page.locator(".drop input").get_attribute("accept") == "image/*"
 
@@ -288,33 +205,34 @@ def test_many_go_a_few_at_a_time_and_nothing_moves_when_results_come(window: Bro
         give(page, *((f"{number}.png", photo(seed=number)) for number in range(7)))
         wait(page, lambda: len(stand.asked("/v1/classify")) == 3)
         page.locator(".card").nth(6).wait_for()
+        unfold(card(page, "3.png"))
         page.wait_for_timeout(100)
         assert len(stand.asked("/v1/classify")) == 3
         assert "Waiting for its turn" in card(page, "6.png").locator(".status").inner_text()
         assert "Looking" in card(page, "0.png").locator(".status").inner_text()
         places = page.evaluate(PLACES)
-        page.get_by_role("button", name="Remove 5.png").evaluate("button => button.focus({ preventScroll: true })")
+        page.get_by_role("button", name="Close 5.png").evaluate("button => button.focus({ preventScroll: true })")
         stand.open.set()
         for number in range(7):
-            overlaid(card(page, f"{number}.png"))
+            answered(card(page, f"{number}.png"))
+        overlaid(card(page, "3.png"))
         assert np.allclose(page.evaluate(PLACES), places, atol=0.5)
         assert stand.most_at_once == 3
 
 
 @pytest.mark.slow
-def test_a_removed_photo_is_not_asked_for_and_makes_way(window: Browser, stand: StandIn):
+def test_a_closed_photo_is_not_asked_for_and_makes_way(window: Browser, stand: StandIn):
     stand.open.clear()
     with opened(window, stand) as page:
         give(page, *((f"{number}.png", photo(seed=number)) for number in range(5)))
         wait(page, lambda: len(stand.asked("/v1/classify")) == 3)
-        page.get_by_role("button", name="Remove 4.png").click()  # waits for its turn
-        page.get_by_role("button", name="Remove 0.png").click()  # is on its way
+        page.get_by_role("button", name="Close 4.png").click()  # waits for its turn
+        page.get_by_role("button", name="Close 0.png").click()  # is on its way
         wait(page, lambda: len(stand.asked("/v1/classify")) == 4)
         stand.open.set()
         for number in (1, 2, 3):
-            overlaid(card(page, f"{number}.png"))
+            answered(card(page, f"{number}.png"))
         assert len(stand.asked("/v1/classify")) == 4
-        assert page.evaluate("living") == 3
 
 
 def test_what_the_server_cannot_use_is_told_on_its_card(window: Browser, stand: StandIn):
@@ -392,7 +310,7 @@ def test_a_token_is_asked_for_and_kept_for_the_tab(window: Browser):
         field.wait_for()
         give(page, ("cat.png", photo()))
         here = card(page, "cat.png")
-        here.get_by_text("Waiting for the server…").wait_for()
+        here.get_by_text("Enter it above").wait_for()
         field.fill("wrong")
         field.press("Enter")
         said.get_by_text("The server did not accept this token.").wait_for()
@@ -420,17 +338,17 @@ def test_models_differ_and_what_one_lacks_is_said(window: Browser):
               Model("a/b & c", classes=0))  # fmt: skip
     with StandIn(models).running() as stand, opened(window, stand) as page:
         give(page, ("cat.png", photo()))
-        here, choice = card(page, "cat.png"), page.get_by_role("combobox", name="Model")
+        here, choice = card(page, "cat.png"), page.get_by_role("combobox", name="Model", exact=True)
         overlaid(here)
         choice.select_option("convolutions")
-        here.get_by_text("wolf").wait_for()
+        here.get_by_text("wolf", exact=True).wait_for()
         assert guesses(here) == [["dog", "62.0%"], ["wolf", "20.0%"]]
         assert "This model shows no attention" in here.inner_text()
         assert not here.locator(".stage canvas").is_visible()
         assert not here.get_by_label("Overlay").is_visible()
         choice.select_option("a/b & c")
         here.get_by_text("This model has no classes: it gives 384 numbers.").wait_for()
-        overlaid(here)
+        here.locator(".stage canvas").wait_for()
         assert stand.asked("/v1/embed")[0].query == {"model": "a/b & c"}
         before = len(stand.seen)
         choice.select_option("vit")
@@ -450,22 +368,29 @@ def test_keys_alone_lead_from_start_to_result(window: Browser, stand: StandIn, t
             page.keyboard.press("Enter")
         chooser.value.set_files(tmp_path / "cat.png")
         here = card(page, "cat.png")
-        overlaid(here)
+        answered(here)
+        assert not here.locator(".stage canvas").is_visible()
         reached = []
-        for _ in range(3):
+        for _ in range(4):
             page.keyboard.press("Tab")
+            if page.evaluate("document.activeElement.tagName") == "SUMMARY":
+                page.keyboard.press("Enter")
+                overlaid(here)
             reached.append(page.evaluate("document.activeElement.className"))
             assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
             if reached[-1] in ("strength", "layer"):
                 before = seen(here)
                 page.keyboard.press("Home")
                 wait(page, lambda before=before: not np.array_equal(before, seen(here)) or reached[-1] == "layer")
-        assert reached == ["remove quiet", "strength", "layer"]
+        assert reached == ["close quiet", "", "strength", "layer"]
         wait(page, lambda: [asked.query["layer"] for asked in stand.asked("/v1/attention")] == ["4", "1"])
-        page.keyboard.press("Shift+Tab")
-        page.keyboard.press("Shift+Tab")
+        for _ in range(3):
+            page.keyboard.press("Shift+Tab")
         page.keyboard.press("Enter")
         assert page.locator(".card").count() == 0
+        assert page.evaluate("document.activeElement.ariaLabel") == "Open cat.png again"
+        page.keyboard.press("Delete")
+        assert page.locator(".thumbnail").count() == 0
         assert page.evaluate("document.activeElement.type") == "file"
 
 
@@ -523,6 +448,6 @@ def test_names_and_labels_that_would_be_code_are_only_words(window: Browser):
         assert here.locator("h2").inner_text() == f"{HOSTILE}.png"
         assert guesses(here)[0] == [HOSTILE, "62.0%"]
         card(page, "notes").get_by_text("<b>damaged</b>").wait_for()
-        assert page.locator("option").all_inner_texts() == [HOSTILE, "other"]
+        assert page.locator("#model option").all_inner_texts() == [HOSTILE, "other"]
         assert page.locator("[onerror], [onload], img[src=x], .trouble b").count() == 0
         assert stand.asked("/v1/classify")[0].query["model"] == HOSTILE

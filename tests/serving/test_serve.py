@@ -31,7 +31,7 @@ def print_event(kind, values):
 
 model = vitrail.load(sys.argv[1])
 weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-serve({"mine": model, "named": sys.argv[1]}, port=int(sys.argv[3]), threads=1, on_event=print_event)
+serve({"mine": model, "named": sys.argv[1]}, port=int(sys.argv[3]), threads=1, access_log="off", on_event=print_event)
 assert all(model.state_dict()[name].equal(tensor) for name, tensor in weights.items())
 print("unchanged", "vitrail.training" not in sys.modules)
 """
@@ -56,7 +56,16 @@ def test_events_and_a_loaded_model(folder):
     assert events == [
         ["loading", {"name": "mine", "model": "mine"}],
         ["loading", {"name": "named", "model": str(folder)}],
-        ["ready", {"models": ["mine", "named"], "url": server.url}],
+        [
+            "ready",
+            {
+                "models": ["mine", "named"],
+                "classes": {"mine": 7, "named": 7},
+                "url": server.url,
+                "needs_token": False,
+                "limits": {"images": 256, "bytes": 20_000_000, "pixels": 40_000_000, "seconds": 10.0},
+            },
+        ],
         ["stopped", {}],
     ]
     assert server.said[-1] == "unchanged True\n"

@@ -67,7 +67,8 @@ def refused(answer: httpx.Response, status: int) -> str:
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/json"
     error = answer.json()["error"]
-    assert set(error) == {"code", "message"}
+    assert set(error) == {"code", "message", "request_id"}
+    assert error["request_id"] == answer.headers["x-request-id"]
     return error["message"]
 
 

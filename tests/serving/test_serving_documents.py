@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
+from datetime import datetime
 from pathlib import Path
 
 import yaml
 
+from vitrail.cli.serve import _describe_server
 from vitrail.data.transforms.decode import LARGE_IMAGE
+from vitrail.serving.access_log import LEVELS, MOST_WAITING, AccessRecord, format_json, format_plain
 from vitrail.serving.app import OPEN_PATHS, PATHS
 from vitrail.serving.metrics import ServerMetrics
+from vitrail.serving.reference import SCRIPT_PATHS
 from vitrail.serving.settings import ServerSettings
 
 ROOT = Path(__file__).parent.parent.parent
@@ -34,7 +39,7 @@ def test_the_kubernetes_example_is_yaml_and_fits_together():
 
 
 def test_every_route_and_metric_stands_on_the_page():
-    for route in PATHS - {"/page.css", "/page.js", "/docs.css"}:
+    for route in PATHS - {"/page.css", *SCRIPT_PATHS, "/docs.css"}:
         assert route in PAGE
     text = ServerMetrics().render().decode()
     metrics = set(re.findall(r"^# TYPE (vitrail_\w+) (?!gauge\b.*created)", text, re.MULTILINE))
@@ -51,6 +56,23 @@ def test_the_limits_are_the_ones_told():
     assert f"| images in one request | {settings.most_images}," in PAGE
     assert f"({settings.drain_seconds:g} s at most, or `--deadline`" in PAGE
     assert f"above {LARGE_IMAGE // 10**6} million pixels" in PAGE
+
+
+def test_the_line_at_the_start_is_the_one_told():
+    values = {"classes": {"pane": 200}, "url": "http://127.0.0.1:8000", "needs_token": False}
+    assert f"\n{_describe_server({**values, 'limits': ServerSettings().summarise_limits()})}\n" in PAGE
+
+
+def test_the_log_is_the_one_told():
+    lines = re.findall(r"^\d{4}-.*$", PAGE, re.MULTILINE)
+    record = AccessRecord(0, "7c1f0a52b9e84d36", "10.0.0.7", "POST", "/v1/classify", 200, 425, 0.0123, "pane", None)
+    busy = record._replace(request_id="order-4711", status=429, size=112, seconds=0.0004, error="busy")
+    for line, expected in zip(lines, (record, busy), strict=True):
+        moment = datetime.fromisoformat(line.split(" ")[0]).timestamp()
+        assert line == format_plain(expected._replace(time=moment))
+    assert all(f"`{key}`" in PAGE for key in json.loads(format_json(record)))
+    assert all(f"`{level}`" in PAGE for level in LEVELS)
+    assert f"once {MOST_WAITING:,} lines wait" in PAGE
 
 
 def test_the_container_file():

@@ -129,6 +129,8 @@ def test_what_is_said_when_it_cannot_be_had(repositories, tmp_path, load):
         child = load("hf:someone/transformers", tmp_path, offline=offline)
         assert child.returncode == 1
         assert "is not in the cache" in child.stderr
+        assert "pane" in child.stderr
+        assert ("unset" in child.stderr) == offline
         assert "Traceback" not in child.stderr
     with hub(repositories) as (endpoint, _):
         child = load("hf:someone/unknown", tmp_path, endpoint)

@@ -25,6 +25,7 @@ from vitrail.cli import (
     serve,
     train,
 )
+from vitrail.cli.proposals import print_proposal
 from vitrail.system.failures import flush_output, print_failure
 from vitrail.system.standard_streams import check_streams
 
@@ -80,4 +81,5 @@ def main() -> None:
         code = print_failure(error)
         if code is None:
             raise
+        print_proposal(error, sys.argv[1:])
     sys.exit(flush_output() or code)

@@ -28,6 +28,15 @@ WhichOption = Annotated[
     str, typer.Option(autocompletion=complete_which, help="Of a run: its last or its best weights.")
 ]
 """The option of every verb that takes MODEL."""
+LabelsFromOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATTERN",
+        help="Of a folder of images: where in their names the class stands: 'NAME_*' for cat_1.jpg, or a regular "
+        r"expression with one group, '^(.+)_\d+'.",
+    ),
+]
+"""The option of every verb that takes DATA."""
 
 
 def complete_recipe(incomplete: str) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vitrail.cli.completion import LabelsFromOption
 from vitrail.cli.printing import print_table
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ Workers = Annotated[int | None, typer.Option(min=1, help="Processes; one for eac
 @app.command()
 def check(
     data: Data,
+    labels_from: LabelsFromOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the JSON to this file too.")] = None,
     workers: Workers = None,
@@ -44,7 +46,7 @@ def check(
     from vitrail.system.event_display import EventDisplay
 
     with EventDisplay() as display:
-        report = check_data(data, workers=workers, out=out, on_event=display)
+        report = check_data(data, labels_from=labels_from, workers=workers, out=out, on_event=display)
     if as_json:
         print(json.dumps(report.to_dict(), indent=2))
     else:
@@ -57,6 +59,7 @@ def pack(
     data: Data,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder; or one where this was begun.")],
     split: Annotated[str | None, typer.Option(help="train, val or test; all that are there if not given.")] = None,
+    labels_from: LabelsFromOption = None,
     form: Annotated[str, typer.Option("--format", help="tar (WebDataset) or parquet (Hugging Face).")] = "tar",
     shard_mb: Annotated[float, typer.Option(help="About so many megabytes in a shard.")] = 100,
     resize: Annotated[int | None, typer.Option(help="Make the shorter side of larger images so many pixels.")] = None,
@@ -77,6 +80,7 @@ def pack(
             data,
             out,
             split=split,
+            labels_from=labels_from,
             format=form,
             shard_mb=shard_mb,
             resize=resize,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrail.cli.completion import WhichOption, complete_device, complete_precision
+from vitrail.cli.completion import LabelsFromOption, WhichOption, complete_device, complete_precision
 from vitrail.cli.printing import PRECISION_HELP, interruptible, print_lines, print_table, show_events
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def evaluate(
             help="A folder, CSV, Parquet, shards, hf:owner/name, digits; for a suite a folder or a TOML file."
         ),
     ] = None,
+    labels_from: LabelsFromOption = None,
     split: Annotated[
         str | None, typer.Option(help="train, val or test; test if there is one, else val, if not given.")
     ] = None,
@@ -93,6 +94,7 @@ def evaluate(
                 models,
                 data,
                 split,
+                labels_from=labels_from,
                 batch_size=batch_size,
                 workers=workers,
                 device=device,
@@ -105,7 +107,7 @@ def evaluate(
         raise ConfigError("--model is missing: vitrail evaluate --model MODEL --data DATA")
     model = choose_weights(model, which)
     if suite is not None:
-        if real or mapping or among or split or as_json:
+        if real or mapping or among or split or labels_from or as_json:
             raise ConfigError("--suite takes --model, --data, --runs, --rates, --out and key=value only")
         if options != InferenceOptions():
             raise ConfigError("a suite trains: give batch_size=… workers=… device=… precision=…, without dashes")
@@ -120,6 +122,7 @@ def evaluate(
             model,
             data,
             split,
+            labels_from=labels_from,
             real=real,
             mapping=mapping,
             among=among,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrail.cli.completion import WhichOption, complete_device, complete_precision
+from vitrail.cli.completion import LabelsFromOption, WhichOption, complete_device, complete_precision
 from vitrail.cli.printing import PRECISION_HELP, announce_pane, interruptible, print_table, show_events
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def fewshot(
         str | None, typer.Option(help="MODEL: folder, file, run, hf:owner/name, timm:name; pane if not given.")
     ] = None,
     which: WhichOption = "last",
+    labels_from: LabelsFromOption = None,
     test: Annotated[
         str | None, typer.Option(help="Other DATA to test on, or val or test; what the data has, if not given.")
     ] = None,
@@ -70,6 +71,7 @@ def fewshot(
                 data,
                 neighbours,
                 top,
+                labels_from=labels_from,
                 batch_size=batch_size,
                 workers=workers,
                 device=device,
@@ -89,6 +91,7 @@ def fewshot(
             model,
             data,
             test,
+            labels_from=labels_from,
             shots=shot_counts,
             seeds=range(seeds),
             methods=[name.strip() for name in methods.split(",") if name.strip()],

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vitrail.cli.completion import LabelsFromOption
 from vitrail.cli.printing import announce_pane, interruptible, print_lines, stop_on_sigterm
-from vitrail.cli.train import describe_training_result
+from vitrail.cli.train import describe_files, describe_report
 
 if TYPE_CHECKING:
     from vitrail.workflows.finetune_result import FinetuneResult
+
+MOST_CONFUSIONS = 3
+"""Pairs of classes on the line about mistakes."""
 
 
 @stop_on_sigterm()
@@ -25,6 +29,11 @@ def finetune(
             "--from",
             help="MODEL to start from: folder, file, run, hf:owner/name, timm:name; pane if not given; or scratch.",
         ),
+    ] = None,
+    labels_from: LabelsFromOption = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Time for everything; size and steps are chosen to fit. On a CPU 3 if not given."),
     ] = None,
     sweep: Annotated[
         bool, typer.Option(help="Choose the learning rate on a held-out part, as the paper does.")
@@ -38,8 +47,8 @@ def finetune(
 ) -> None:
     """Train a classifier for your own images, from a model that has seen others.
 
-    Resolution, steps, batch size and learning rate are chosen for the data; you can set any of them:
-    steps=500 batch_size=32 learning_rate=0.003 image_size=224 folder=runs/mine. The model goes to runs/finetune-…, and
+    Resolution, steps, batch size and learning rate are chosen for the data and the time; you can set any of them:
+    steps=500 batch_size=32 learning_rate=0.003 image_size=224 folder=runs/mine. The model goes to runs/DATA, and
     the same command resumes it.
     """
     from vitrail.system.event_display import EventDisplay
@@ -49,13 +58,15 @@ def finetune(
     settings, model = overrides or [], PANE if start is None else start
     with EventDisplay(plain_lines=True) as display:
         printer = _Printer(display, announces_pane=start is None)
-        if not quick:
-            result = run(data, model, sweep=sweep, settings=settings, on_event=printer)
-            print_lines(describe_training_result(result, printer.seen.get("report", {})))
-            return
-        with interruptible("the features computed so far are kept"):
-            result = run(data, model, quick=True, sweep=sweep, settings=settings, on_event=printer)
-            print_lines(_describe_quick_result(result, printer.seen["features"]["images"], data, model))
+        options: dict[str, Any] = {"minutes": minutes, "sweep": sweep, "labels_from": labels_from}
+        with interruptible("the features computed so far are kept") if quick else nullcontext():
+            result = run(data, model, quick=quick, settings=settings, on_event=printer, **options)
+        report = printer.seen.get("report", {})
+        if result.config is None:
+            images = printer.seen["features"]["images"]
+            print_lines(_describe_quick_result(result, images, report, data, model, labels_from))
+        else:
+            print_lines(_describe_trained_result(result, report))
 
 
 class _Printer:
@@ -80,12 +91,16 @@ def _describe_event(kind: str, values: dict[str, Any], seen: dict[str, dict[str,
         yield "training from scratch, which needs many images; `--from MODEL` starts from a trained model"
     elif kind == "choices":
         yield _format_choices(values, seen["data"])
+        if values["seconds"] is not None:
+            yield _format_estimate(values)
     elif kind == "trial":
         outcome = values["failure"] or f"accuracy {values['accuracy']:.1%}, loss {values['loss']:.4f}"
         yield f"learning rate {values['rate']:.3g}: {outcome}"
     elif kind == "chosen":
-        on_all = f" on all images, including those that gave the {values['accuracy']:.1%}"
-        yield f"chosen: {values['rate']:.3g}; now trained again{on_all if values['trains_on_all'] else ''}"
+        accuracy = f"{values['accuracy']:.1%} on the images that choose"
+        yield f"chosen: {values['rate']:.3g}, with {accuracy}; now trained again"
+    elif kind == "message":
+        yield values["text"]
     elif kind == "features":
         yield (
             f"{values['images']:,} images of {values['classes']} classes at {_format_size(values['image_size'])} "
@@ -115,6 +130,16 @@ def _format_choices(values: dict[str, Any], data: dict[str, Any]) -> str:
     )
 
 
+def _format_estimate(values: dict[str, Any]) -> str:
+    from vitrail.system.display import format_duration
+
+    limit = f" of the {values['minutes']:g} minutes (--minutes N takes more or less time)"
+    return (
+        f"a step takes {values['step_seconds']:.2g} s here, so everything will take about "
+        f"{format_duration(values['seconds'])}{limit}"
+    )
+
+
 def _format_size(size: list[int]) -> str:
     from vitrail.config import show_size
 
@@ -127,12 +152,37 @@ def _format_accuracy(values: dict[str, Any]) -> str:
     return f"{share['value']:.1%} of {values['images']:,} ({interval})"
 
 
-def _describe_quick_result(result: FinetuneResult, images: int, data: str, model: str) -> Iterator[str]:
-    """Yield a line for each of the most confident suspects, then their number, the model and the next command."""
+def _describe_trained_result(result: FinetuneResult, report: dict[str, Any]) -> Iterator[str]:
+    """Yield the accuracy, what is taken for what, the files and the next commands."""
+    if result.accuracy is not None:
+        share = {"accuracy": result.accuracy._asdict(), "images": result.evaluated}
+        yield f"accuracy on images that neither trained nor chose anything: {_format_accuracy(share)}"
+    yield from _describe_confusions(result)
+    yield from describe_files(result, report)
+
+
+def _describe_confusions(result: FinetuneResult) -> Iterator[str]:
+    """Yield a line with the most frequent mistakes."""
+    confusions = () if result.judged is None else result.judged.confusions[:MOST_CONFUSIONS]
+    if confusions:
+        each = ", ".join(f"{label} for {guess} ({count:,})" for label, guess, count in confusions)
+        yield f"taken for another, most often: {each}"
+
+
+def _describe_quick_result(
+    result: FinetuneResult,
+    images: int,
+    report: dict[str, Any],
+    data: str,
+    model: str,
+    labels_from: str | None = None,
+) -> Iterator[str]:
+    """Yield the mistakes, a line for each of the most doubtful labels, the files and the next command."""
     from vitrail.workflows.finetune_result import MISLABELLED_FILE, MOST_LISTED
 
+    yield from _describe_confusions(result)
     for name, label, thinks, probability in result.suspects[:MOST_LISTED]:
-        yield f"perhaps mislabelled: {name} is labelled {label}, looks like {thinks} ({probability:.0%})"
+        yield f"perhaps mislabelled: {name} is labelled {label}, looks like {thinks} ({probability:.0%} sure)"
     if result.suspects:
         path = result.folder / MISLABELLED_FILE
         yield f"perhaps mislabelled, in all: {len(result.suspects):,} of {images:,} images, see {path}"
@@ -141,9 +191,11 @@ def _describe_quick_result(result: FinetuneResult, images: int, data: str, model
             yield f"with {right}, most of these will be its own mistakes: a better model doubts fewer"
     else:
         yield "no image seems to be mislabelled"
+    yield from describe_report(report)
     yield f"model: {result.weights}"
-    folder = json.dumps(str(result.folder))
+    folder = shlex.quote(str(result.folder))
+    names = "" if labels_from is None else f" --labels-from {shlex.quote(labels_from)}"
     yield (
-        f"next: in Python, model = vitrail.load({folder}); or train all of it, which takes longer and may be "
-        f"better: vitrail finetune --data {shlex.quote(data)} --from {shlex.quote(model)}"
+        f"next: vitrail predict PHOTO --model {folder}; or train all of it, which takes minutes and is often better: "
+        f"vitrail finetune --data {shlex.quote(data)}{names} --from {shlex.quote(model)}"
     )

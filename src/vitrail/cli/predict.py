@@ -58,15 +58,19 @@ def predict(
     on stderr, and the exit code at the end is 1.
     """
     from vitrail.errors import ConfigError
-    from vitrail.inference.predict import predict as predict_images
-    from vitrail.weights.source import PANE, choose_weights
+    from vitrail.inference.find_images import require_images
 
     if as_json and as_csv:
         raise ConfigError("--json and --csv: give one of them")
     remaining = "the rest was not looked at" + ("" if embed is None else f", and {embed} was not written")
+    with interruptible(remaining):
+        images = require_images(files or [])  # before torch is imported, which takes seconds
+    from vitrail.inference.predict import predict as predict_images
+    from vitrail.weights.source import PANE, choose_weights
+
     with interruptible(remaining), RowPrinter(as_json, as_csv, has_model=model is not None) as printer:
         result = predict_images(
-            files or [],
+            images,
             choose_weights(PANE if model is None else model, which),
             top=top,
             embed=embed,
@@ -170,7 +174,7 @@ def _csv_line(*cells: str | float) -> str:
 
 
 def _tab_lines(row: Row) -> Iterator[str]:
-    from vitrail.data.sources.source import make_printable
+    from vitrail.data.sources.image_files import make_printable
 
     guesses = [cell for label, probability in row["labels"] for cell in (make_printable(label), f"{probability:.4f}")]
     yield "\t".join([make_printable(row["file"]), *guesses])
@@ -181,7 +185,7 @@ def _make_table(files: list[str], labels: list[str]) -> tuple[str, Lines]:
     from rich.cells import cell_len, set_cell_size
     from rich.console import Console
 
-    from vitrail.data.sources.source import make_printable
+    from vitrail.data.sources.image_files import make_printable
 
     terminal_width = Console().width
     longest = max(cell_len(make_printable(name)) for name in files)
@@ -206,7 +210,7 @@ def _make_table(files: list[str], labels: list[str]) -> tuple[str, Lines]:
 
 
 def _display_file(file: str) -> str:
-    from vitrail.data.sources.source import make_printable
+    from vitrail.data.sources.image_files import make_printable
 
     return "standard input" if file == "-" else make_printable(file)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,6 +45,16 @@ def serve(
             help=PRECISION_HELP,
         ),
     ] = "fp32",
+    access_log: Annotated[
+        str, typer.Option(metavar="plain|json|off", help="A line on stderr for each request, or none.")
+    ] = "plain",
+    log_level: Annotated[
+        str,
+        typer.Option(
+            metavar="debug|info|warning|error",
+            help="Requests in that log: debug adds health checks, warning has those that were refused or failed.",
+        ),
+    ] = "info",
 ) -> None:
     """Serve models over HTTP, with batching, limits, metrics, and a page at /.
 
@@ -66,9 +77,10 @@ def serve(
                 announce_pane("--model MODEL takes another")
             print(f"loading {values['model']}", file=sys.stderr)
         elif kind == "ready":
-            print_lines([f"serving {', '.join(values['models'])} at {values['url']}"])
+            print_lines([_describe_server(values)])
         elif kind == "stopped":
-            print("stopped", file=sys.stderr)
+            with suppress(OSError):  # whoever read stderr may have gone, which is no failure of the server
+                print("stopped", file=sys.stderr)
 
     serve_models(
         model or PANE,
@@ -83,5 +95,19 @@ def serve(
         threads=threads,
         precision=precision,
         backend=backend,
+        access_log=access_log,
+        log_level=log_level,
         on_event=print_event,
+    )
+
+
+def _describe_server(values: dict[str, Any]) -> str:
+    """Return one line with the models, the address and the limits."""
+    classes, limits = values["classes"], values["limits"]
+    models = [f"{name} ({classes[name] or 'no'} class{'' if classes[name] == 1 else 'es'})" for name in classes]
+    token = " with a token" if values["needs_token"] else ""
+    return (
+        f"serving {', '.join(models)} at {values['url']}{token}: up to {limits['images']} waiting images, "
+        f"{limits['bytes'] / 1e6:g} MB a request, {limits['pixels'] / 1e6:g} megapixels an image, "
+        f"deadline {limits['seconds']:g} s"
     )

@@ -79,6 +79,11 @@ def describe_training_result(result: TrainingResult | FinetuneResult, report: di
     if result.evaluation is not None:
         measurements = ", ".join(format_measurement(name, value) for name, value in result.evaluation.items())
         yield f"validation, on {result.evaluated:,} images: {measurements}"
+    yield from describe_files(result, report)
+
+
+def describe_files(result: TrainingResult | FinetuneResult, report: dict[str, Any]) -> Iterator[str]:
+    """Yield lines on the files and the next commands to type."""
     yield f"curves: {result.folder / 'curves.png'}"
     yield from describe_report(report)
     yield f"model: {result.weights}"

@@ -1,6 +1,7 @@
 """Open a data set. Every command and function of vitrail takes the same names:
 
-photos/                  one folder per class, or train/, val/ and test/ with one folder per class in each
+photos/                  one folder per class, or train/, val/ and test/ with one folder per class in each; or images
+                         whose names tell the classes, if `labels_from` says where, as in Abyssinian_1.jpg
 tiny-imagenet-200/       Tiny-ImageNet as released: its val/ has a table of file names and classes
 photos/labels.csv        a CSV next to its images, or a folder that contains one CSV
 photos/*.parquet         a Parquet file, or a folder of Parquet files named after their splits
@@ -25,18 +26,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vitrail.data.sources.class_folders import open_class_folders
+from vitrail.data.sources.flat_folder import FlatFolder, find_labels, open_flat_folder, parse_labels_from
 from vitrail.data.sources.folder import (
     ANNOTATED_FOLDER,
     find_annotation_table,
-    list_class_folders,
     open_annotated_folder,
-    open_class_folders,
     open_csv,
     read_csv_splits,
+    warn_once,
 )
+from vitrail.data.sources.image_files import list_folders, list_images
+from vitrail.data.sources.layout import explain_level
 from vitrail.data.sources.list_source import ListSource, Pairs, list_class_names
 from vitrail.data.sources.source import MOST_BYTES, SPLITS, Source, hold_out, read_small_text
-from vitrail.errors import ConfigError, DataError, MissingExtraError, did_you_mean
+from vitrail.errors import ConfigError, DataError, LayoutError, MissingExtraError, did_you_mean
 from vitrail.system.results import format_count
 
 DEFAULT_HOLDOUT = 0.1
@@ -46,9 +50,9 @@ CLASS_NAME_FILES = ("classes.txt", "labels.txt")
 LABELS_TO_INSPECT = 1000
 """How many labels are read to decide whether a split has labels."""
 
-Data = str | Path | Source | Pairs | Mapping[str, Pairs]
-"""A name as listed at the top of this module, an open Source, a list of (image, label) pairs, or a dictionary with such
-a list for each split."""
+Data = str | Path | FlatFolder | Source | Pairs | Mapping[str, Pairs]
+"""A name as listed at the top of this module, a folder with what `labels_from` says of it, an open Source, a list of
+(image, label) pairs, or a dictionary with such a list for each split."""
 SplitOpeners = dict[str, Callable[[], Source]]
 """For each split that exists, a function that opens it."""
 
@@ -58,6 +62,7 @@ def open_data(
     split: str | None = None,
     holdout: float | None = None,
     seed: int = 0,
+    labels_from: str | None = None,
 ) -> Source:
     """Open a data set, or one split of it.
 
@@ -68,21 +73,42 @@ def open_data(
         holdout: the share of each class, between 0 and 1, that becomes "val" when the data has no such split. The
             default is a tenth for data without any splits, and nothing for data with splits.
         seed: decides which images are held out.
+        labels_from: where in the names of a folder's images the class stands: "NAME_*" for cat_1.jpg, or a regular
+            expression with one group (or one called `label`), such as r"^(.+)_\\d+".
 
     Returns:
         The samples by number. Nothing is decoded yet.
 
     Raises:
-        ConfigError: the name of the split or the share is not allowed.
+        ConfigError: the name of the split, the share or `labels_from` is not allowed.
         DataError: the data set or the split does not exist or cannot be read.
         MissingExtraError: the format needs a package that is not installed.
     """
     split = next((ours for ours, names in SPLITS.items() if split in names), split)
     if split is not None and split not in SPLITS:
         raise ConfigError(f"split = {split!r}{did_you_mean(split, SPLITS) or ';'} there are {', '.join(SPLITS)}")
+    data = add_labels_from(data, labels_from)
     with _raise_data_errors(data):
         openers = _find_splits(data)
         return _open_whole(data, openers) if split is None else _open_split(data, openers, split, holdout, seed)
+
+
+def add_labels_from(data: Data, labels_from: str | None) -> Data:
+    """Return the data with where in the names of its images the classes stand; as it is if that is None.
+
+    Raises:
+        ConfigError: `labels_from` cannot be understood, or the data is no folder.
+    """
+    if labels_from is None or (isinstance(data, FlatFolder) and data.labels_from == labels_from):
+        return data
+    parse_labels_from(labels_from)
+    if isinstance(data, str | Path) and not str(data).startswith("hf:") and str(data) != "digits":
+        with _raise_data_errors(data):
+            if not Path(data).expanduser().is_file():
+                return FlatFolder(str(data), labels_from)
+    raise ConfigError(
+        f"labels_from = {labels_from!r} is for a folder of images, and {name_data(data)} is none: leave it out"
+    )
 
 
 def _open_split(data: Data, openers: SplitOpeners, split: str, holdout: float | None, seed: int) -> Source:
@@ -137,10 +163,19 @@ def _has_test_labels(data: Data) -> bool:
         return False
 
 
+def propose_data(data: Data) -> LayoutError | None:
+    """Return an error that proposes a deeper folder, for data with too few classes; None if nothing looks right."""
+    if not isinstance(data, str | Path) or not _resolve_path(str(data)).is_dir() or list_splits(data):
+        return None
+    return explain_level(Path(data).expanduser())
+
+
 def name_data(data: Data) -> str:
     """Return a short name of a data set for messages: its own name, or such as "a list of 120 images"."""
     if isinstance(data, str | Path):
         return str(data)
+    if isinstance(data, FlatFolder):
+        return data.path
     if isinstance(data, Mapping):
         return f"a dictionary of {format_count(len(data), 'list')}"
     if isinstance(data, list | ListSource):
@@ -160,6 +195,8 @@ def _raise_data_errors(data: Data) -> Iterator[None]:
 def _find_splits(data: Data) -> SplitOpeners:
     if isinstance(data, Mapping):
         return _find_listed_splits(data)
+    if isinstance(data, FlatFolder):
+        return _find_flat_splits(data)
     if not isinstance(data, str | Path):
         return {}
     text = str(data)
@@ -188,15 +225,29 @@ def _find_listed_splits(data: Mapping[str, Pairs]) -> SplitOpeners:
     return {ours: partial(ListSource, data[theirs], classes) for ours, theirs in splits}
 
 
+def _find_flat_splits(data: FlatFolder) -> SplitOpeners:
+    """Return the splits that are folders of images. One whose names tell no classes, such as test/, is left out."""
+    root, pattern = _require_folder(Path(data.path).expanduser(), data.path), parse_labels_from(data.labels_from)
+    names = set(list_folders(root))
+    if list_images(root) or not _match_splits(names):
+        return {}
+    folders = {ours: root / theirs for ours, theirs in _match_all_splits(root, names)}
+    labelled = {ours: folder for ours, folder in folders.items() if find_labels(list_images(folder), pattern)}
+    parts = list(labelled.values())
+    for folder in set(folders.values()) - set(parts):
+        warn_once(f"{folder} is left out: labels_from = {data.labels_from!r} finds no class in the names of its images")
+    return {ours: partial(open_flat_folder, folder, data.labels_from, parts) for ours, folder in labelled.items()}
+
+
 def _find_split_folders(path: Path) -> SplitOpeners:
     folders = {child.name: child for child in path.iterdir() if child.is_dir() and not child.name.startswith(".")}
-    if not any(list_class_folders(folders[theirs]) for _, theirs in _match_splits(set(folders))):
+    if not any(list_folders(folders[theirs]) for _, theirs in _match_splits(set(folders))):
         return {}  # the folders may be classes that have the same names as splits
     splits = _match_all_splits(path, set(folders))
     tables = {theirs: table for _, theirs in splits if (table := find_annotation_table(folders[theirs])) is not None}
     if tables:  # Tiny-ImageNet: val/ has a table instead of class folders; test/ has neither and is left out
         splits = [(ours, theirs) for ours, theirs in splits if theirs in tables or not _is_unlabelled(folders[theirs])]
-    class_lists = (list_class_folders(folders[theirs]) for _, theirs in splits if theirs not in tables)
+    class_lists = (list_folders(folders[theirs]) for _, theirs in splits if theirs not in tables)
     classes = sorted({name for names in class_lists for name in names})  # one list, so that labels agree
     return {
         ours: partial(open_annotated_folder, tables[theirs], classes)
@@ -207,7 +258,7 @@ def _find_split_folders(path: Path) -> SplitOpeners:
 
 
 def _is_unlabelled(folder: Path) -> bool:
-    return list_class_folders(folder) == [ANNOTATED_FOLDER]
+    return list_folders(folder) == [ANNOTATED_FOLDER]
 
 
 def _group_by_split(path: Path, files: Sequence[Path]) -> SplitOpeners:
@@ -252,6 +303,8 @@ def _open_whole(data: Any, openers: SplitOpeners) -> Source:
         return data
     if openers:
         raise DataError(f"{name_data(data)} has several splits: name one of {', '.join(openers)}")
+    if isinstance(data, FlatFolder):
+        return open_flat_folder(_require_folder(Path(data.path).expanduser(), data.path), data.labels_from)
     if not isinstance(data, str | Path):
         _check_is_list(data, "this is")
         return ListSource(data)
@@ -262,14 +315,20 @@ def _open_whole(data: Any, openers: SplitOpeners) -> Source:
     path = _resolve_path(str(data))
     if path.is_file():
         return _open_file(path)
+    _require_folder(path, str(data))
+    if files := _list_shard_files(path):
+        return _open_shards(path, files)
+    return open_class_folders(path)
+
+
+def _require_folder(path: Path, name: str) -> Path:
+    """Return the path of a folder; raise a DataError if it is none."""
     if path.exists() and not path.is_dir():
         raise DataError(f"{path} is neither a file nor a folder: data is not read from pipes and devices")
     if not path.is_dir():
         kinds = "a folder, a .csv, .parquet or .tar file, hf:owner/name, or digits"
-        raise DataError(f"there is no data set {str(data)!r}: give {kinds}")
-    if files := _list_shard_files(path):
-        return _open_shards(path, files)
-    return open_class_folders(path)
+        raise DataError(f"there is no data set {name!r}: give {kinds}")
+    return path
 
 
 def _check_is_list(data: Any, subject: str) -> None:

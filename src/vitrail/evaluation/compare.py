@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from vitrail.config import TrainingCost
-from vitrail.data.open import Data, name_data
+from vitrail.data.open import Data, add_labels_from, name_data
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, VitrailError
 from vitrail.evaluation.evaluate import open_scored_part, score_model
@@ -132,6 +132,7 @@ def compare_models(
     data: Data,
     split: str | None = None,
     *,
+    labels_from: str | None = None,
     batch_size: int = 64,
     workers: int = 0,
     device: str = "auto",
@@ -147,6 +148,8 @@ def compare_models(
         models: loaded models, names for `vitrail.load`, or exported .onnx or .xml files.
         data: anything that `open_data` takes.
         split: train, val or test; by default test, else val, else everything.
+        labels_from: where the class stands in the names of a folder's images: "NAME_*" for cat_1.jpg, or a regular
+            expression with one group.
         batch_size: images at a time, also when the speed is measured.
         workers: processes that read images; 0 reads them in this process.
         device: cpu, cuda, mps, …; auto takes a GPU if the machine has one.
@@ -161,6 +164,7 @@ def compare_models(
     if not models or isinstance(models, str | Path | ImageModel):
         raise ConfigError("models: give a list of one or more")
     options = InferenceOptions(batch_size, workers, device, precision)
+    data = add_labels_from(data, labels_from)
     source, part = open_scored_part(data, split)
     rows, failures = list[ModelComparison](), list[tuple[str, str]]()
     with open_listener(on_event) as listener:

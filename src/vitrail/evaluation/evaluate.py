@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 import vitrail
-from vitrail.data.open import Data, choose_test_split, list_splits, name_data, open_data
+from vitrail.data.open import Data, add_labels_from, choose_test_split, list_splits, name_data, open_data
 from vitrail.data.sources.source import Source, compute_fingerprint
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.figures import draw_report
@@ -40,6 +40,7 @@ def evaluate(
     data: Data,
     split: str | None = None,
     *,
+    labels_from: str | None = None,
     real: str | Path | None = None,
     mapping: str | Path | None = None,
     among: bool = False,
@@ -58,6 +59,8 @@ def evaluate(
         model: a loaded model, anything that `vitrail.load` takes, or an exported .onnx or .xml file.
         data: anything that `open_data` takes: a folder, a file, hf:owner/name, digits, a list of (image, label) pairs.
         split: train, val or test; by default test, else val, else everything.
+        labels_from: where the class stands in the names of a folder's images: "NAME_*" for cat_1.jpg, or a regular
+            expression with one group.
         real: the file real.json; ImageNet is then scored against its ReaL labels as well.
         mapping: a CSV or JSON file that says which classes of the model are right for which of the data.
         among: choose each guess among the classes of the data instead of all classes of the model.
@@ -77,6 +80,7 @@ def evaluate(
         WeightsError: the model cannot be read, or computes values that are not finite.
     """
     options = InferenceOptions(batch_size, workers, device, precision)
+    data = add_labels_from(data, labels_from)
     source, part = open_scored_part(data, split)
     is_first = os.environ.get("RANK", "0") == "0"
     with (

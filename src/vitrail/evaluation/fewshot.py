@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from vitrail.data.open import Data, choose_test_split, list_splits, name_data, open_data
+from vitrail.data.open import Data, add_labels_from, choose_test_split, list_splits, name_data, open_data, propose_data
 from vitrail.data.sources.source import SPLITS, Source, compute_fingerprint
 from vitrail.errors import ConfigError, DataError, did_you_mean
 from vitrail.evaluation.clusters import cluster_features, measure_agreement
@@ -212,6 +212,7 @@ def fewshot(
     data: Data,
     test: Data | None = None,
     *,
+    labels_from: str | None = None,
     shots: Sequence[int] = SHOTS,
     seeds: Sequence[int] = SEEDS,
     methods: Sequence[str] = tuple(METHODS),
@@ -234,6 +235,8 @@ def fewshot(
         model: a loaded model, anything that `vitrail.load` takes, or an exported file that gives representations.
         data: what to learn from: anything that `open_data` takes.
         test: other data, or a split of `data`; by default its test split, else val, else a fifth that is held out.
+        labels_from: where the class stands in the names of a folder's images: "NAME_*" for cat_1.jpg, or a regular
+            expression with one group. It holds for other data to test on as well.
         shots: numbers of images of each class, for least squares.
         seeds: for least squares and clusters, which draw at random.
         methods: one or some of `METHODS`.
@@ -259,7 +262,12 @@ def fewshot(
     place = None if out is None else Path(out)
     check_out_file(place)
     options = InferenceOptions(batch_size, workers, device, precision)
+    data = add_labels_from(data, labels_from)
+    if test is not None and not _is_split(test):
+        test = add_labels_from(test, labels_from)
     train_source, test_source, tested_on = open_train_and_test(data, test)
+    if train_source.num_classes == 1 and (problem := propose_data(data)) is not None:
+        raise problem
     check_sources(name_data(data), train_source, test_source)
     with open_listener(on_event) as listener:
         engine = open_model(model, options, on_message=send_messages(listener))
@@ -340,7 +348,7 @@ def _to_pre_logits(engine: Engine, part: Features) -> Features:
 def open_train_and_test(data: Data, test: Data | None) -> tuple[Source, Source, str]:
     """Return the images to learn from, the images to test on, and a description of the latter."""
     splits = list_splits(data)
-    part = next((ours for ours, names in SPLITS.items() if test in names), None) if isinstance(test, str) else None
+    part = next((ours for ours, names in SPLITS.items() if test in names), None) if _is_split(test) else None
     if part == "train":
         raise ConfigError("--test train would test on what was learned from: give val, test or another data set")
     if test is not None and part is None:
@@ -353,6 +361,10 @@ def open_train_and_test(data: Data, test: Data | None) -> tuple[Source, Source, 
         return _open_training(data, splits), open_data(data, part), f"the {part} part of {name_data(data)}"
     tested_on = f"a fifth of every class of {name_data(data)}, held out"
     return open_data(data, "train", HELD_OUT), open_data(data, "val", HELD_OUT), tested_on
+
+
+def _is_split(test: Data | None) -> bool:
+    return isinstance(test, str) and any(test in names for names in SPLITS.values())
 
 
 def _open_training(data: Data, splits: Sequence[str]) -> Source:

@@ -31,7 +31,9 @@ LEAST_CURVATURE = 1e-8
 EXACT, CLOSE = 1e-7, 1e-4
 """Largest slope of a final solution, and of one that is only compared with others, in units of curvature 1. Half its
 square is about the remaining loss; for `EXACT` that is below the rounding of the loss itself."""
-FOLDS, PATIENCE = 5, 2
+FOLDS = 5
+PATIENCE = 2
+"""The search for a strength ends after so many worse ones in a row."""
 
 
 def fit_probe(values: Tensor, labels: Tensor, num_classes: int, strength: float) -> LinearClassifier:
@@ -153,63 +155,6 @@ class _Problem:
 
 
 @dataclass(frozen=True)
-class OutOfFoldPredictions:
-    """The prediction for every image by a classifier that was fitted without it."""
-
-    strength: float
-    """The strength with the lowest loss on the images left out."""
-    losses: dict[float, float]
-    """Mean cross-entropy on the images left out, for each strength that was tried."""
-    known: Tensor
-    """(N,) bool: False for the only image of a class, which no classifier was fitted without."""
-    guesses: Tensor
-    """(N,) int64: the class with the highest probability."""
-    confidence: Tensor
-    """(N,) the probability of the guess."""
-    label_probability: Tensor
-    """(N,) the probability of the image's label."""
-
-
-def cross_validate(
-    values: Tensor, labels: Tensor, num_classes: int, strengths: Sequence[float] = STRENGTHS, seed: int = 0
-) -> OutOfFoldPredictions:
-    """Fit without each of five folds in turn, with every strength, and predict that fold."""
-    parts = assign_folds(labels, seed)
-    return _score_folds(values, labels, num_classes, strengths, [parts == part for part in range(FOLDS)])
-
-
-def _score_folds(
-    values: Tensor, labels: Tensor, num_classes: int, strengths: Sequence[float], held_out: Sequence[Tensor]
-) -> OutOfFoldPredictions:
-    """Predict each fold, an (N,) bool mask, by classifiers fitted without it; all folds together choose the strength.
-
-    With weaker regularisation the loss first falls and then rises: the search ends after two worse strengths in a row.
-    """
-    held_out = [part for part in held_out if part.any()]
-    if not held_out:
-        raise DataError("there is nothing to choose a strength by: a class needs two images at least")
-    known = torch.stack(list(held_out)).any(dim=0)
-    paths = [fit_path(values[~part], labels[~part], num_classes, strengths) for part in held_out]
-    best, losses = None, {}
-    for fits in zip(*paths, strict=True):
-        guesses = torch.zeros_like(labels)
-        confidence, surprise = torch.zeros(2, *labels.shape, dtype=torch.float64, device=labels.device)
-        for part, (_, linear) in zip(held_out, fits, strict=True):
-            scores = linear.scores(values[part])
-            top = scores.softmax(dim=1).max(dim=1)
-            confidence[part], guesses[part] = top.values.double(), top.indices
-            surprise[part] = F.cross_entropy(scores, labels[part], reduction="none").double()
-        strength = fits[0][0]
-        losses[strength] = surprise[known].mean().item()
-        if best is None or losses[strength] < losses[best.strength]:
-            best = OutOfFoldPredictions(strength, losses, known, guesses, confidence, (-surprise).exp())
-        elif len(losses) - list(losses).index(best.strength) > PATIENCE:
-            break
-    assert best is not None  # there is at least one strength
-    return best
-
-
-@dataclass(frozen=True)
 class ChosenProbe:
     """A strength chosen on held-out images, and the classifier fitted with it to all images."""
 
@@ -239,9 +184,17 @@ def choose_strength(
         held_out: (N,) bool; by default a random fifth of every class that has at least two images.
         seed: of the random fifth.
     """
-    parts = assign_folds(labels, seed) if held_out is None else held_out.long() - 1
-    scored = _score_folds(values, labels, num_classes, strengths, [parts == 0])
-    return ChosenProbe(scored.strength, scored.losses, fit_probe(values, labels, num_classes, scored.strength))
+    held_out = assign_folds(labels, seed) == 0 if held_out is None else held_out
+    if not held_out.any():
+        raise DataError("there is nothing to choose a strength by: a class needs two images at least")
+    losses: dict[float, float] = {}
+    for strength, linear in fit_path(values[~held_out], labels[~held_out], num_classes, strengths):
+        losses[strength] = F.cross_entropy(linear.scores(values[held_out]).double(), labels[held_out]).item()
+        # With weaker regularisation the loss first falls and then rises.
+        if len(losses) - list(losses).index(min(losses, key=losses.__getitem__)) > PATIENCE:
+            break
+    best = min(losses, key=losses.__getitem__)
+    return ChosenProbe(best, losses, fit_probe(values, labels, num_classes, best))
 
 
 def assign_folds(labels: Tensor, seed: int = 0, number: int = FOLDS) -> Tensor:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vitrail.data.open import Data, open_training_images
+from vitrail.data.open import Data, add_labels_from, open_training_images
 from vitrail.errors import ConfigError, DataError, InputError
 from vitrail.evaluation.features import Cache, Features, extract_features
 from vitrail.inference.batches import InferenceOptions, open_model
@@ -131,6 +131,7 @@ def find_similar(
     image: OneImage,
     number: int = 10,
     *,
+    labels_from: str | None = None,
     batch_size: int = 64,
     workers: int = 0,
     device: str = "auto",
@@ -148,6 +149,8 @@ def find_similar(
         data: anything that `open_data` takes; only its training part is searched if it has parts.
         image: a path, the bytes of a file, a Pillow image, an array or a tensor.
         number: images to return, at least 1.
+        labels_from: where the class stands in the names of a folder's images: "NAME_*" for cat_1.jpg, or a regular
+            expression with one group.
         batch_size: images at a time.
         workers: processes that read images; 0 reads them in this process.
         device: cpu, cuda, mps, …; auto takes a GPU if the machine has one.
@@ -170,7 +173,7 @@ def find_similar(
             pixels = fit_image(image, engine.preprocessing)
         except (DataError, InputError) as error:
             raise type(error)(f"{name}: {error}") from None
-        source = open_training_images(data)
+        source = open_training_images(add_labels_from(data, labels_from))
         bank = extract_features(engine, source, options, cache, send_progress(listener, "features"))
     query = engine.embed(pixels[None])
     check_finite(query, name)

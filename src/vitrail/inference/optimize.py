@@ -13,7 +13,7 @@ from vitrail.errors import ConfigError, DataError, InputError
 from vitrail.fast.optimize import FastModel, Target
 from vitrail.fast.optimize import optimize as optimize_model
 from vitrail.inference.engine import Model, check_model
-from vitrail.inference.predict import find_images
+from vitrail.inference.find_images import find_images
 from vitrail.inference.prepare import OneImage, fit_image
 from vitrail.inference.torch_engine import cast_half_to_float32
 from vitrail.model.base import ImageModel
@@ -87,9 +87,9 @@ def _prepare_images(images: OneImage | Iterable[OneImage] | None, preprocessing:
     if images is None or (isinstance(images, Tensor) and images.is_floating_point()):
         return images
     fitted = []
-    for name, content in find_images(images):
+    for image in find_images(images):
         try:
-            fitted.append(fit_image(content, preprocessing))
+            fitted.append(fit_image(image.content, preprocessing))
         except (DataError, InputError) as error:
-            raise type(error)(f"{name}: {error}") from None
+            raise type(error)(f"{image.name}: {error}") from None
     return normalise(torch.stack(fitted), preprocessing)

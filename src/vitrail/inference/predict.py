@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import numpy as np
 
-from vitrail.data.sources.folder import IMAGE_SUFFIXES, walk_files
-from vitrail.data.sources.source import MOST_BYTES, make_printable
-from vitrail.data.transforms.decode import open_image
-from vitrail.errors import ConfigError, DataError
+from vitrail.data.sources.image_files import make_printable
+from vitrail.errors import ConfigError
 from vitrail.inference.embedding_files import AddEmbedding, check_embedding_path, read_embeddings, write_embeddings
 from vitrail.inference.engine import FloatArray, Model
+from vitrail.inference.find_images import FoundImage, require_images
 from vitrail.inference.predictor import TOP, Prediction, Predictor, check_top
-from vitrail.inference.prepare import OneImage, describe_image, is_one_image
+from vitrail.inference.prepare import OneImage
 from vitrail.system.events import OnEvent, open_listener, send_messages, send_progress
-from vitrail.system.files import is_folder
 from vitrail.system.results import Result, Rows
 from vitrail.weights.source import PANE
 
-STANDARD_INPUT = "-"
 MOST_SHOWN = 20
 """Largest number of images in a notebook's table; `PredictionResult.predictions` has all."""
 
@@ -122,7 +116,7 @@ class PredictionResult(Result):
 
 
 def predict(
-    images: OneImage | Iterable[OneImage],
+    images: OneImage | Iterable[OneImage | FoundImage],
     model: Model = PANE,
     *,
     top: int = TOP,
@@ -155,13 +149,13 @@ def predict(
 
     Raises:
         ConfigError: an option is not valid, or nothing is requested that the model can give.
-        DataError: there are no images.
+        DataError: there are no images: folders hold none, or none of the files exists.
         WeightsError: the model cannot be read.
     """
     check_top(top)
     path = None if embed is None or isinstance(embed, bool) else Path(embed)
     check_embedding_path(path)
-    found = find_images(images)
+    found = require_images(images)
     with open_listener(on_event) as listener:
         predictor = Predictor(
             model,
@@ -220,86 +214,3 @@ def _describe(prediction: FilePrediction) -> str:
         return f"left out: {prediction.error}"
     label, probability = prediction.labels[0]
     return f"{label} {probability:.1%}"
-
-
-def to_valid_text(name: str) -> str:
-    """Return the name of a file as valid text: bytes that are not UTF-8 become \\xff."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
-class FoundImage(NamedTuple):
-    """An image and what it is called."""
-
-    name: str
-    content: OneImage
-
-
-def find_images(images: OneImage | Iterable[OneImage]) -> list[FoundImage]:
-    """Return the images that the arguments mean, in order: those in folders and standard input too.
-
-    Raises:
-        ConfigError: nothing is given, a name is empty, or "-" is given twice.
-        DataError: there are no images, or a folder or standard input cannot be read.
-    """
-    many: Any = [images] if is_one_image(images) else images
-    if not isinstance(many, Iterable) or isinstance(many, Mapping) or hasattr(many, "read"):
-        raise ConfigError(f"{describe_image(many)} is no image, and no list of images")
-    given = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in many]
-    if not given:
-        raise ConfigError("no images were given: vitrail predict photo.jpg")
-    names = [each for each in given if isinstance(each, str)]
-    if names.count(STANDARD_INPUT) > 1:
-        raise ConfigError(f"{STANDARD_INPUT} was given more than once, but there is only one standard input")
-    if "" in names:
-        raise ConfigError("a file name is empty: is a shell variable empty?")
-    found = [image for index, each in enumerate(given) for image in _find_images_in(each, index)]
-    if not found:
-        places = ", ".join("standard input" if name == STANDARD_INPUT else make_printable(name) for name in names)
-        raise DataError(
-            f"no images in {places}: give image files, or folders with images ({', '.join(IMAGE_SUFFIXES)})"
-        )
-    return found
-
-
-def _find_images_in(image: OneImage, index: int) -> list[FoundImage]:
-    """Return the images of one argument, which is number `index` of all."""
-    if not isinstance(image, str):
-        return [FoundImage(f"images[{index}]", image)]
-    if image == STANDARD_INPUT:
-        return [
-            FoundImage(STANDARD_INPUT if isinstance(each, bytes) else to_valid_text(each), each)
-            for each in _read_standard_input()
-        ]
-    if not is_folder(Path(image)):
-        return [FoundImage(to_valid_text(image), image)]
-    files = sorted(file for file in _list_files(image) if file.lower().endswith(IMAGE_SUFFIXES))
-    return [FoundImage(to_valid_text(file), file) for file in files]
-
-
-def _list_files(folder: str) -> list[str]:
-    try:
-        return list(walk_files(Path(folder)))
-    except OSError as error:
-        raise DataError(f"{make_printable(folder)} cannot be listed: {error.strerror}") from None
-
-
-def _read_standard_input() -> list[str | bytes]:
-    content = sys.stdin.buffer.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise DataError(f"standard input holds more than the {MOST_BYTES:,} bytes allowed")
-    if _is_image(content):
-        return [content]
-    return [os.fsdecode(line) for line in content.replace(b"\r\n", b"\n").split(b"\n") if line.strip()]
-
-
-def _is_image(content: bytes) -> bool:
-    """Return whether standard input is an image, even a damaged one: no list of file names has a zero byte."""
-    if b"\0" in content:
-        return True
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            open_image(content)
-    except DataError:
-        return False
-    return True

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from vitrail.evaluation.report import EvaluationReport
 
 Array = NDArray[np.floating[Any]]
 
@@ -35,6 +38,34 @@ class ShownImage:
     """(height, width, 1 or 3): what the model saw, before it was normalised."""
     guesses: tuple[tuple[str, float], ...]
     """Labels with their probabilities, the best first; none for a model without classes."""
+
+
+@dataclass(frozen=True)
+class ScoredPhoto:
+    """A photo with its label and what the model takes it for, small enough for the page."""
+
+    name: str
+    pixels: NDArray[np.uint8]
+    """(height, width, 1 or 3): the whole photo, upright."""
+    label: str
+    guess: str
+    probability: float
+    """Of the guess."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How good a model is on labelled images."""
+
+    report: EvaluationReport
+    remark: str
+    """Which images these are, in words."""
+    mistakes: tuple[ScoredPhoto, ...]
+    """The surest first."""
+    doubtful: tuple[ScoredPhoto, ...] = ()
+    """Photos whose label may be wrong, the most doubtful first."""
+    all_doubtful: int = 0
+    """The number of all such images; the page shows the first of them."""
 
 
 @dataclass(frozen=True)
@@ -156,3 +187,5 @@ class Findings:
     attention: Attention | Absent = NO_IMAGES
     tokens: Tokens | Absent = NO_IMAGES
     layers: Layers | Absent = NO_IMAGES
+    scores: Scores | None = None
+    """How good the model is; None if it was not measured."""

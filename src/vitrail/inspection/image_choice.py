@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.open import Data, choose_test_split, list_splits, open_data
-from vitrail.data.sources.folder import IMAGE_SUFFIXES, walk_files
+from vitrail.data.sources.image_files import IMAGE_SUFFIXES, walk_files
 from vitrail.data.sources.source import Source, make_printable, read_file
 from vitrail.data.transforms.decode import decode_image
 from vitrail.errors import DataError
@@ -73,7 +73,7 @@ def choose_images(images: Images) -> ImageChoice:
 def choose_from_source(source: Source, name: str) -> ImageChoice:
     """Choose from an open data set; `name` is its name in the report."""
     return ImageChoice(
-        len(source), partial(_read_sample, source), source.display_name, partial(_count_of, len(source), name)
+        len(source), partial(_read_sample, source), source.display_name, partial(describe_count, len(source), name)
     )
 
 
@@ -103,12 +103,12 @@ def _choose_from_place(place: str) -> ImageChoice:
         return _choose_from_data(place)
     try:
         if path.is_file() and path.name.lower().endswith(IMAGE_SUFFIXES):
-            return _choose_from_files([str(path)], path.parent, lambda some: _public_name(place))
+            return _choose_from_files([str(path)], path.parent, lambda some: name_place(place))
         below = sorted(walk_files(path)) if path.is_dir() else [str(path)] if path.is_file() else []
     except OSError as error:
         raise DataError(f"{make_printable(place)} cannot be read: {error.strerror}") from None
     if files := [name for name in below if name.lower().endswith(IMAGE_SUFFIXES)]:
-        return _choose_from_files(files, path, partial(_count_of, len(files), _public_name(place)))
+        return _choose_from_files(files, path, partial(describe_count, len(files), name_place(place)))
     if any(name.lower().endswith(DATA_SUFFIXES) for name in below):
         return _choose_from_data(place)
     problem = "holds no images" if path.is_dir() else "is no image" if path.is_file() else "does not exist"
@@ -118,7 +118,7 @@ def _choose_from_place(place: str) -> ImageChoice:
 
 def _choose_from_data(data: Data) -> ImageChoice:
     split = choose_test_split(data) or ("train" if "train" in list_splits(data) else None)
-    name = _public_name(data) if isinstance(data, str) else "a data set" if isinstance(data, Source) else "a list"
+    name = name_place(data)
     return choose_from_source(open_data(data, split), f"{name} ({split})" if split else name)
 
 
@@ -151,12 +151,16 @@ def _crop_squares(photo: Tensor) -> Iterator[Tensor]:
                 yield photo[:, top : top + side, left : left + side]
 
 
-def _public_name(place: str) -> str:
-    """Return the last part of a path, because strangers may read the report; other names stay as they are."""
+def name_place(images: Images) -> str:
+    """Return a name of images for the report: of a path the last part alone, because strangers may read it."""
+    if not isinstance(images, str | os.PathLike):
+        return "a data set" if isinstance(images, Source) else "a list"
+    place = os.fspath(images)
     return place if place.startswith("hf:") else make_printable(Path(place).expanduser().resolve().name)
 
 
-def _count_of(count: int, name: str, some: int) -> str:
+def describe_count(count: int, name: str, some: int) -> str:
+    """Say what some of the images of a data set are: "8 of the 1,000 images of photos"."""
     return (
         f"{some:,} of the {count:,} images of {name}" if some < count else f"{format_count(count, 'image')} of {name}"
     )

@@ -6,13 +6,16 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from vitrail.data.open import Data
 from vitrail.errors import ConfigError, DataError, VitrailError, WeightsError
 from vitrail.inference.engine import Model, get_model, open_engine
-from vitrail.inspection.draw.figures import draw_between, draw_findings, find_farthest
+from vitrail.inspection.draw.charts import find_farthest
+from vitrail.inspection.draw.figures import draw_between, draw_findings
 from vitrail.inspection.findings import Absent, Findings, Layers
 from vitrail.inspection.image_choice import (
     ImageChoice,
@@ -25,7 +28,9 @@ from vitrail.inspection.images import MOST, InspectionImages, fit_images
 from vitrail.inspection.inspect_model import compare_layers, inspect_model
 from vitrail.inspection.page.report import write_report
 from vitrail.inspection.result import InspectionResult
-from vitrail.inspection.write_data import write_data, write_layers
+from vitrail.inspection.score_images import LabelledImages, open_labelled_images, score_images
+from vitrail.inspection.scores import ModelScores, read_score_photos
+from vitrail.inspection.write_data import SCORE_TABLES, write_data, write_layers
 from vitrail.model.base import ImageModel
 from vitrail.system.device import choose_device
 from vitrail.system.events import OnEvent, ignore_event, open_listener, send_progress
@@ -70,7 +75,8 @@ def inspect(
 
     Events:
         chosen: model, reason ("newest run" or "built in"), if no model was given.
-        progress: task "reading images", then "looking inside" for each model.
+        progress: task "evaluating" for each model if the images have labels that it knows, "reading images", then
+            "looking inside" for each model.
 
     Returns:
         The files that were written, and the numbers behind them.
@@ -89,10 +95,16 @@ def inspect(
         path = choose_report_path(names, None if out is None else Path(out))
         place = choose_device(device)
         loaded = [get_model(open_engine(each, device=place)) for each in models]
-        choice = _choose_default_images(names) if images is None else choose_images(images)
+        run = _open_default_images(names) if images is None else None
+        choice = choose_images(images) if images is not None else run.choice if run else choose_photographs()
+        labelled = open_labelled_images(images) if images is not None else run.labelled if run else None
         with _explain_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)  # fail before measuring, which may take hours
-        return inspect_loaded(names, loaded, choice, path, most, listener)
+        scores = [
+            None if labelled is None else score_images(each, labelled, title, on_event=listener)
+            for each, title in zip(loaded, name_models(names), strict=True)
+        ]
+        return inspect_loaded(names, loaded, choice, path, most, listener, scores)
 
 
 def inspect_loaded(
@@ -102,6 +114,8 @@ def inspect_loaded(
     path: Path,
     most: int = MOST,
     on_event: OnEvent = ignore_event,
+    scores: Sequence[ModelScores | None] | None = None,
+    titles: Sequence[str] | None = None,
 ) -> InspectionResult:
     """Inspect models that are loaded already.
 
@@ -112,13 +126,20 @@ def inspect_loaded(
         path: the file of the report.
         most: the largest number of images to measure on.
         on_event: called with `progress` events.
+        scores: how good each model is, for the top of the report; None for a model that was not scored.
+        titles: the models' names in the report; by default they follow from `names`.
     """
+    titles = name_models(names) if titles is None else titles
+    scored = [None if each is None else read_score_photos(each) for each in scores or [None] * len(models)]
     picked = fit_images(choice, models, most, progress=send_progress(on_event, "reading images"))
     progress = send_progress(on_event, "looking inside")
     runs = [_read_run_records(name) for name in names]
     findings = [
-        inspect_model(model, title, own, card=_read_card(name), records=run.records, progress=progress)
-        for model, name, title, own, run in zip(models, names, _name_models(names), picked, runs, strict=True)
+        replace(
+            inspect_model(model, title, own, card=_read_card(name), records=run.records, progress=progress),
+            scores=score,
+        )
+        for model, name, title, own, run, score in zip(models, names, titles, picked, runs, scored, strict=True)
     ]
     between: Layers | Absent | None = None
     if len(models) == 2:
@@ -168,7 +189,7 @@ def _write_files(
         folders = (
             [root]
             if len(findings) == 1
-            else [root / _shorten(name) for name in _name_models([f.name for f in findings])]
+            else [root / _shorten(name) for name in name_models([f.name for f in findings])]
         )
         for folder in {root, *folders}:
             folder.mkdir(parents=True, exist_ok=True)
@@ -177,14 +198,29 @@ def _write_files(
                     old.unlink()
         top = 1.05 * max(map(find_farthest, findings)) if len(findings) > 1 else None
         figures = [draw_findings(each, folder, top) for each, folder in zip(findings, folders, strict=True)]
-        data = [file for each, folder in zip(findings, folders, strict=True) for file in write_data(each, folder)]
+        tables = [write_data(each, folder) for each, folder in zip(findings, folders, strict=True)]
+        data = [file for each in tables for file in each]
         between_figure = None
         if isinstance(between, Layers):
             between_figure = draw_between(between, root / "between.png", findings[1].name, findings[0].name)
             data += write_layers(between, root, "between")
-        write_report(findings, figures, path, between, between_figure)
+        with TemporaryDirectory() as place:
+            narrow, across = _draw_narrow(findings, between, Path(place), top)
+            scored = [{file.stem: file for file in each if file.stem in SCORE_TABLES} for each in tables]
+            linked = [drawn | more for drawn, more in zip(figures, scored, strict=True)]
+            write_report(findings, linked, path, between, between_figure, narrow, across)
     drawings = [file for each in figures for file in each.values()] + ([between_figure] if between_figure else [])
     return InspectionResult(path, tuple(drawings), tuple(data), notes, tuple(findings), between)
+
+
+def _draw_narrow(
+    findings: Sequence[Findings], between: Layers | Absent | None, folder: Path, top: float | None
+) -> tuple[list[dict[str, Path]], Path | None]:
+    """Draw the figures for a phone: of each model, and between two. Only the page needs them."""
+    figures = [draw_findings(each, folder / str(number), top, narrow=True) for number, each in enumerate(findings)]
+    if not isinstance(between, Layers):
+        return figures, None
+    return figures, draw_between(between, folder / "between.svg", findings[1].name, findings[0].name, narrow=True)
 
 
 @contextmanager
@@ -206,7 +242,7 @@ def _is_no_path(name: str) -> bool:
     return name == PANE or name.startswith(("hf:", "timm:"))
 
 
-def _name_models(names: Sequence[str | None]) -> list[str]:
+def name_models(names: Sequence[str | None]) -> list[str]:
     """Name the models for the report: without paths, because strangers may read it, and without repetition."""
     titles: list[str] = []
     for name in names:
@@ -234,21 +270,29 @@ def _choose_model(listener: OnEvent) -> str:
     return name
 
 
-def _choose_default_images(names: Sequence[str | None]) -> ImageChoice:
-    """Choose the validation data of the first run among the models, else photographs."""
+class RunImages(NamedTuple):
+    """The images of a run, for its report."""
+
+    choice: ImageChoice
+    labelled: LabelledImages | None
+    """Images that the run can be scored on; None if it trained on all of them, or learned no classes."""
+
+
+def _open_default_images(names: Sequence[str | None]) -> RunImages | None:
+    """Open the validation data of the first run among the models; None if there is none that can be opened."""
     for name in names:
         folder = find_run_folder(name)
         try:
-            choice = None if folder is None else choose_run_images(resolve(read_toml(folder / CONFIG_FILE)))
+            images = None if folder is None else open_run_images(resolve(read_toml(folder / CONFIG_FILE)))
         except VitrailError:  # a newer version may have written the configuration
-            choice = None
-        if choice is not None:
-            return choice
-    return choose_photographs()
+            images = None
+        if images is not None:
+            return images
+    return None
 
 
-def choose_run_images(config: RunConfig, given: Data | None = None) -> ImageChoice | None:
-    """Choose the images that a run was validated on, or else trained on; None if they cannot be opened.
+def open_run_images(config: RunConfig, given: Data | None = None) -> RunImages | None:
+    """Open the images that a run was validated on, or else trained on; None if they cannot be opened.
 
     `given` images take the place of `data.source`.
     """
@@ -256,8 +300,15 @@ def choose_run_images(config: RunConfig, given: Data | None = None) -> ImageChoi
         parts = open_training_data(config.data, given)
     except (VitrailError, OSError):
         return None
-    source, part = (parts.training, "trained on") if parts.evaluation is None else (parts.evaluation, "validated on")
-    return choose_from_source(source, f"{_shorten(config.data.source)}, which the run was {part}")
+    name = _shorten(config.data.source)
+    if parts.evaluation is None:
+        return RunImages(choose_from_source(parts.training, f"{name}, which the run was trained on"), None)
+    words = f"{name}, which the run was validated on"
+    classifies = config.objective.kind == "classification"
+    labelled = (
+        LabelledImages(parts.evaluation, f"{name}, on which the run was validated, not trained") if classifies else None
+    )
+    return RunImages(choose_from_source(parts.evaluation, words), labelled)
 
 
 def _read_card(name: str | None) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from vitrail.data.sources.source import make_printable
+from vitrail.evaluation.report import EvaluationReport
 from vitrail.inspection.findings import (
     Absent,
     Attention,
@@ -31,6 +32,8 @@ from vitrail.system.files import write_whole
 
 Arrays = dict[str, Any]
 """Arrays, numbers and words, by name."""
+SCORE_TABLES = ("mistakes", "confusions", "classes")
+"""Stems of the tables about a model that was scored."""
 FIRST = ("step", "kind", "part", "loss", "accuracy")
 """The first columns of the curves, in this order; all others follow."""
 
@@ -38,12 +41,13 @@ FIRST = ("step", "kind", "part", "loss", "accuracy")
 def write_data(findings: Findings, folder: Path) -> list[Path]:
     """Write the data of every figure of one model into a folder and return the files.
 
-    filters-1.npz, filters-2.npz, positions.npz, neighbours.csv, distance.npz, distance.csv, rollout.npz, tokens.npz,
-    layers.npz, layers.csv, guesses.csv and curves.csv, as far as there is something to write.
+    mistakes.csv, confusions.csv, classes.csv, filters-1.npz, filters-2.npz, positions.npz, neighbours.csv,
+    distance.npz, distance.csv, rollout.npz, tokens.npz, layers.npz, layers.csv, guesses.csv and curves.csv, as far as
+    there is something to write.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = [image.name for image in findings.images]
-    files: list[Path] = []
+    files = [] if findings.scores is None else _write_scores(findings.scores.report, folder)
     if not isinstance(findings.filters, Absent):
         files += [_write_filters(each, folder, number) for number, each in enumerate(findings.filters, start=1)]
     if isinstance(findings.positions, Positions):
@@ -68,6 +72,19 @@ def write_layers(layers: Layers, folder: Path, name: str = "layers") -> list[Pat
         _write_arrays(folder / f"{name}.npz", {**arrays, "images": layers.images}),
         _write_table(folder / f"{name}.csv", ["layer", *layers.others], rows),
     ]
+
+
+def _write_scores(report: EvaluationReport, folder: Path) -> list[Path]:
+    """Write the surest mistakes, all confusions and all classes. Images have their names, without folders."""
+    mistakes = [[each.image.rsplit("/", 1)[-1], each.label, each.guess, each.confidence] for each in report.mistakes]
+    classes = [[each.name, each.images, each.hits, *each.accuracy] for each in report.classes if each.images]
+    tables: list[tuple[list[str], Sequence[Sequence[Any]]]] = [
+        (["image", "label", "guess", "probability"], mistakes),
+        (["label", "guess", "images"], report.confusions),
+        (["class", "images", "right", "accuracy", "low", "high"], classes),
+    ]
+    named = zip(SCORE_TABLES, tables, strict=True)
+    return [_write_table(folder / f"{name}.csv", columns, rows) for name, (columns, rows) in named if rows]
 
 
 def _write_filters(filters: Filters, folder: Path, number: int) -> Path:

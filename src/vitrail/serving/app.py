@@ -1,4 +1,4 @@
-"""The HTTP app: its routes, and one middleware around them for the token, headers, errors and metrics."""
+"""The HTTP app: its routes, and one middleware around them for the token, headers, errors, metrics and the log."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vitrail.serving.endpoints import ImageEndpoint
+from vitrail.serving.access_log import AccessRecord, choose_request_id
+from vitrail.serving.endpoints import MODEL_KEY, ImageEndpoint
 from vitrail.serving.http_errors import CLOSE, HttpError
 from vitrail.serving.metrics import ServerMetrics
-from vitrail.serving.reference import OPEN_PATHS, describe_api, render_reference
+from vitrail.serving.reference import OPEN_PATHS, SCRIPT_PATHS, describe_api, render_reference
 from vitrail.serving.served_model import Operation
 from vitrail.serving.service import Service
 from vitrail.serving.settings import ServerSettings
@@ -28,8 +29,8 @@ HTML, CSS, JAVASCRIPT = (f"text/{name}; charset=utf-8" for name in ("html", "css
 STATIC_FILES = {
     "/": ("page/index.html", HTML),
     "/page.css": ("page/page.css", CSS),
-    "/page.js": ("page/page.js", JAVASCRIPT),
     "/docs.css": ("reference.css", CSS),
+    **{path: (f"page{path}", JAVASCRIPT) for path in SCRIPT_PATHS},
 }
 """Files inside this package by the path at which they are served, with their content types."""
 OPERATIONS: tuple[Operation, ...] = ("classify", "embed", "attention")
@@ -58,7 +59,7 @@ def build_app(service: Service) -> ASGIApp:
 
 
 class RequestMiddleware:
-    """Checks the token of every request, adds the common headers, turns errors into JSON answers, and counts."""
+    """Checks the token of every request, adds headers, turns errors into JSON answers, counts and logs."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app, self.service = app, service
@@ -72,31 +73,43 @@ class RequestMiddleware:
         scope["app"] = (
             self  # with an app, Starlette raises for a wrong path or method instead of answering in plain text
         )
-        started, status, metrics = time.perf_counter(), 0, self.service.metrics
+        started, status, size, refusal = time.perf_counter(), 0, 0, None
         path = scope["path"] if scope["path"] in PATHS else "other"
+        request_id = choose_request_id(scope["headers"])
+        id_header = (b"x-request-id", request_id.encode())
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal status
+            nonlocal status, size
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], *COMMON_HEADERS]
+                message["headers"] = [*message["headers"], *COMMON_HEADERS, id_header]
+            else:
+                size += len(message.get("body", b""))
             await send(message)
+
+        async def send_error(error: HttpError) -> None:
+            nonlocal refusal
+            refusal = error.code
+            self.service.metrics.count_rejection(error.code)
+            await _send_error(error, request_id, send_with_headers)
 
         try:
             _check_host(scope)
             self._check_token(scope)
             await self.app(scope, receive, send_with_headers)
         except HttpError as error:
-            await _send_error(error, send_with_headers, metrics)
+            await send_error(error)
         except HTTPException as error:
-            await _send_error(_from_starlette(error), send_with_headers, metrics)
+            await send_error(_from_starlette(error))
         except Exception:
-            log.exception("%s %s", scope["method"], path)
+            log.exception("%s %s, request %s", scope["method"], path, request_id)
             if not status:
-                failure = HttpError(500, "this server has failed at the request; its log says why")
-                await _send_error(failure, send_with_headers, metrics)
+                await send_error(HttpError(500, "this server has failed at the request; its log says why"))
         finally:
-            metrics.count_request(path, status or CLIENT_GONE, time.perf_counter() - started)
+            status, seconds = status or CLIENT_GONE, time.perf_counter() - started
+            self.service.metrics.count_request(path, status, seconds)
+            if self.service.access_log.is_on:
+                self.service.access_log.add(_record(scope, request_id, status, size, seconds, refusal))
 
     def _check_token(self, scope: Scope) -> None:
         if self.token is None or scope["path"] in OPEN_PATHS:
@@ -113,9 +126,16 @@ def _check_host(scope: Scope) -> None:
         raise HttpError(400, "the request has more than one Host header", headers=(CLOSE,))
 
 
-async def _send_error(error: HttpError, send: Send, metrics: ServerMetrics) -> None:
-    metrics.count_rejection(error.code)
-    body = error.body()
+def _record(scope: Scope, request_id: str, status: int, size: int, seconds: float, refusal: str | None) -> AccessRecord:
+    client = scope["client"][0] if scope.get("client") else "-"
+    model = scope.get(MODEL_KEY)
+    return AccessRecord(
+        time.time(), request_id, client, scope["method"], scope["path"], status, size, seconds, model, refusal
+    )
+
+
+async def _send_error(error: HttpError, request_id: str, send: Send) -> None:
+    body = error.body(request_id)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *error.headers]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

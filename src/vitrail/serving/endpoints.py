@@ -25,6 +25,8 @@ from vitrail.serving.settings import MOST_TOP, TOP
 
 OPTIONS = {"classify": ("model", "top"), "embed": ("model",), "attention": ("model", "layer")}
 MOST_OPTIONS = 20
+MODEL_KEY = "vitrail.model"
+"""Key of the scope under which an endpoint leaves the name of the model, for the access log."""
 
 
 class ClientGoneError(Exception):
@@ -116,6 +118,7 @@ class ImageEndpoint:
     def _read_query(self, scope: Scope) -> ImageQuery:
         options = _read_options(scope["query_string"], OPTIONS[self.operation])
         model, batcher = self.service.find_model(options.get("model"))
+        scope[MODEL_KEY] = model.name
         layers = model.rollout.layers
         if self.operation == "classify" and not model.labels:
             raise HttpError(422, f"{model.name} has no classes: use /v1/embed", "no_classes")

@@ -42,9 +42,10 @@ class HttpError(Exception):
         self.code = code or CODES.get(status, "refused")
         self.headers = headers
 
-    def body(self) -> bytes:
+    def body(self, request_id: str) -> bytes:
         """Return the JSON body of the answer."""
-        return json.dumps({"error": {"code": self.code, "message": self.message}}, ensure_ascii=False).encode()
+        error = {"code": self.code, "message": self.message, "request_id": request_id}
+        return json.dumps({"error": error}, ensure_ascii=False).encode()
 
 
 def busy_error(retry_after: int, reason: str = "too many requests are waiting") -> HttpError:

@@ -8,7 +8,9 @@ from typing import Any
 from vitrail import __version__
 from vitrail.serving.settings import MOST_TOP, TOP, ServerSettings
 
-OPEN_PATHS = {"/", "/page.css", "/page.js", "/docs.css", "/healthz", "/readyz", "/docs", "/openapi.json"}
+SCRIPT_PATHS = tuple(f"/{name}.js" for name in ("page", "card", "look", "attention_map", "server", "strip", "words"))
+"""The modules of the page."""
+OPEN_PATHS = {"/", "/page.css", *SCRIPT_PATHS, "/docs.css", "/healthz", "/readyz", "/docs", "/openapi.json"}
 """Paths that need no token: they reveal nothing about models or clients."""
 ERRORS = {
     400: "No image, or a damaged one.",
@@ -38,7 +40,7 @@ TIMING = {
 }
 ERROR = {
     "type": "object",
-    "properties": {"error": {"type": "object", "properties": {"code": TEXT, "message": TEXT}}},
+    "properties": {"error": {"type": "object", "properties": {"code": TEXT, "message": TEXT, "request_id": TEXT}}},
     "required": ["error"],
 }
 BEARER = {"type": "http", "scheme": "bearer"}
@@ -206,4 +208,4 @@ def _render_table(heading: str, rows: list[tuple[str, str]]) -> str:
     cells = "".join(
         f"<tr><td><code>{escape(first)}</code></td><td>{escape(second)}</td></tr>" for first, second in rows
     )
-    return f"<table><thead><tr><th>{heading}</th><th></th></tr></thead><tbody>{cells}</tbody></table>" if rows else ""
+    return f"<table><thead><tr><th>{heading}</th><td></td></tr></thead><tbody>{cells}</tbody></table>" if rows else ""

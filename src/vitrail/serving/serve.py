@@ -40,13 +40,17 @@ def serve(
     threads: int | None = None,
     precision: str = "fp32",
     backend: str | None = None,
+    access_log: str = "plain",
+    log_level: str = "info",
     on_event: OnEvent | None = None,
 ) -> None:
     """Serve models over HTTP until Ctrl-C or SIGTERM, with batching, limits, metrics, and a page at /.
 
     Events:
         loading: name, model: a model is being loaded.
-        ready: models, url: requests are accepted. `models` are the names that requests may give.
+        ready: models, classes, url, needs_token, limits: requests are accepted. `models` are the names that requests
+            may give, `classes` their numbers of classes by name, and `limits` has images (waiting), bytes (of a
+            request), pixels (of an image) and seconds (to the answer).
         stopped: no values. The server has answered what it had accepted.
 
     Args:
@@ -64,6 +68,9 @@ def serve(
         threads: CPU threads for each matrix product; all cores if None.
         precision: fp32, or a faster one: bf16, fp16 and fp8 (GPU), int8 (CPU), or auto. Exported files have their own.
         backend: "torch" or "onnx" requires models or .onnx files; None takes both.
+        access_log: "plain" or "json" writes a line on stderr for each request, "off" none.
+        log_level: the requests that are logged: "debug" all, "info" all but successful health checks, "warning" those
+            that were refused or failed, "error" those that failed.
         on_event: called with events.
 
     Raises:
@@ -88,6 +95,8 @@ def serve(
         limits=QueueLimits(batch, wait / 1000, queue, deadline),
         token=read_token(None) if token is None else token,
         threads=count_cores() if threads is None else threads,
+        access_log=access_log,
+        log_level=log_level,
     )
     _check_extra()
     from vitrail.serving import server
@@ -100,7 +109,13 @@ def serve(
             served[name] = open_served_model(
                 name, model, backend, threads=settings.threads, precision=precision, batch=batch
             )
-        ready = {"models": list(served), "url": f"http://{f'[{host}]' if ':' in host else host}:{port}"}
+        ready = {
+            "models": list(served),
+            "classes": {name: len(model.labels) for name, model in served.items()},
+            "url": f"http://{f'[{host}]' if ':' in host else host}:{port}",
+            "needs_token": settings.token is not None,
+            "limits": settings.summarise_limits(),
+        }
         server.run_server(served, settings, lambda: listener("ready", ready))
         listener("stopped", {})
 

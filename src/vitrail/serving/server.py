@@ -142,6 +142,7 @@ async def _run_server(
             await asyncio.sleep(NOT_READY_SECONDS if stopped.is_set() and not is_interrupted else FLUSH_SECONDS)
             server.stop()
         await listening
+        service.access_log.close()
     await starting
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from vitrail.errors import did_you_mean
+from vitrail.serving.access_log import AccessLog
 from vitrail.serving.batching import Batcher
 from vitrail.serving.http_errors import HttpError
 from vitrail.serving.metrics import ServerMetrics
@@ -31,6 +32,7 @@ class Service:
         self.settings = settings
         self.state = "starting"
         self.metrics = ServerMetrics()
+        self.access_log = AccessLog(settings.access_log, settings.log_level)
         self.bodies = BodyReader(settings.most_bytes, settings.most_held, settings.body_seconds)
         self.unanswered = 0
         """Number of image requests that were accepted and not answered yet."""

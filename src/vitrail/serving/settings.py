@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from vitrail.errors import ConfigError
+from vitrail.data.transforms.decode import MOST_PIXELS_SERVING
+from vitrail.errors import ConfigError, did_you_mean
+from vitrail.serving.access_log import FORMATS, LEVELS
 from vitrail.serving.batching import QueueLimits
 
 TOP, MOST_TOP = 5, 100_000
@@ -46,6 +48,10 @@ class ServerSettings:
     """Time within which a body must arrive."""
     header_seconds: float = 10.0
     """Time within which the headers must arrive."""
+    access_log: str = "plain"
+    """How requests are logged on stderr: "plain", "json" or "off"."""
+    log_level: str = "info"
+    """Lowest level of the requests that are logged: "debug", "info", "warning" or "error"."""
     least_drain: float = 25.0
     """Seconds that a stopping server waits for unfinished requests; longer if the deadline is longer."""
 
@@ -64,6 +70,8 @@ class ServerSettings:
             raise ConfigError(f"threads {self.threads}: give 1 or more")
         if self.token is not None and (not self.token or not self.token.isascii() or not self.token.isprintable()):
             raise ConfigError("the token is empty or has characters that a header cannot carry: use printable ASCII")
+        _check_word("access log", self.access_log, FORMATS)
+        _check_word("log level", self.log_level, LEVELS)
 
     @property
     def decoders(self) -> int:
@@ -75,7 +83,21 @@ class ServerSettings:
         """Seconds after which a stopping server ends, even if requests are unfinished."""
         return max(self.least_drain, self.limits.deadline)
 
+    def summarise_limits(self) -> dict[str, float]:
+        """Return the limits that clients meet first, by what they count."""
+        return {
+            "images": self.limits.queue,
+            "bytes": self.most_bytes,
+            "pixels": MOST_PIXELS_SERVING,
+            "seconds": self.limits.deadline,
+        }
+
     @property
     def images_at_once(self) -> int:
         """Largest number of images in one request: never more than the queue holds."""
         return min(self.most_images, self.limits.queue)
+
+
+def _check_word(name: str, word: str, known: tuple[str, ...]) -> None:
+    if word not in known:
+        raise ConfigError(f"{name} {word}{did_you_mean(word, known) or ':'} there are {', '.join(known)}")

@@ -50,7 +50,10 @@ TITLE = "title"
 
 @contextmanager
 def new_figure(path: Path, width: float, height: float) -> Iterator[Figure]:
-    """Yield an empty figure, `width` × `height` inches, and write it as PNG and SVG if the block succeeds."""
+    """Yield an empty figure, `width` × `height` inches, and write it as PNG and SVG if the block succeeds.
+
+    A `path` that ends in .svg is written as SVG alone.
+    """
     from matplotlib import style
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -63,6 +66,8 @@ def new_figure(path: Path, width: float, height: float) -> Iterator[Figure]:
         FigureCanvasAgg(figure)
         yield figure
         for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None, "Creator": None})):
+            if suffix == ".png" and path.suffix == ".svg":
+                continue
             content = io.BytesIO()
             figure.savefig(content, format=suffix[1:], metadata=metadata)
             write_whole(path.with_suffix(suffix), content.getvalue())

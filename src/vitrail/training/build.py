@@ -12,10 +12,18 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from vitrail.data.loader import EvaluationLoader, TrainingLoader
-from vitrail.data.open import DEFAULT_HOLDOUT, Data, list_splits, open_data, open_training_images
+from vitrail.data.open import (
+    DEFAULT_HOLDOUT,
+    Data,
+    add_labels_from,
+    list_splits,
+    open_data,
+    open_training_images,
+    propose_data,
+)
 from vitrail.data.resident import CachedBatches, ResidentImages, ResidentLoader
 from vitrail.data.sources.memory import InMemorySource
-from vitrail.data.sources.source import Source, compute_fingerprint, hold_out
+from vitrail.data.sources.source import Source, compute_fingerprint, halve_source, hold_out
 from vitrail.errors import ConfigError, DataError
 from vitrail.fast.gpu.cuda_graph import CudaGraph
 from vitrail.model.base import ImageModel
@@ -81,7 +89,9 @@ def prepare_run(
         ranks=ranks,
         learner=learner,
         images=ResidentImages(data.training, ranks.device) if config.data.on_device else data.training,
-        evaluation_loader=build_evaluation_loader(config, data.evaluation, model, ranks),
+        evaluation_loaders=tuple(
+            build_evaluation_loader(config, part, model, ranks) for part in divide_validation(config, data.evaluation)
+        ),
         checkpoints=CheckpointFolder(config.run.folder / "checkpoints", ranks, config.run.keep),
         records=Records(config.run.folder / "metrics.jsonl"),
         unused_holdout=data.unused_holdout,
@@ -171,7 +181,7 @@ def open_training_data(config: DataConfig, given: Data | None = None) -> Trainin
     Raises:
         DataError: There is no such data, or it has no part "test" to validate on.
     """
-    source = config.source if given is None else given
+    source = add_labels_from(config.source if given is None else given, config.labels_from)
     part, splits, share = config.validate_on, list_splits(source), config.holdout
     if part == "holdout":
         whole = open_training_images(source)
@@ -266,7 +276,9 @@ def check_run(config: RunConfig, data: TrainingData, ranks: Ranks) -> None:
     classes = data.training.num_classes
     if classes < 2:
         name = f", {data.training.classes[0]!r}" if data.training.classes else ""
-        raise DataError(f"{config.data.source} has one class{name}: a classifier needs two or more")
+        raise propose_data(config.data.source) or DataError(
+            f"{config.data.source} has one class{name}: a classifier needs two or more"
+        )
     if data.evaluation is not None and (
         data.evaluation.classes != data.training.classes or data.evaluation.num_classes > classes
     ):
@@ -294,12 +306,20 @@ def build_model(config: RunConfig, source: Source, start: ImageModel | None = No
         # In fp32 whatever the file holds: small steps would vanish in the rounding of bf16.
         if start is not None:
             model = (copy_model(start, **section.options) if section.options else start).float()
-            model.replace_head(classes)
+            if not section.keep_head:
+                model.replace_head(classes)
             if section.image_size is not None:
                 model.resize(section.image_size)
         else:
-            model = load(section.weights, num_classes=classes, dtype=torch.float32, **size, **section.options)
-        if isinstance(model, TimmModel):
+            kept = None if section.keep_head else classes
+            model = load(section.weights, num_classes=kept, dtype=torch.float32, **size, **section.options)
+        if section.keep_head:
+            if model.num_classes != classes:
+                raise ConfigError(
+                    f"model.keep_head: the head of {section.weights} has {model.num_classes} classes, and the data "
+                    f"has {classes}: leave keep_head out"
+                )
+        elif isinstance(model, TimmModel):
             model.initialise_head(config.objective.head_bias)
         else:
             initialise_head(model.head, config.objective.head_bias)
@@ -342,15 +362,25 @@ def build_training_loader(setup: RunSetup, position: int) -> TrainingLoader | Re
     )
 
 
+def divide_validation(config: RunConfig, source: Source | None) -> tuple[Source, ...]:
+    """Return the images to validate on as the parts that evaluations measure: none, one, or two halves.
+
+    A class has about as many images in one half as in the other. Images that are too few to divide stay whole.
+    """
+    if source is None:
+        return ()
+    if config.data.divide_validation == "no" or len(source) < 2:
+        return (source,)
+    return halve_source(source)
+
+
 def build_evaluation_loader(
-    config: RunConfig, source: Source | None, model: ImageModel, ranks: Ranks
-) -> EvaluationLoader | CachedBatches | None:
-    """Return a loader over all images to validate on, if there are any.
+    config: RunConfig, source: Source, model: ImageModel, ranks: Ranks
+) -> EvaluationLoader | CachedBatches:
+    """Return a loader over images to validate on.
 
     It keeps its prepared batches if the training images stay on the device too.
     """
-    if source is None:
-        return None
     share = max(config.data.batch_size // config.optimizer.accumulate, ranks.size)
     loader = EvaluationLoader(
         source,

@@ -49,7 +49,7 @@ def resume(setup: RunSetup) -> RunState:
     if path is not None:
         tensors = name_tensors(learner.objective, learner.optimizer, learner.average)
         saved = setup.checkpoints.load(path, tensors)
-        check_state(path, saved, ["scaler", *vars(Progress())])
+        check_state(path, saved, ["scaler", *(name for name in vars(Progress()) if name not in Progress.ADDED)])
         if saved["scaler"]:
             learner.scaler.load_state_dict(saved["scaler"])
         state.progress = progress = Progress.from_saved(saved)

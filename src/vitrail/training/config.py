@@ -64,6 +64,8 @@ class ModelConfig(Section):
     """A name from the paper, such as "B/16", for fresh weights."""
     weights: str | None = None
     """The MODEL to start from: a folder, a file, hf:owner/name, timm:name, pane. Its head is replaced."""
+    keep_head: bool = False
+    """Start with the head of the weights, which must be for the classes of the data, instead of a new one."""
     image_size: ImageSize | None = None
     """Height and width in pixels; the model's own if left out. Weights for another size are resized."""
 
@@ -90,6 +92,9 @@ class DataConfig(Section):
 
     source: str
     """DATA: a folder, a .csv, .parquet or .tar file, a folder of shards, hf:owner/name, or digits."""
+    labels_from: str | None = None
+    """Where the class stands in the names of a folder's images: "NAME_*" for cat_1.jpg, or a regular expression with
+    one group. If left out, folders tell the classes."""
     validate_on: Literal["val", "test", "holdout", "none"] = "val"
     """The part that evaluations during training use. holdout: a share of train, even if the data has a part "val",
     which is then left for a test."""
@@ -99,6 +104,10 @@ class DataConfig(Section):
     data has a part "val", nothing is set aside, and the run says so at its start."""
     holdout_seed: Seed = 0
     """The seed that chooses which images are set aside."""
+    divide_validation: Literal["no", "halves", "cross-fit"] = "no"
+    """How the accuracy of the chosen weights is measured on images that did not choose them. halves: one half of the
+    validation images chooses, the other reports. cross-fit: both choose, and each half is measured at the step that the
+    other would have chosen; for few images."""
     batch_size: Positive = 128
     """Images in a step, over all ranks and accumulated parts."""
     workers: Annotated[int, Field(ge=0, le=MOST_PROCESSES)] = 0
@@ -205,6 +214,11 @@ class ScheduleConfig(Section):
     """Where the decay ends. The authors' released code ends its linear decay at 1e-5, and so do the paper's recipes
     with linear decay; its cosine ends at 0. A run begun before this key existed ends at 0."""
 
+    patience: Positive | None = None
+    """Training ends after so many evaluations in a row without a better one. If left out: after the last step."""
+    result: Literal["last", "best"] = "last"
+    """Which weights the run writes as its model: the last, or those of the best evaluation."""
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.steps is None) == (self.epochs is None):
@@ -254,6 +268,10 @@ class RunSection(Section):
     """Steps from one record to the next."""
     evaluate_every: Positive | None = None
     """Steps from one evaluation to the next; there is always one at the end."""
+    evaluate_start: bool = False
+    """Whether to evaluate before the first step too, so that the weights at the start can be the best."""
+    most_seconds: PositiveFloat | None = None
+    """Training ends after so many seconds, over all starts, even if steps are left."""
     checkpoint_every: Positive = 1000
     """Steps from one checkpoint to the next."""
     keep: Positive = 2

@@ -25,13 +25,15 @@ from vitrail.system.figures import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.gridspec import SubplotSpec
+    from matplotlib.gridspec import GridSpec, SubplotSpec
 
 Record = Mapping[str, Any]
 Array = NDArray[np.float64]
 
 WIDTH, HEIGHT = 12.0, 7.0
 """Of the figure in inches: 1200×700 pixels."""
+NARROW_WIDTH, NARROW_HEIGHTS = 3.8, (2.6, 1.5)
+"""Of a figure for a phone, in inches, and the heights of its panels: metrics, and the learning rate."""
 SMOOTHED_FROM = 20
 """Number of records from which a curve is smoothed."""
 MOST_POINTS = 2000
@@ -45,8 +47,10 @@ OUTSIDE = 3.0
 or a run that went wrong at its end, would press all others flat."""
 
 
-def draw_curves(records: Sequence[Record], path: Path, title: str) -> bool:
+def draw_curves(records: Sequence[Record], path: Path, title: str, narrow: bool = False) -> bool:
     """Draw the curves of a run as `path` in PNG, and beside it in SVG. The same records give the same bytes.
+
+    A `narrow` figure has its panels one below the other, for a phone; a path that ends in .svg is drawn as SVG alone.
 
     Values that are not finite are gaps. Records that a run would not write are left out: the file may be a stranger's.
 
@@ -56,8 +60,14 @@ def draw_curves(records: Sequence[Record], path: Path, title: str) -> bool:
     records = [record for record in records if _is_known(record)]
     if not any("loss" in record for record in records):
         return False
-    with new_figure(path, WIDTH, HEIGHT) as figure:
-        _draw(figure, records, title)
+    names = [name for name in ("loss", "accuracy") if any(name in record for record in records)]
+    has_rates = bool(len(_line(records, None, "learning_rate")[0]))
+    heights = [NARROW_HEIGHTS[0]] * len(names) + [NARROW_HEIGHTS[1]] * has_rates
+    width, height = (NARROW_WIDTH, sum(heights) + 0.5) if narrow else (WIDTH, HEIGHT)
+    with new_figure(path, width, height) as figure:
+        grid = figure.add_gridspec(len(heights), 1, height_ratios=heights) if narrow else None
+        _draw(figure, records, names, grid)
+        set_title(figure, title)
     return True
 
 
@@ -76,18 +86,20 @@ def _is_known(record: Any) -> bool:
     )
 
 
-def _draw(figure: Figure, records: Sequence[Record], title: str) -> None:
-    """Draw the loss, beside it the accuracy if there is one, below them the learning rate."""
-    names = [name for name in ("loss", "accuracy") if any(name in record for record in records)]
+def _draw(figure: Figure, records: Sequence[Record], names: Sequence[str], column: GridSpec | None) -> None:
+    """Draw the metrics side by side with the learning rate below them; or all of them in one column."""
     rates = _line(records, None, "learning_rate")
     rows = 2 if len(rates[0]) else 1
     last = max(1, *(record["step"] for record in records))
-    grid = figure.add_gridspec(rows, len(names), height_ratios=[3.2, 1][:rows])
-    for column, name in enumerate(names):
-        _draw_metric(_add_axes(figure, grid[0, column], name, last), records, name)
+    grid = figure.add_gridspec(rows, len(names), height_ratios=[3.2, 1][:rows]) if column is None else column
+    for place, name in enumerate(names):
+        spot = grid[0, place] if column is None else grid[place, 0]
+        axes = _add_axes(figure, spot, name, last)
+        if column is not None:
+            axes.margins(y=0.25)  # room for the legend
+        _draw_metric(axes, records, name)
     if len(rates[0]):
-        _draw_rates(_add_axes(figure, grid[1, :], "learning rate", last), rates)
-    set_title(figure, title)
+        _draw_rates(_add_axes(figure, grid[-1, :], "learning rate", last), rates)
 
 
 def _add_axes(figure: Figure, place: SubplotSpec, name: str, last: int) -> Axes:

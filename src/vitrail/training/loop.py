@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,10 +17,16 @@ from vitrail.errors import DataError, Stopped, TrainingError
 from vitrail.model.cost import FORWARD_AND_BACKWARD, compute_cost
 from vitrail.objectives.metrics import Sums, add_sums, compute_means
 from vitrail.training.checkpoint import save_checkpoint
-from vitrail.training.run import RunState, TrainingRun
+from vitrail.training.run import Progress, RunState, TrainingRun
 from vitrail.training.step import autocast, train_step, wait_for_pending_step
 from vitrail.training.stopping import listen_for_stop
 from vitrail.training.trackers import name_values
+from vitrail.training.validation import (
+    has_stopped_improving,
+    is_usable,
+    rank_by_choosing_images,
+    rank_evaluation,
+)
 
 
 def train(run: TrainingRun, state: RunState) -> None:
@@ -32,11 +38,13 @@ def train(run: TrainingRun, state: RunState) -> None:
     options, progress = run.config.run, state.progress
     began = time.perf_counter() - progress.seconds
     with listen_for_stop() as state.stop_request:
-        if progress.owes_evaluation:
-            evaluate(run, state)
-        while progress.step < run.steps and not state.is_stopping:
+        owes_first = options.evaluate_start and progress.step == 0 and not progress.evaluations
+        if (progress.owes_evaluation or owes_first) and evaluate(run, state) and owes_first:
+            save_checkpoint(run, state)  # the start may turn out to be the best
+        while progress.step < run.steps and not progress.has_ended and not state.is_stopping:
             train_step(run, state)
-            is_last = progress.step == run.steps
+            progress.seconds = time.perf_counter() - began
+            is_last = progress.step == run.steps or is_out_of_time(run, progress)
             is_recording = is_last or is_due(progress.step, options.log_every)
             if is_recording:
                 wait_for_pending_step(run, state)
@@ -45,6 +53,8 @@ def train(run: TrainingRun, state: RunState) -> None:
             if is_recording:
                 record_training(run, state)
             is_best = (is_last or is_due(progress.step, options.evaluate_every)) and evaluate(run, state)
+            is_last = is_last or has_stopped_improving(progress.evaluations, run.config.schedule.patience)
+            progress.has_ended = is_last and not progress.owes_evaluation
             if is_last or state.is_stopping or is_best or is_due(progress.step, options.checkpoint_every):
                 wait_for_pending_step(run, state)
                 send_event(run, state, "checkpoint", {"step": progress.step})
@@ -57,6 +67,12 @@ def train(run: TrainingRun, state: RunState) -> None:
 
 def is_due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
+
+
+def is_out_of_time(run: TrainingRun, progress: Progress) -> bool:
+    """Return whether a rank has trained for `run.most_seconds`; False if there is no such limit."""
+    most = run.config.run.most_seconds
+    return most is not None and run.ranks.any(progress.seconds >= most)
 
 
 def record_training(run: TrainingRun, state: RunState) -> None:
@@ -94,27 +110,40 @@ def evaluate(run: TrainingRun, state: RunState) -> bool:
 
     An evaluation may take long, so a stop request ends it. The next start then repeats it.
     """
-    if run.evaluation_loader is None:
+    if not run.evaluation_loaders:
         return False
     wait_for_pending_step(run, state)
-    began, progress = time.perf_counter(), state.progress
-    measured = measure(run, state, run.evaluation_loader)
-    progress.owes_evaluation = measured is None
-    if measured is None:
+    began, progress, metric = time.perf_counter(), state.progress, run.learner.objective.better
+    parts = [measure(run, state, loader) for loader in run.evaluation_loaders]
+    progress.owes_evaluation = state.is_stopping
+    if state.is_stopping:
         return False
-    value = measured["accuracy"] if run.learner.objective.better == "accuracy" else -measured["loss"]
-    is_best = math.isfinite(value) and (progress.best is None or value > progress.best[1])
+    measured: dict[str, Any] = compute_means(add_parts(parts))
+    if len(parts) > 1:
+        sizes = [len(loader.source) for loader in run.evaluation_loaders]
+        measured["halves"] = [{"images": n, **compute_means(part)} for n, part in zip(sizes, parts, strict=True)]
+    rank = rank_by_choosing_images(measured, metric, run.config.data)
+    is_best = is_usable(rank) and (progress.best is None or rank > progress.best_rank)
     if is_best:
-        progress.best = (progress.step, value)
+        progress.best, progress.best_rank = (progress.step, rank[0]), rank
+    progress.evaluations.append(rank_evaluation(measured, metric))
     clock = {"seconds": time.perf_counter() - began}
     part = run.config.data.validate_on
     write_record(run, state, {"kind": "evaluation", "step": progress.step, "part": part, **measured, "clock": clock})
     return is_best
 
 
+def add_parts(parts: Sequence[Sums]) -> Sums:
+    """Return the sums over all parts together."""
+    total: Sums = {}
+    for part in parts:
+        add_sums(total, part)
+    return total
+
+
 @torch.no_grad()
-def measure(run: TrainingRun, state: RunState, loader: EvaluationLoader | CachedBatches) -> dict[str, float] | None:
-    """Return the means over all samples, exact on any number of ranks, or None after a stop request.
+def measure(run: TrainingRun, state: RunState, loader: EvaluationLoader | CachedBatches) -> Sums:
+    """Return the sums over all samples of all ranks; only some of them after a stop request.
 
     The averaged weights are measured if there are any.
     """
@@ -130,7 +159,7 @@ def measure(run: TrainingRun, state: RunState, loader: EvaluationLoader | Cached
                 outcome = objective(batch.to(run.ranks.device), key=derive_seed(run.config.run.seed))
             add_sums(sums, outcome.sums)
     objective.train()
-    return None if state.is_stopping else compute_means(run.ranks.sum_over_ranks(sums))
+    return run.ranks.sum_over_ranks(sums)
 
 
 def write_record(run: TrainingRun, state: RunState, record: dict[str, Any]) -> None:

@@ -11,13 +11,14 @@ from vitrail.model.base import ImageModel
 from vitrail.system.device import device_name
 from vitrail.system.intervals import Estimate, estimate_share
 from vitrail.system.results import Result, Rows, format_count
-from vitrail.training.best import save_best
+from vitrail.training.best import find_best, read_best, save_best
 from vitrail.training.config import RunConfig
 from vitrail.training.curves import draw_curves
 from vitrail.training.records import read_records
 from vitrail.training.resolve import to_toml
 from vitrail.training.run import Progress, TrainingRun
 from vitrail.training.trained_model import build_trained_model, collect_weights, training_cost
+from vitrail.training.validation import estimate_honest_accuracy
 from vitrail.weights.save import save
 
 MODEL_FOLDER, CURVES_FILE = "model", "curves.png"
@@ -35,7 +36,8 @@ class TrainingResult(Result):
     config: RunConfig
     steps: int
     accuracy: Estimate | None
-    """The accuracy of the last evaluation; None if there was none, or the objective has no classes."""
+    """The accuracy of the model's evaluation; if the validation images are divided, on those that did not choose its
+    weights. None if nothing was evaluated, or the objective has no classes."""
     evaluation: dict[str, float] | None
     """All measurements of the last evaluation, if there was one."""
     evaluated: int
@@ -70,22 +72,28 @@ def save_result(run: TrainingRun, progress: Progress) -> TrainingResult:
     records = read_records(run.records.path) if run.ranks.is_first else []
     model = build_trained_model(run.learner.objective.model, collect_weights(run.learner))
     model.training_cost, model.learned_from = training_cost(run, progress), run.data_fingerprint
+    best = run.ranks.broadcast_from_first(find_best(run.config, records))
+    step = progress.step
+    takes_best = run.config.schedule.result == "best" and best is not None and best.step != step
+    if takes_best and (chosen := read_best(run, best)) is not None:
+        model, step = chosen, best.step
     if run.ranks.is_first:
-        save(model, folder / MODEL_FOLDER, notes=card_text(run, progress, records))
+        save(model, folder / MODEL_FOLDER, notes=card_text(run, progress, records, step))
         save_best(run, progress, records)
         draw_curves(records, folder / CURVES_FILE, str(folder))
-    evaluations = [record for record in records if record["kind"] == "evaluation" and record["step"] == run.steps]
+    evaluations = [record for record in records if record["kind"] == "evaluation" and record["step"] == step]
     measured = {n: v for n, v in evaluations[-1].items() if isinstance(v, float)} if evaluations else None
-    measured, images = run.ranks.broadcast_from_first(measured), count_evaluation_images(run)
+    measured, images = run.ranks.broadcast_from_first(measured), run.validation_images
+    honest = run.ranks.broadcast_from_first(estimate_honest_accuracy(records, run.config))
     return TrainingResult(
         model=model,
         folder=folder,
         weights=folder / MODEL_FOLDER,
         config=run.config,
-        steps=run.steps,
-        accuracy=_estimate_accuracy(measured, images),
+        steps=progress.step,
+        accuracy=_estimate_accuracy(measured, images) if honest is None else honest.accuracy,
         evaluation=measured,
-        evaluated=images,
+        evaluated=images if honest is None else honest.images,
     )
 
 
@@ -95,23 +103,21 @@ def _estimate_accuracy(measured: dict[str, float] | None, images: int) -> Estima
     return estimate_share(round(measured["accuracy"] * images), images)
 
 
-def count_evaluation_images(run: TrainingRun) -> int:
-    return len(run.evaluation_loader.source) if run.evaluation_loader is not None else 0
-
-
-def card_text(run: TrainingRun, progress: Progress, records: list[dict[str, Any]]) -> str:
-    """Describe how the model was trained, for its card."""
+def card_text(run: TrainingRun, progress: Progress, records: list[dict[str, Any]], step: int) -> str:
+    """Describe how the model, with the weights of a step, was trained, for its card."""
     config, loader = run.config, run.training_loader
     weights = "fresh weights" if config.model.name else f"`{config.model.weights}`"
     lines = [
-        f"{run.steps:,} steps of {config.data.batch_size} images, {loader.epoch:.3g} epochs of {len(loader.source):,} "
-        f"images of `{config.data.source}`, from {weights}, "
+        f"{progress.step:,} steps of {config.data.batch_size} images, {loader.epoch:.3g} epochs of "
+        f"{len(loader.source):,} images of `{config.data.source}`, from {weights}, "
         f"objective {config.objective.kind}, seed {config.run.seed}, {progress.seconds:,.0f} s on "
         f"{run.ranks.size} × {device_name(run.ranks.device)}."
     ]
-    for record in records[-1:]:
-        if record["kind"] == "evaluation":
-            values = ", ".join(f"{name} {value:.4g}" for name, value in record.items() if isinstance(value, float))
-            lines.append(f"At the end on the {count_evaluation_images(run):,} images of {record['part']}: {values}.")
+    if step != progress.step:
+        lines.append(f"The weights are those after step {step:,}, whose evaluation was the best.")
+    for record in [each for each in records if each["kind"] == "evaluation" and each["step"] == step][-1:]:
+        values = ", ".join(f"{name} {value:.4g}" for name, value in record.items() if isinstance(value, float))
+        when = "At the end" if step == progress.step else "There"
+        lines.append(f"{when} on the {run.validation_images:,} images of {record['part']}: {values}.")
     lines.append(f"```toml\n{to_toml(config)}```")
     return "\n\n".join(lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +56,8 @@ class RunSetup:
     learner: Learner
     images: Source | ResidentImages
     """The images to train on."""
-    evaluation_loader: EvaluationLoader | CachedBatches | None
+    evaluation_loaders: tuple[EvaluationLoader | CachedBatches, ...]
+    """One for the images to validate on, or two if they are divided; none if there are none."""
     checkpoints: CheckpointFolder
     records: Records
     unused_holdout: float | None
@@ -64,6 +65,11 @@ class RunSetup:
     data_fingerprint: str
     weights_digest: str
     """Of the weights that training starts from. Empty for fresh weights, and on all ranks except the first."""
+
+    @property
+    def validation_images(self) -> int:
+        """The number of images to validate on."""
+        return sum(len(loader.source) for loader in self.evaluation_loaders)
 
 
 @dataclass(frozen=True)
@@ -98,12 +104,23 @@ class Progress:
     """Length of the last step's gradient."""
     seconds: float = 0.0
     """Training time so far, over all starts."""
+    best_rank: list[float] = field(default_factory=list)
+    """The rank of the best evaluation (see validation.py)."""
+    evaluations: list[list[list[float]]] = field(default_factory=list)
+    """The ranks of all evaluations so far, as `rank_evaluation` returns them."""
+    has_ended: bool = False
+    """Whether the run is over before its last step."""
+
+    ADDED: ClassVar = ("best_rank", "evaluations", "has_ended")
+    """Fields that checkpoints of earlier versions do not have."""
 
     @classmethod
     def from_saved(cls, saved: dict[str, Any]) -> Self:
         """Return the progress in a checkpoint's state.json."""
-        progress = cls(**{name: saved[name] for name in vars(cls())})
-        progress.best = None if progress.best is None else (progress.best[0], progress.best[1])
+        progress = cls(**{name: saved[name] for name in vars(cls()) if name in saved or name not in cls.ADDED})
+        if progress.best is not None:
+            progress.best = (progress.best[0], progress.best[1])
+            progress.best_rank = progress.best_rank or [progress.best[1]]
         return progress
 
 

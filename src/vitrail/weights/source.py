@@ -13,6 +13,7 @@ from typing import Literal, get_args
 
 from vitrail.errors import ConfigError, WeightsError, did_you_mean
 from vitrail.system.files import short_name
+from vitrail.weights.existing_runs import describe_runs, list_runs
 from vitrail.weights.files import check_link, convert_read_errors
 from vitrail.weights.formats.base import FolderFiles
 
@@ -72,7 +73,8 @@ def locate_weights(source: str | Path) -> WeightsLocation:
     if text and path.exists():
         raise WeightsError(f"{path} is neither a file nor a folder: models are not read from pipes and devices")
     kinds = f"a folder, a file ({', '.join(SUFFIXES)}), hf:owner/name, timm:name or {PANE}"
-    raise WeightsError(f"there is no model {text!r}{_suggest_source(text, path) or ':'} give {kinds}")
+    there = describe_runs(path) if text else ""
+    raise WeightsError(f"there is no model {text!r}{_suggest_source(text, path) or ':'} give {kinds}{there}")
 
 
 def choose_weights(model: str, which: str = "last") -> str:
@@ -92,7 +94,8 @@ def choose_weights(model: str, which: str = "last") -> str:
         return model
     path = Path(model).expanduser()
     if model == PANE or not (path / "checkpoints").is_dir():
-        raise ConfigError(f"only a run has best weights, and {model} is no run folder: leave out which=best")
+        there = describe_runs(path) if not path.exists() else ""
+        raise ConfigError(f"only a run has best weights, and {model} is no run folder: leave out which=best{there}")
     if not (path / LAST_FOLDER).is_dir():
         raise WeightsError(
             f"{model} is a run that is not finished: give its command again to go on with it, or read its checkpoint "
@@ -110,7 +113,7 @@ def choose_weights(model: str, which: str = "last") -> str:
 
 
 def _suggest_source(text: str, path: Path) -> str:
-    """Return what a wrong name may mean: a similar file, `pane`, a model of the hub, or an architecture."""
+    """Return what a wrong name may mean: a similar file, a run, `pane`, a model of the hub, or an architecture."""
     neighbours: list[str] = []
     if path.parent != Path():
         with contextlib.suppress(OSError):
@@ -119,6 +122,11 @@ def _suggest_source(text: str, path: Path) -> str:
         return f", did you mean {str(path.parent / near[0])!r}?"
     if near_pane := did_you_mean(text, [PANE]):
         return near_pane
+    runs, is_near = list_runs(path)
+    if is_near:
+        return f", did you mean {str(runs[0])!r}?"
+    if neighbours:  # it is a path, and no name of the hub
+        return ""
     if match := _LIKE_HUB.fullmatch(text):
         return f", did you mean hf:{match.group(1)}?"
     return f", did you mean vitrail.create_model({text!r})?" if _LIKE_NAME.fullmatch(text) else ""
@@ -182,8 +190,13 @@ def download_snapshot(source: str) -> Path:
             folder = fetch(["*.bin", "*.pth", "*.pt", "*.npz"])
         return folder
     except LocalEntryNotFoundError:
-        why = "HF_HUB_OFFLINE is set" if is_offline_mode() else "the hub cannot be reached"
-        raise WeightsError(f"{source} is not in the cache, and {why}: load it once online") from None
+        why, first = "the hub cannot be reached", ""
+        if is_offline_mode():
+            why, first = "HF_HUB_OFFLINE is set", "unset it and "
+        raise WeightsError(
+            f"{source} is not in the cache, and {why}: {first}load it once with a network, after which it is kept; or "
+            f"name a folder with its files; or {PANE}, the small model inside vitrail, which is always there"
+        ) from None
     except HFValidationError as error:
         raise ConfigError(f"{source}: {error}") from None
     except (HfHubHTTPError, OSError) as error:

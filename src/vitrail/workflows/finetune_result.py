@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vitrail.evaluation.report import EvaluationReport
 from vitrail.model.base import ImageModel
 from vitrail.system.intervals import Estimate
 from vitrail.system.results import Result, Rows, format_count
@@ -16,10 +17,11 @@ from vitrail.workflows.suspects import Suspect
 
 MISLABELLED_FILE = "mislabelled.csv"
 """The file, in the folder of a quick head, that lists all suspects."""
+REPORT_FILE = "report.html"
 TRUSTED_ACCURACY = 0.8
 """Accuracy above which a suspicion is roughly more often right than wrong."""
-MOST_LISTED = 20
-"""Largest number of suspects that are shown; the file has all."""
+MOST_LISTED = 5
+"""Largest number of suspects that are listed; the file has all."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,11 +36,14 @@ class FinetuneResult(Result):
     config: RunConfig | None
     """The whole configuration of the training; None for a quick head, for which nothing is trained."""
     accuracy: Estimate | None
-    """On images that were set aside, and for a quick head by cross-validation; None if it was not measured."""
+    """On images that neither trained nor chose anything, and for a quick head by cross-fitting; None if it was not
+    measured."""
     evaluated: int
     """The number of images behind the accuracy."""
     evaluation: dict[str, float] | None = None
-    """All measurements of the last evaluation of a training, if there was one."""
+    """All measurements of the model's evaluation on the validation images, if there was one."""
+    judged: EvaluationReport | None = None
+    """Classes, confusions and mistakes, on the images behind the accuracy; None if it was not measured."""
     report: Path | None = None
     """The page about the model; None if none was made."""
     trials: tuple[Trial, ...] = ()

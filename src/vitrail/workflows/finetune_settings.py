@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from vitrail.data.open import DEFAULT_HOLDOUT, Data, list_splits, name_data, open_training_images
+from vitrail.data.open import Data, choose_test_split, list_splits, name_data, open_training_images, propose_data
 from vitrail.data.sources.source import Source
 from vitrail.data.transforms.decode import decode_to_pillow
 from vitrail.errors import ConfigError, DataError
@@ -22,19 +23,35 @@ from vitrail.system.files import short_name
 from vitrail.system.results import format_count
 from vitrail.training.build import count_steps
 from vitrail.training.config import RunConfig
+from vitrail.weights.source import PANE
 
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03)
 """The learning rates that the paper tries, for batches of 512."""
 PAPER_BATCH = 512
+FITTED_HEAD_RATE, RATE_WIDTH = 1e-4, 256
+"""AdamW's learning rate from a fitted head, for a model of this width; a wider one gets less, in proportion. Measured
+on photos of pets with pane: 1e-4 was better than 3e-5 and 3e-4, and better than SGD at any rate."""
+OPTIMIZER_KEYS = {"kind", "learning_rate", "momentum", "weight_decay"}
 GROWTH = 1.5
 """Factor of the resolution: the paper goes from 224 to 384."""
 MOST_ON_A_CPU = 10e9
 """Operations per image above which a CPU keeps the resolution: a B/16 would take hours."""
+HOLDOUT, BIG_HOLDOUT, FEW_TO_TEST = 0.1, 0.2, 2_000
+"""Share of the images that is set aside, and the larger share below that number of images."""
+LEAST_DIVIDED = 200
+"""Number of validation images from which one half of them chooses and the other reports."""
+EVALUATIONS = 8
+"""Number of evaluations in a run."""
+PATIENCE = 4
+"""Evaluations without a better one after which training ends."""
 FEW = 10_000
 """Number of images below which crops are gentler than the paper's."""
 SIZE_SAMPLES = 32
 """Number of images whose size is read to find the resolution of the data."""
 SCRATCH_LEARNING_RATES = (0.0003, 0.001, 0.003)
+TABLES = (".csv", ".tsv", ".parquet", ".tar")
+COMMON_NAMES = ("annotations", "data", "index", "labels", "metadata", "train", "images")
+"""Names of tables that say nothing about the data."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +62,12 @@ class DataSummary:
     classes: int
     short_side: int
     """Shorter side of a typical image, in pixels."""
+    pixels: int
+    """Pixels of a typical image."""
     has_validation: bool
     """Whether the data has a validation split."""
+    has_test: bool
+    """Whether the data has a test split with labels."""
 
 
 def summarise_data(data: Data) -> DataSummary:
@@ -58,32 +79,41 @@ def summarise_data(data: Data) -> DataSummary:
     source, name = open_training_images(data), name_data(data)
     if source.num_classes < 2:
         count = format_count(source.num_classes, "class")
-        raise DataError(f"{name} has {count}: a classifier needs a folder for each of two or more")
+        raise propose_data(data) or DataError(
+            f"{name} has {count}: a classifier needs a folder for each of two or more"
+        )
     labels = source.labels(0, len(source))
     counts = np.bincount(labels[labels >= 0], minlength=source.num_classes)  # a missing label fails when it is read
     if not counts.all():
         empty = source.classes[int(counts.argmin())] if source.classes else int(counts.argmin())
-        raise DataError(
+        raise propose_data(data) or DataError(
             f"{name} has no image of {empty!r} that can be read: `vitrail data check` tells what was left out; "
             "export those as JPEG, or take the folder away"
         )
-    return DataSummary(len(source), source.num_classes, _median_short_side(source), "val" in list_splits(data))
+    sizes = _read_some_sizes(source)
+    return DataSummary(
+        images=len(source),
+        classes=source.num_classes,
+        short_side=int(statistics.median(min(size) for size in sizes)),
+        pixels=int(statistics.median(height * width for height, width in sizes)),
+        has_validation="val" in list_splits(data),
+        has_test=choose_test_split(data) == "test",
+    )
 
 
-def _median_short_side(source: Source) -> int:
-    """Return the median over some images, spread evenly over the data."""
-    sides = []
+def _read_some_sizes(source: Source) -> list[tuple[int, int]]:
+    """Return the two sides of some images, spread evenly over the data."""
+    sizes = []
     for index in range(0, len(source), max(len(source) // SIZE_SAMPLES, 1)):
         try:
             content = source.read(index).content
-            sides.append(
-                min(content.shape[1:] if isinstance(content, torch.Tensor) else decode_to_pillow(content).size)
-            )
+            size = content.shape[1:] if isinstance(content, torch.Tensor) else decode_to_pillow(content).size
+            sizes.append((int(size[0]), int(size[1])))
         except DataError:
             continue
-    if not sides:
+    if not sizes:
         raise DataError("none of the images that were looked at can be read: `vitrail data check` names what is wrong")
-    return int(statistics.median(sides))
+    return sizes
 
 
 def make_finetune_config(summary: DataSummary, model: ImageModel, name: str) -> dict[str, Any]:
@@ -95,6 +125,17 @@ def make_finetune_config(summary: DataSummary, model: ImageModel, name: str) -> 
     tree["optimizer"] = {"kind": "sgd", "momentum": 0.9, "learning_rate": rate, "clip_norm": 1.0}
     tree["optimizer"]["accumulate"] = count_batch_parts(model, size, tree["data"]["batch_size"])
     return tree
+
+
+def choose_optimizer_for_fitted_head(model: ImageModel) -> dict[str, Any]:
+    """Return the optimizer of a short training that starts from a fitted head: AdamW with small steps.
+
+    The paper's SGD starts from a head of zeros and needs more steps than fit into minutes on a CPU.
+    """
+    architecture = model.architecture
+    width = architecture.width if isinstance(architecture, VitArchitecture) else RATE_WIDTH
+    rate = float(f"{FITTED_HEAD_RATE * RATE_WIDTH / width:.2g}")
+    return {"kind": "adamw", "learning_rate": rate, "weight_decay": 0.05}
 
 
 def count_batch_parts(model: ImageModel, size: tuple[int, int], batch: int) -> int:
@@ -134,12 +175,23 @@ def _make_shared_config(summary: DataSummary) -> dict[str, Any]:
     steps = min(max(math.ceil(30 * summary.images / batch), 200), 10_000)
     # The paper crops down to 5% of the area; with few images that leaves too little to learn from.
     gentle = {"crop_area": (0.35, 1.0)} if summary.images < FEW else {}
-    held_out = {} if summary.has_validation else {"holdout": DEFAULT_HOLDOUT}
+    held_out = {} if summary.has_validation else {"holdout": HOLDOUT if summary.images >= FEW_TO_TEST else BIG_HOLDOUT}
     return {
         "data": {"batch_size": batch, "workers": 0 if summary.images < 1000 else 2, **held_out, "augmentation": gentle},
-        "schedule": {"steps": steps, "decay": "cosine"},
+        "schedule": {"steps": steps, "decay": "cosine", "patience": PATIENCE, "result": "best"},
         "run": {"log_every": 10},
     }
+
+
+def choose_division(summary: DataSummary, validation_images: int, is_sweep: bool) -> str:
+    """Return `data.divide_validation`: how the accuracy is kept apart from what chooses the weights.
+
+    Data with a test split needs no division: the test split reports. A sweep chooses a learning rate too, by the first
+    half, so the other half must report.
+    """
+    if summary.has_test:
+        return "no"
+    return "halves" if is_sweep or validation_images >= LEAST_DIVIDED else "cross-fit"
 
 
 def scale_learning_rate(rate: float, batch: int) -> float:
@@ -173,11 +225,15 @@ def choose_image_size(model: ImageModel, short_side: int, has_gpu: bool) -> tupl
 
 
 def set_intervals(config: RunConfig, given_keys: set[str], summary: DataSummary) -> RunConfig:
-    """Return the configuration with warm-up and intervals that fit its number of steps; `given_keys` stay unchanged."""
+    """Return the configuration with warm-up and intervals that fit its number of steps; `given_keys` stay unchanged.
+
+    The last of the evaluations is at the last step, or a few steps before it would have been due.
+    """
     steps = count_steps(config, summary.images)
+    often = math.ceil(steps / EVALUATIONS)
     values_by_section = {
         "schedule": {"warmup_steps": steps // 10},
-        "run": {"evaluate_every": max(steps // 4, 1), "checkpoint_every": max(steps // 4, 1)},
+        "run": {"evaluate_every": often, "checkpoint_every": often},
     }
     tree = config.model_dump()
     for section, values in values_by_section.items():
@@ -185,6 +241,18 @@ def set_intervals(config: RunConfig, given_keys: set[str], summary: DataSummary)
     return RunConfig(**tree)
 
 
-def name_run_folder(data: str, model: str | None) -> str:
-    """Return a name such as finetune-photos-from-quickstart: the same command resumes in the same folder."""
-    return f"finetune-{short_name(data)}" + (f"-from-{short_name(model)}" if model else "")
+def name_run_folder(data: str, model: str | None, is_quick: bool = False) -> str:
+    """Return a short name such as photos, photos-quick or photos-from-vit-base: the same command has the same folder.
+
+    Args:
+        data: the name of the data. A table with a common name, such as photos/labels.csv, is called after its folder.
+        model: the model to start from; pane is not named, None means from scratch.
+        is_quick: whether only a head is fitted.
+    """
+    path = Path(data)
+    name = short_name(data)
+    if path.suffix.lower() in TABLES:
+        is_common = path.stem.lower() in COMMON_NAMES and path.parent.name
+        name = short_name(path.parent.name if is_common else path.stem)
+    start = "-scratch" if model is None else "" if model == PANE else f"-from-{short_name(model)}"
+    return name + ("-quick" if is_quick else "") + start

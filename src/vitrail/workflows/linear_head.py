@@ -1,55 +1,66 @@
-"""Fit a linear head to the frozen features of a model, in seconds: logistic regression, nothing else is trained.
+"""Fit a linear head to the frozen features of a model, in seconds: in closed form, nothing is trained.
 
-Cross-validation predicts every image with a classifier that was fitted without it. So all images are used, the accuracy
-is honest, and an image whose prediction is confident of another class than its label may be mislabelled.
+Cross-fitting predicts every image with a classifier that was fitted, and tuned, without it. So all images are used, the
+accuracy is honest, and an image whose prediction is confident of another class than its label may be mislabelled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vitrail.data.open import Data, list_splits, name_data, open_data, open_training_images
 from vitrail.data.sources.source import Source, Subset, compute_fingerprint
-from vitrail.errors import ConfigError, DataError, WeightsError, did_you_mean
+from vitrail.errors import ConfigError, DataError, VitrailError, WeightsError, did_you_mean
+from vitrail.evaluation.discriminant import CrossFit, Shrinkage, cross_fit, fit_discriminant
 from vitrail.evaluation.features import Features, extract_features
+from vitrail.evaluation.labels import match_classes
 from vitrail.evaluation.linear_classifier import LinearClassifier
-from vitrail.evaluation.linear_probe import STRENGTHS, cross_validate, fit_probe
+from vitrail.evaluation.predictions import PredictionTable
+from vitrail.evaluation.report import EvaluationReport, make_report
 from vitrail.inference.batches import InferenceOptions, open_model, run_batches
-from vitrail.inference.engine import Model
+from vitrail.inference.engine import Engine, Model
+from vitrail.inference.fastest_engine import open_fastest_engine
+from vitrail.inspection.scores import DoubtfulImage, ModelScores
 from vitrail.model.base import ImageModel
 from vitrail.model.heads import DistilledHead
-from vitrail.system.events import OnEvent, Progress, open_listener, send_progress
+from vitrail.system.device import choose_device
+from vitrail.system.events import OnEvent, Progress, open_listener, send_messages, send_progress
 from vitrail.system.files import short_name
 from vitrail.system.intervals import Estimate, estimate_share
 from vitrail.system.ranks import require_one_process
 from vitrail.system.results import to_plain
 from vitrail.training.config import RunConfig
-from vitrail.training.resolve import Settings, name_settings, resolve
+from vitrail.training.resolve import Settings, flatten_settings, name_settings, resolve
 from vitrail.weights.load import load
 from vitrail.weights.save import save
-from vitrail.workflows.finetune_result import MISLABELLED_FILE, FinetuneResult
-from vitrail.workflows.finetune_settings import summarise_data
+from vitrail.workflows.finetune_result import MISLABELLED_FILE, REPORT_FILE, FinetuneResult
+from vitrail.workflows.finetune_settings import name_run_folder, summarise_data
+from vitrail.workflows.run_report import write_scored_report
 from vitrail.workflows.start_model import name_model, open_start
 from vitrail.workflows.suspects import SuspectRow, find_suspects, name_suspects, write_suspects
 
-ALLOWED = ("folder", "run.folder", "image_size", "model.image_size")
+ALLOWED = ("folder", "run.folder", "image_size", "model.image_size", "report", "run.report")
 """Keys that may be set; the other keys of a training run have no meaning here."""
 MODEL_FOLDER = "model"
-DEFAULT_STRENGTH = STRENGTHS[len(STRENGTHS) // 3]
-"""The strength if every class has one image, so that cross-validation cannot choose one."""
+WRITTEN = (MODEL_FOLDER, MISLABELLED_FILE, REPORT_FILE, "report_files")
+"""What this writes into its folder."""
+DEFAULT_SHRINKAGE = Shrinkage(10.0, 1.0)
+"""The shrinkage if every class has one image, so that nothing can choose one."""
 CHECKED_IMAGES = 8
 """Number of images on which the saved model is checked."""
 SAVED_TOLERANCE, FITTED_TOLERANCE = 1e-6, 1e-3
 """Tolerated differences, as a share of the largest logit: of the loaded from the saved model, and of the head in single
 precision from the fitted classifier."""
-FEW = 1000
-"""Number of images below which starting reader processes takes longer than reading."""
+FEW = 500
+"""Number of images below which preparing a faster precision, or reader processes, takes longer than it saves."""
 
 
 def fit_linear_head(
@@ -66,15 +77,18 @@ def fit_linear_head(
     Args:
         data: DATA, a Source or a list of (image, label) pairs, with at least two classes.
         model: MODEL or a loaded model, whose features are used as they are.
-        folder: where the classifier goes; by default runs/quick-DATA-from-MODEL.
-        settings: `image_size` and `folder`, as a dictionary or `key=value` texts.
-        options: where the features are computed; always in full precision, as the model will be used.
+        folder: where the classifier goes; by default runs/DATA-quick, or runs/DATA-quick-from-MODEL.
+        settings: `image_size`, `folder` and `report`, as a dictionary or `key=value` texts.
+        options: where and in which precision the features are computed; by default in the fastest one that is close
+            to fp32 on these images.
         on_event: called with what happens; None shows a bar on a terminal or in a notebook.
 
     Events:
-        features: model, images, all_images (those that cannot be read too), classes, image_size, features (of each).
+        features: model, images, all_images (those that cannot be read too), classes, image_size, features (of each),
+            precision.
         cross_validation: accuracy (value, low, high; None if every class has one image), images.
         score: split, accuracy, images, problem: the accuracy on val or test, or None and why.
+        report: folder, path, problem: the report's file, or None and why none could be made.
         progress: passes over images.
     """
     require_one_process("quick")
@@ -82,21 +96,22 @@ def fit_linear_head(
     config = resolve_options(data_name, name_model(start), folder, settings if settings is not None else ())
     folder = config.run.folder
     check_folder(folder)
-    summary = summarise_data(data)
-    network = open_start(start, config.model.image_size)
-    source = open_training_images(data)
-    options = replace(options or InferenceOptions(workers=0 if summary.images < FEW else 2), precision="fp32")
     with open_listener(on_event) as listener:
         progress = send_progress(listener, "features")
-        train = extract_features(network, source, options, progress=progress)
+        source = open_training_images(data)
+        progress(0, len(source))
+        summary = summarise_data(data)
+        network = open_start(start, config.model.image_size)
+        engine, options = open_feature_engine(network, source, options, listener)
+        train = extract_features(engine, source, options, progress=progress)
         check_classes(data_name, source, train)
-        listener("features", _describe_features(network, name_model(start), source, train))
-        checked = check_by_cross_validation(train, summary.classes)
+        listener("features", {"precision": engine.precision, **_describe(network, name_model(start), source, train)})
+        checked = check_by_cross_fitting(train, summary.classes)
         listener("cross_validation", {"accuracy": to_plain(checked.accuracy), "images": checked.images})
-        classifier = fit_probe(train.values, train.labels, summary.classes, checked.strength)
+        classifier = fit_discriminant(train.values, train.labels, summary.classes, checked.shrinkage)
         scores: dict[str, Estimate] = {}
         for split in [name for name in ("val", "test") if name in list_splits(data)]:
-            score = score_split(split, data, source, network, classifier, options, progress)
+            score = score_split(split, data, source, engine, classifier, options, progress)
             listener("score", to_plain(score))
             if score.accuracy is not None:
                 scores[split] = score.accuracy
@@ -105,6 +120,10 @@ def fit_linear_head(
         saved = save_and_verify(network, folder, train, source, options, name_model(start))
         suspects = name_suspects(checked.suspects, source, train)
         write_suspects(folder / MISLABELLED_FILE, suspects)
+        scored, report = None, None
+        if checked.predictions is not None:
+            scored = _describe_scores(checked, train, source, network, short_name(data_name))
+            report = _write_report(network, folder, scored, listener) if config.run.report else None
     return FinetuneResult(
         model=network.cpu(),
         folder=folder,
@@ -114,10 +133,32 @@ def fit_linear_head(
         evaluated=checked.images,
         scores=scores,
         suspects=suspects,
+        judged=None if scored is None else scored.report,
+        report=report,
     )
 
 
-def _describe_features(network: ImageModel, name: str, source: Source, train: Features) -> dict[str, Any]:
+def open_feature_engine(
+    network: ImageModel, source: Source, options: InferenceOptions | None, listener: OnEvent
+) -> tuple[Engine, InferenceOptions]:
+    """Open the model for a pass over the images, and return the options of this pass: those given, or good ones."""
+    if options is not None:
+        return open_model(network, options), options
+    is_few = len(source) < FEW
+    options = InferenceOptions(workers=0 if is_few else choose_workers(choose_device("auto").type))
+    if is_few:
+        return open_model(network, options), options
+    engine = open_fastest_engine(network, source, options, send_messages(listener))
+    return engine, replace(options, precision=engine.precision)
+
+
+def choose_workers(device: str) -> int:
+    """Return the number of reader processes: beside a GPU half of the cores, on a CPU one, if there is one to spare."""
+    cores = os.cpu_count() or 1
+    return min(8, max(cores // 2, 1)) if device != "cpu" else min(cores - 1, 1)
+
+
+def _describe(network: ImageModel, name: str, source: Source, train: Features) -> dict[str, Any]:
     """Return the values of a `features` event."""
     return {
         "model": name,
@@ -133,13 +174,20 @@ def resolve_options(data: str, model: str, folder: str | Path | None, settings: 
     """Return folder and image size as the configuration of a training run."""
     for key in sorted(name_settings(settings)):
         if key not in ALLOWED:
-            hint = did_you_mean(key, ALLOWED) or ": folder=… and image_size=… can be given"
+            hint = did_you_mean(key, ALLOWED) or ": folder=…, image_size=… and report=false can be given"
             raise ConfigError(f"quick trains nothing, so {key!r} means nothing to it{hint}; or leave --quick out")
         if folder is not None and key.endswith("folder"):
             raise ConfigError("the folder was given twice: leave out run.folder, or the argument folder")
-    place = str(folder) if folder is not None else f"runs/quick-{short_name(data)}-from-{short_name(model)}"
+    place = str(folder) if folder is not None else f"runs/{name_run_folder(data, model, is_quick=True)}"
     tree = {"data": {"source": data}, "model": {"weights": model}, "schedule": {"steps": 1}}
     return resolve({**tree, "run": {"folder": place}}, settings)
+
+
+def select_allowed(settings: Settings) -> Settings:
+    """Return the settings that have a meaning for a linear head."""
+    if isinstance(settings, Mapping):
+        return {key: value for key, value in flatten_settings(settings) if key in ALLOWED}
+    return [setting for setting in settings if setting.partition("=")[0].strip() in ALLOWED]
 
 
 class CrossValidation(NamedTuple):
@@ -147,20 +195,69 @@ class CrossValidation(NamedTuple):
 
     accuracy: Estimate | None
     images: int
-    strength: float
-    """The best strength of the regularisation."""
+    shrinkage: Shrinkage
+    """The best for the final classifier."""
     suspects: list[SuspectRow]
+    predictions: CrossFit | None
+    """None if every class has one image."""
 
 
-def check_by_cross_validation(train: Features, classes: int) -> CrossValidation:
+def check_by_cross_fitting(train: Features, classes: int) -> CrossValidation:
     """Predict every image without it. If every class has one image, there is nothing to learn from."""
     if not bool((torch.bincount(train.labels) > 1).any()):
-        return CrossValidation(None, 0, DEFAULT_STRENGTH, [])
-    predictions = cross_validate(train.values, train.labels, classes)
+        return CrossValidation(None, 0, DEFAULT_SHRINKAGE, [], None)
+    predictions = cross_fit(train.values, train.labels, classes)
     is_right = predictions.guesses[predictions.known] == train.labels[predictions.known]
     suspects = find_suspects(predictions, train.labels, classes)
     accuracy = estimate_share(int(is_right.sum()), len(is_right))
-    return CrossValidation(accuracy, len(is_right), predictions.strength, suspects)
+    return CrossValidation(accuracy, len(is_right), predictions.shrinkage, suspects, predictions)
+
+
+def _describe_scores(
+    checked: CrossValidation, train: Features, source: Source, network: ImageModel, data_name: str
+) -> ModelScores:
+    """Return the cross-fitted predictions as scores for the report."""
+    report = _report_predictions(checked, train, source, network, data_name)
+
+    def name_class(label: int) -> str:
+        return source.classes[label] if source.classes else str(label)
+
+    doubtful = tuple(
+        DoubtfulImage(int(train.indices[row]), name_class(int(train.labels[row])), name_class(thinks), probability)
+        for row, thinks, probability in checked.suspects
+    )
+    remark = f"Each of {checked.images:,} images was predicted by a head that was fitted and tuned without it."
+    return ModelScores(report, source, remark, doubtful)
+
+
+def _report_predictions(
+    checked: CrossValidation, train: Features, source: Source, network: ImageModel, data_name: str
+) -> EvaluationReport:
+    predictions = checked.predictions
+    assert predictions is not None
+    known = predictions.known
+    table = PredictionTable(
+        indices=train.indices[known].numpy(),
+        labels=train.labels[known].numpy(),
+        guesses=predictions.guesses[known].numpy(),
+        confidences=predictions.confidence[known].numpy(),
+        losses=-np.log(np.maximum(predictions.label_probability[known].numpy(), 1e-300)),
+        right_ranks=predictions.label_rank[known].numpy(),
+    )
+    labels = match_classes(network.labels, network.num_classes, source.classes, source.num_classes)
+    names = {"model": data_name, "data": data_name, "part": None, "left_out": 0}
+    return make_report(table, source, labels, network.labels, network.num_classes, **names)
+
+
+def _write_report(network: ImageModel, folder: Path, scored: ModelScores, listener: OnEvent) -> Path | None:
+    """Write the report and tell it as an event. An error never spoils the classifier."""
+    path, problem = None, ""
+    try:
+        path = write_scored_report(network, scored.report.model, folder, scored, on_event=listener)
+    except Exception as error:  # the classifier must not be lost for a report
+        problem = str(error) if isinstance(error, VitrailError | OSError) else f"{type(error).__name__}: {error}"
+    listener("report", {"folder": str(folder), "path": None if path is None else str(path), "problem": problem})
+    return path
 
 
 def check_folder(folder: Path) -> None:
@@ -168,7 +265,7 @@ def check_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file: give another folder=…")
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    others = [name for name in names if name not in (MODEL_FOLDER, MISLABELLED_FILE) and not name.startswith(".")]
+    others = [name for name in names if name not in WRITTEN and not name.startswith(".")]
     if MODEL_FOLDER in names and MISLABELLED_FILE not in names:
         others = [MODEL_FOLDER]
     if others:
@@ -198,7 +295,7 @@ def score_split(
     split: str,
     data: Data,
     source: Source,
-    network: ImageModel,
+    engine: Engine,
     classifier: LinearClassifier,
     options: InferenceOptions,
     progress: Progress,
@@ -208,7 +305,7 @@ def score_split(
         other = open_data(data, split)
         if other.classes != source.classes or other.num_classes > source.num_classes:
             raise DataError("its classes are not those of train; `vitrail data check` tells how they differ")
-        features = extract_features(network, other, options, progress=progress)
+        features = extract_features(engine, other, options, progress=progress)
     except DataError as error:
         return SplitScore(split, None, 0, str(error))
     hits = int((classifier.predict(features.values) == features.labels).sum())
@@ -237,9 +334,8 @@ def check_head(
     network: ImageModel, classifier: LinearClassifier, train: Features, source: Source, options: InferenceOptions
 ) -> None:
     """Raise a ConfigError if the model's logits are not the classifier's: a foreign head may do more than a product."""
-    logits = compute_logits(network, train, source, options)
-    expected = classifier.scores(train.values[: len(logits)]).to(logits)
-    if not _is_near(logits, expected, FITTED_TOLERANCE):
+    logits, features = compute_outputs(network, train, source, options)
+    if not _is_near(logits, classifier.scores(features).to(logits), FITTED_TOLERANCE):
         raise ConfigError("this model's head changes its representation before the last layer: leave --quick out")
 
 
@@ -247,21 +343,26 @@ def save_and_verify(
     network: ImageModel, folder: Path, train: Features, source: Source, options: InferenceOptions, model: str
 ) -> Path:
     """Save the model, check that the loaded model computes the same, and return the folder of the weights."""
-    notes = f"A head fitted by logistic regression to {len(train):,} images; the rest is as it was in {model}."
+    notes = f"A linear head fitted in closed form to {len(train):,} images; the rest is as it was in {model}."
     network.learned_from = compute_fingerprint(source)
-    before = compute_logits(network, train, source, options)
+    before, _ = compute_outputs(network, train, source, options)
     saved = save(network, folder / MODEL_FOLDER, notes=notes)
-    if not _is_near(compute_logits(load(saved), train, source, options), before, SAVED_TOLERANCE):
+    after, _ = compute_outputs(load(saved), train, source, options)
+    if not _is_near(after, before, SAVED_TOLERANCE):
         raise WeightsError(f"{saved} computes something else after loading than before saving: please report this")
     return saved
 
 
-def compute_logits(network: ImageModel, train: Features, source: Source, options: InferenceOptions) -> Tensor:
-    """Return the model's logits for the first readable images."""
+def compute_outputs(
+    network: ImageModel, train: Features, source: Source, options: InferenceOptions
+) -> tuple[Tensor, Tensor]:
+    """Return the model's logits and features of the first readable images, in fp32."""
     subset = Subset(source, train.indices[:CHECKED_IMAGES].numpy())
     options = InferenceOptions(len(subset), 0, options.device, "fp32")
-    batches = run_batches(open_model(network, options), subset, options)
-    return torch.cat([output.logits.cpu() for _, output in batches if output.logits is not None])
+    engine = open_model(network, options)
+    outputs = [output for _, output in run_batches(engine, subset, options, logits=True, embeddings=True)]
+    logits, features = zip(*outputs, strict=True)
+    return torch.cat([part.cpu() for part in logits]), torch.cat([part.cpu() for part in features])
 
 
 def _is_near(one: Tensor, other: Tensor, share: float) -> bool:

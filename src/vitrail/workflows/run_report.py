@@ -1,4 +1,4 @@
-"""The report that is made of every finished run."""
+"""The report of every finished run, and of a classifier that was made without one."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from pathlib import Path
 
 from vitrail.data.open import Data
 from vitrail.errors import VitrailError
-from vitrail.inspection.image_choice import choose_photographs
+from vitrail.inspection.image_choice import choose_from_source, choose_photographs
 from vitrail.inspection.images import MOST
-from vitrail.inspection.inspect import REPORT, choose_run_images, inspect_loaded
+from vitrail.inspection.inspect import REPORT, inspect_loaded, name_models, open_run_images
+from vitrail.inspection.score_images import LabelledImages, score_images
+from vitrail.inspection.scores import ModelScores
+from vitrail.model.base import ImageModel
 from vitrail.model.cost import compute_cost
 from vitrail.system.device import choose_device
-from vitrail.system.events import OnEvent, ignore_event
+from vitrail.system.events import OnEvent, ignore_event, send_messages
 from vitrail.training.result import TrainingResult
 
-CPU_OPERATIONS = 2e12
-"""Operations that a CPU may spend on one pass over the images: about ten seconds."""
+CPU_OPERATIONS, QUICK_OPERATIONS = 2e12, 2.5e10
+"""Operations that a CPU may spend on one pass over the images: about ten seconds, and less than one."""
 LEAST = 8
 """Images that are measured on even where they take longer."""
 STOPPED = "stopped"
@@ -25,7 +28,12 @@ STOPPED = "stopped"
 
 
 def write_run_report(
-    result: TrainingResult, *, source: Data | None = None, on_event: OnEvent = ignore_event
+    result: TrainingResult,
+    *,
+    source: Data | None = None,
+    scores: ModelScores | None = None,
+    is_brief: bool = False,
+    on_event: OnEvent = ignore_event,
 ) -> TrainingResult:
     """Write the report of a finished run into its folder, and return the result with the report's path.
 
@@ -34,17 +42,21 @@ def write_run_report(
     Args:
         result: The run. Without `run.report`, and on all ranks but the first, there is no report.
         source: The images of the run, if no name opens them.
+        scores: How good the model is. If None, a classifier is scored on the images that the run was validated on: on
+            as many of them, evenly spread, as take about 15 seconds.
+        is_brief: Whether it must be made within seconds: the inside is measured on few images.
         on_event: Called with what happens.
 
     Events:
         report: folder, path, problem: the report's file, or None and why none could be made.
         progress: the passes over images.
+        message: why the model could not be scored.
     """
     if not result.config.run.report or os.environ.get("RANK", "0") != "0":
         return result
     values = {"folder": str(result.folder), "path": None, "problem": ""}
     try:
-        result = replace(result, report=_inspect_run(result, source, on_event))
+        result = replace(result, report=_inspect_run(result, source, scores, is_brief, on_event))
         values["path"] = str(result.report)
     except KeyboardInterrupt:
         values["problem"] = STOPPED
@@ -55,13 +67,58 @@ def write_run_report(
     return result
 
 
-def _inspect_run(result: TrainingResult, source: Data | None, on_event: OnEvent) -> Path:
-    device = choose_device(result.config.run.device)
-    affordable = MOST if device.type == "cuda" else int(CPU_OPERATIONS / compute_cost(result.model.architecture).flops)
-    choice = choose_run_images(result.config, source) or choose_photographs()
-    path, most = result.folder / REPORT, min(max(affordable, LEAST), MOST)
+def _inspect_run(
+    result: TrainingResult, source: Data | None, scores: ModelScores | None, is_brief: bool, on_event: OnEvent
+) -> Path:
+    device, names = choose_device(result.config.run.device), [str(result.folder)]
+    images = open_run_images(result.config, source)
+    choice = choose_photographs() if images is None else images.choice
+    path = result.folder / REPORT
     try:
         model = result.model.to(device)
-        return inspect_loaded([str(result.folder)], [model], choice, path, most, on_event).report
+        if scores is None and images is not None and images.labelled is not None:
+            scores = _score_run(model, images.labelled, name_models(names)[0], on_event)
+        most = _count_affordable(model, QUICK_OPERATIONS if is_brief else CPU_OPERATIONS)
+        return inspect_loaded(names, [model], choice, path, most, on_event, [scores]).report
     finally:
         result.model.cpu()
+
+
+def _score_run(model: ImageModel, images: LabelledImages, name: str, on_event: OnEvent) -> ModelScores | None:
+    """Score the model. If that fails, the rest of the report is still worth having."""
+    try:
+        return score_images(model, images, name, on_event=on_event)
+    except VitrailError as error:
+        send_messages(on_event)(f"the report is without the accuracy: {error}")
+        return None
+
+
+def write_scored_report(
+    model: ImageModel, name: str, folder: Path, scores: ModelScores, *, on_event: OnEvent = ignore_event
+) -> Path:
+    """Write `folder`/report.html about a classifier that was made without a training run, and return its path.
+
+    It looks inside the model on images of `scores.source`, on so few that this takes seconds.
+
+    Args:
+        model: The classifier, on any device.
+        name: Its name in the report, which strangers may read.
+        folder: Where the report goes. If the weights lie in it, the report shows their card.
+        scores: How good the model is.
+        on_event: Called with `progress` events.
+
+    Raises:
+        ConfigError: The report cannot be written.
+        DataError: None of the images can be read.
+    """
+    choice = choose_from_source(scores.source, scores.report.data)
+    most = _count_affordable(model, QUICK_OPERATIONS)
+    path = folder / REPORT
+    return inspect_loaded([str(folder)], [model], choice, path, most, on_event, [scores], [name]).report
+
+
+def _count_affordable(model: ImageModel, operations: float) -> int:
+    """Return the number of images to measure on: on a CPU as many as so many operations allow."""
+    if next(model.parameters()).device.type == "cuda":
+        return MOST
+    return min(max(int(operations / compute_cost(model.architecture).flops), LEAST), MOST)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from vitrail.data.sources.source import Source
+from vitrail.evaluation.discriminant import CrossFit
 from vitrail.evaluation.features import Features
-from vitrail.evaluation.linear_probe import OutOfFoldPredictions
 from vitrail.system.files import write_whole
 
 
@@ -38,7 +38,7 @@ class SuspectRow(NamedTuple):
     probability: float
 
 
-def find_suspects(predictions: OutOfFoldPredictions, labels: Tensor, num_classes: int) -> list[SuspectRow]:
+def find_suspects(predictions: CrossFit, labels: Tensor, num_classes: int) -> list[SuspectRow]:
     """Return the images whose prediction contradicts their label, the most confident first.
 
     As in confident learning (arXiv 1911.00068), the threshold of a class is the mean probability of that class over the

@@ -13,9 +13,11 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.data.check.report import FACTS, NO_FILE, DataReport, SplitFacts
-from vitrail.data.open import Data, open_splits
+from vitrail.data.open import Data, add_labels_from, open_splits
 from vitrail.data.parallel import map_samples, resolve_worker_count
-from vitrail.data.sources.folder import IMAGE_SUFFIXES, FileSource
+from vitrail.data.sources.flat_folder import FlatFolder, parse_labels_from
+from vitrail.data.sources.folder import FileSource
+from vitrail.data.sources.image_files import IMAGE_SUFFIXES, is_image_name
 from vitrail.data.sources.source import Source, make_printable
 from vitrail.data.transforms.decode import EXTENSIONS, FORMATS, decode_to_pillow, read_format
 from vitrail.errors import DataError
@@ -30,6 +32,7 @@ _GREY_MODES = ("1", "L", "LA", "La", "I", "F")
 def check_data(
     data: Data,
     *,
+    labels_from: str | None = None,
     workers: int | None = None,
     out: str | Path | None = None,
     on_event: OnEvent | None = None,
@@ -40,6 +43,8 @@ def check_data(
 
     Args:
         data: anything that `open_data` accepts.
+        labels_from: where the class stands in the names of a folder's images: "NAME_*" for cat_1.jpg, or a regular
+            expression with one group.
         workers: processes; one per core if None.
         out: a JSON file for the report.
         on_event: called with what happens; by default a terminal or notebook shows a bar.
@@ -48,11 +53,12 @@ def check_data(
         A report of all findings; `report.failed` tells whether training should not start.
 
     Raises:
-        ConfigError: `workers` is less than 1, or `out` cannot be written.
+        ConfigError: `workers` is less than 1, `out` cannot be written, or `labels_from` cannot be understood.
         DataError: the data set cannot be opened.
     """
     workers, out = resolve_worker_count(workers), None if out is None else Path(out)
     check_out_file(out)
+    data = add_labels_from(data, labels_from)
     sources = open_splits(data)
     total, done, parts = sum(map(len, sources.values())), 0, []
     with open_listener(on_event) as listener:
@@ -117,14 +123,33 @@ def _looks_grey(image: Image.Image) -> bool:
 
 
 def _find_ignored(data: Data, source: Source) -> Iterator[tuple[str, str]]:
-    """Yield each file in a folder of class folders that is not used, with the reason."""
-    if not isinstance(source, FileSource) or Path(str(data)).is_file() or len(list(source.root.glob("*.csv"))) == 1:
+    """Yield each file in a folder that is not used, with the reason."""
+    if isinstance(data, FlatFolder) and isinstance(source, FileSource):
+        yield from _find_unlabelled(source.root, data.labels_from)
+        return
+    if (
+        not isinstance(source, FileSource)
+        or Path(str(data)).expanduser().is_file()
+        or len(list(source.root.glob("*.csv"))) == 1
+    ):
         return
     for path in _list_entries(source.root):
         if path.is_dir():
             yield from _find_ignored_below(path, (_identify_folder(source.root),))
         elif path.name.lower().endswith(IMAGE_SUFFIXES):
             yield make_printable(path), "lies in no class folder"
+
+
+def _find_unlabelled(folder: Path, labels_from: str) -> Iterator[tuple[str, str]]:
+    """Yield what is not used of a folder whose images' names tell their classes."""
+    pattern = parse_labels_from(labels_from)
+    for path in _list_entries(folder):
+        if path.is_dir():
+            yield make_printable(path), "a folder, and labels_from takes the images in the folder itself"
+        elif not is_image_name(path.name):
+            yield make_printable(path), f"its name ends in none of {', '.join(IMAGE_SUFFIXES)}"
+        elif pattern.find_label(path.name) is None:
+            yield make_printable(path), f"its name does not fit labels_from = {labels_from!r}"
 
 
 def _find_ignored_below(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, str]]:

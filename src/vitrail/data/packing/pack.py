@@ -11,7 +11,7 @@ import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,13 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail import __version__
-from vitrail.data.open import Data, name_data, open_splits
+from vitrail.data.open import Data, add_labels_from, name_data, open_splits
 from vitrail.data.order import Order
 from vitrail.data.packing.pack_journal import BrokenRecord, PackJournal, Plan, read_finished_pack
 from vitrail.data.packing.pack_result import PackResult
 from vitrail.data.packing.writers import WRITERS, PackedSample, ShardWriter
 from vitrail.data.parallel import map_samples, resolve_worker_count
+from vitrail.data.sources.flat_folder import FlatFolder
 from vitrail.data.sources.folder import FileSource
 from vitrail.data.sources.list_source import ListSource
 from vitrail.data.sources.shards import MANIFEST
@@ -49,6 +50,7 @@ def pack_data(
     out: str | Path,
     *,
     split: str | None = None,
+    labels_from: str | None = None,
     format: str = "tar",
     shard_mb: float = 100,
     resize: int | None = None,
@@ -66,6 +68,8 @@ def pack_data(
         data: anything that `open_data` accepts.
         out: a new or empty folder, or one in which the same data set was packed before.
         split: one split; None packs all.
+        labels_from: where the class stands in the names of a folder's images: "NAME_*" for cat_1.jpg, or a regular
+            expression with one group.
         format: "tar" (WebDataset layout) or "parquet" (Hugging Face layout).
         shard_mb: the approximate size of a shard in megabytes.
         resize: an image with a longer shorter side becomes a JPEG with a shorter side of this many pixels. All other
@@ -84,9 +88,10 @@ def pack_data(
         DataError: a sample cannot be read and `skip_broken` is False, or the shards cannot be written.
     """
     _check_options(format, shard_mb, resize)
+    data = add_labels_from(data, labels_from)
     workers, out, folder = resolve_worker_count(workers), Path(out).expanduser(), _find_folder(data)
-    if folder and Path(str(data)).expanduser().is_dir() and out.resolve().is_relative_to(folder.resolve()):
-        raise ConfigError(f"{out} lies inside {data} and would become a part of it: give another folder")
+    if folder and Path(name_data(data)).expanduser().is_dir() and out.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(f"{out} lies inside {name_data(data)} and would become a part of it: give another folder")
     sources = open_splits(data, split)
     options = {"format": format, "shard_mb": float(shard_mb), "resize": resize, "seed": seed if shuffle else None}
     plan = _make_plan(data, sources, folder, options)
@@ -279,9 +284,9 @@ def _read_size(path: Path) -> int:
 
 def _find_folder(data: Data) -> Path | None:
     """Return the folder that sample names start with, if they are paths."""
-    if not isinstance(data, str | Path):
+    if not isinstance(data, str | Path | FlatFolder):
         return None
-    path = Path(data).expanduser()
+    path = Path(name_data(data)).expanduser()
     try:
         return path if path.is_dir() else path.parent if path.is_file() else None
     except OSError:  # opening the data will raise it
@@ -289,14 +294,22 @@ def _find_folder(data: Data) -> Path | None:
 
 
 def _shorten(name: str, folder: Path | None) -> str:
-    """Return a name without the folder of the data set, the same on every system."""
-    return name.removeprefix(f"{make_printable(folder)}{os.sep}").replace(os.sep, "/") if folder else name
+    """Return a name without the folder of the data set, however the folder was given, the same on every system."""
+    prefixes = _list_prefixes(folder) if folder else ()
+    short = next((name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix)), name)
+    return short.replace(os.sep, "/") if folder else short
+
+
+@lru_cache
+def _list_prefixes(folder: Path) -> tuple[str, ...]:
+    return tuple(f"{make_printable(place)}{os.sep}" for place in (folder, folder.absolute(), folder.resolve()))
 
 
 def _choose_title(data: Data) -> str:
     """Return a name of the data set that is the same on every machine."""
-    if isinstance(data, str | Path):
-        return make_printable(Path(data).expanduser().resolve().name) if _find_folder(data) else str(data)
+    if isinstance(data, str | Path | FlatFolder):
+        name = name_data(data)
+        return make_printable(Path(name).expanduser().resolve().name) if _find_folder(data) else name
     return type(data).__name__ if isinstance(data, Source) else name_data(data)
 
 

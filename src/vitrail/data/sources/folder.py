@@ -1,4 +1,4 @@
-"""Images in folders: one folder per class, or a table with the label of each file."""
+"""Image files that a table lists with their labels: a CSV, or the annotations beside a split's images."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import logging
 import os
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from vitrail.data.order import Indices
-from vitrail.data.sources.source import Sample, Source, make_printable, read_file
+from vitrail.data.sources.image_files import make_printable, read_stat
+from vitrail.data.sources.source import Sample, Source, read_file
 from vitrail.data.sources.table_cache import MappedTable, load_or_build_table
 from vitrail.errors import DataError
 from vitrail.system.files import open_regular_file
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
 IMAGE_COLUMNS = ("image", "file_name", "filename", "file", "path", "image_path")
 LABEL_COLUMNS = ("label", "class", "category", "target", "species")
 ANNOTATED_FOLDER = "images"
@@ -31,17 +32,22 @@ log = logging.getLogger("vitrail")
 
 
 class FileSource(Source):
-    """Image files below a folder, with a table of their names and labels."""
+    """Image files with a table of their names and labels. A name is relative to a folder, or, from a CSV, absolute."""
 
     def __init__(self, root: Path, table: MappedTable, classes: tuple[str, ...]) -> None:
         self.root, self.table, self.classes = root, table, classes
+        self._real_root = os.path.realpath(root)
 
     def __len__(self) -> int:
         return len(self.table["labels"])
 
     def path(self, index: int) -> Path:
+        return self.root / self.stored_name(index)
+
+    def stored_name(self, index: int) -> str:
+        """Return the path as the table has it."""
         start, stop = self.table["starts"][index : index + 2]
-        return self.root / os.fsdecode(self.table["names"][start:stop].tobytes())
+        return os.fsdecode(self.table["names"][start:stop].tobytes())
 
     def read(self, index: int) -> Sample:
         return Sample(read_file(self.path(index)), int(self.table["labels"][index]))
@@ -50,47 +56,32 @@ class FileSource(Source):
         return make_printable(self.path(index))
 
     def identity(self, index: int) -> str:
-        return self.path(index).relative_to(self.root).as_posix()
+        """Return the path relative to the folder; of an absolute path that leads elsewhere, the path itself.
+
+        It is the same from every working directory, and whichever way the folder is reached.
+        """
+        path = Path(self.stored_name(index))
+        if path.is_absolute():
+            path = _shorten_absolute(os.path.normpath(path), self._real_root)
+        return path.as_posix()
 
     def labels(self, start: int, stop: int) -> Indices:
         labels: Indices = self.table["labels"][start:stop].astype(np.int64)
         return labels
 
 
-def open_class_folders(root: Path, classes: Sequence[str] | None = None) -> FileSource:
-    """Open a folder with one subfolder per class; images may be in deeper subfolders.
-
-    `classes` gives the class names in order, for a split that may lack classes of another split.
-    """
-    here, classes = list_class_folders(root), list_class_folders(root) if classes is None else list(classes)
-    folders = [(label, root / name) for label, name in enumerate(classes) if name in here]
-    facts = [
-        f"{label} {make_printable(f)} {_read_stat(f).st_mtime_ns}"
-        for label, top in folders
-        for f in _walk_folders(top, root)
-    ]
-
-    def build(folder: Path) -> None:
-        _write_table(folder, ((path, label) for label, top in folders for path in _walk_images(root, top)))
-
-    table = load_or_build_table(f"folder {root.resolve()}", "\n".join(facts), build)
-    files = FileSource(root, table, tuple(map(make_printable, classes)))
-    flat = sum(entry.name.lower().endswith(IMAGE_SUFFIXES) for entry in _list_entries(root))
-    if flat and len(files):
-        log.warning("%s: %d images lie beside the folders of the classes, and are not used", root, flat)
-    if not len(files):
-        problem = (
-            f"{flat} images lie in {root} itself" if flat else f"{root} holds no images ({', '.join(IMAGE_SUFFIXES)})"
-        )
-        raise DataError(
-            f"{problem}: expected a folder for each class with images in it, or a CSV that tells their labels"
-        )
-    return files
+def _shorten_absolute(path: str, root: str) -> Path:
+    """Return a path relative to a folder without links if it is in there, perhaps by links; otherwise as it is."""
+    folder, name = os.path.split(path)
+    for place in (folder, _resolve_folder(folder)):
+        if Path(place).is_relative_to(root):
+            return Path(place).relative_to(root) / name
+    return Path(path)
 
 
-def list_class_folders(root: Path) -> list[str]:
-    """Return the sorted names of the subfolders that are not hidden."""
-    return [entry.name for entry in _list_entries(root) if _is_dir(entry) and not entry.name.startswith(".")]
+@lru_cache(maxsize=4096)
+def _resolve_folder(folder: str) -> str:
+    return os.path.realpath(folder)
 
 
 def find_annotation_table(root: Path) -> Path | None:
@@ -101,7 +92,7 @@ def find_annotation_table(root: Path) -> Path | None:
 
 def open_annotated_folder(table: Path, classes: Sequence[str]) -> FileSource:
     """Open the images of an annotation table, whose lines hold a name, a class and more, separated by tabs."""
-    stat, numbers = _read_stat(table), {name: number for number, name in enumerate(classes)}
+    stat, numbers = read_stat(table), {name: number for number, name in enumerate(classes)}
 
     def rows() -> Iterator[tuple[bytes, int]]:
         for number, line in enumerate(read_file(table).decode(errors="replace").splitlines(), start=1):
@@ -120,21 +111,24 @@ def open_annotated_folder(table: Path, classes: Sequence[str]) -> FileSource:
     facts = f"{stat.st_size} {stat.st_mtime_ns} {' '.join(classes)}"
 
     def build(folder: Path) -> None:
-        _write_table(folder, rows())
+        write_table(folder, rows())
 
     index = load_or_build_table(f"annotated {table.resolve()}", facts, build)
     return FileSource(table.parent, index, tuple(map(make_printable, classes)))
 
 
 def open_csv(path: Path, split: str | None = None) -> FileSource:
-    """Open a CSV with a column of image paths (relative to its folder), one of labels, and optionally one of splits."""
-    stat = _read_stat(path)
+    """Open a CSV with a column of image paths, one of labels, and optionally one of splits.
+
+    A path is absolute, or relative to the folder of the CSV.
+    """
+    stat = read_stat(path)
 
     def build(folder: Path) -> None:
         words = {label for _, label in _read_csv_rows(path, None)}  # of all splits, so that labels agree
-        classes = sorted(words, key=int) if all(word.isdecimal() for word in words) else sorted(words)
+        classes = sort_classes(words)
         numbers = {word: number for number, word in enumerate(classes)}
-        _write_table(folder, ((os.fsencode(name), numbers[label]) for name, label in _read_csv_rows(path, split)))
+        write_table(folder, ((os.fsencode(name), numbers[label]) for name, label in _read_csv_rows(path, split)))
         (folder / "classes.json").write_text(json.dumps(classes), encoding="utf-8")
 
     table = load_or_build_table(f"csv {split} {path.resolve()}", f"{stat.st_size} {stat.st_mtime_ns}", build)
@@ -143,30 +137,25 @@ def open_csv(path: Path, split: str | None = None) -> FileSource:
     )
     if not len(files):
         raise DataError(f"{path} lists no images" + (f" in the split {split!r}" if split else ""))
+    _check_base(path, files)
     return files
+
+
+def _check_base(path: Path, files: FileSource) -> None:
+    """Raise a DataError if the paths of a CSV seem to be relative to the working directory."""
+    name = Path(files.stored_name(0))
+    if not name.is_absolute() and not os.path.lexists(files.path(0)) and os.path.lexists(name):
+        raise DataError(
+            f"{make_printable(path)} lists {make_printable(name)}, which is found from the working directory, but "
+            f"paths in a CSV are relative to the folder of the CSV: move the CSV to {make_printable(Path.cwd())}, or "
+            "write absolute paths"
+        )
 
 
 def read_csv_splits(path: Path) -> set[str]:
     """Return the values of the column `split`; empty if there is no such column."""
     with _open_csv_reader(path) as reader:
         return {row["split"] or "" for row in reader} if "split" in (reader.fieldnames or ()) else set()
-
-
-def walk_files(root: Path) -> Iterator[str]:
-    """Yield the paths of all files below a folder, except hidden ones. Links are followed, each folder once."""
-    entered = set[tuple[int, int]]()
-    for folder, folders, names in os.walk(root, followlinks=True, onerror=_raise_data_error):
-        here = _identify_folder(Path(folder))
-        if here in entered:
-            folders.clear()
-            continue
-        entered.add(here)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (f"{folder}{os.sep}{name}" for name in names if not name.startswith("."))
-
-
-def _raise_data_error(error: OSError) -> None:
-    raise DataError(f"{make_printable(error.filename)} cannot be listed: {error.strerror}")
 
 
 def _read_csv_rows(path: Path, split: str | None) -> Iterator[tuple[str, str]]:
@@ -197,7 +186,18 @@ def _open_csv_reader(path: Path) -> Iterator[csv.DictReader[str]]:
         raise DataError(f"{path} cannot be read: {error}") from None
 
 
-def _write_table(folder: Path, rows: Iterator[tuple[bytes, int]]) -> None:
+def sort_classes(names: set[str]) -> list[str]:
+    """Return the names of classes in order: as numbers if all are numbers."""
+    return sorted(names, key=int) if all(name.isdecimal() for name in names) else sorted(names)
+
+
+@lru_cache
+def warn_once(text: str) -> None:
+    """Warn, but not again when the same data is opened once more."""
+    log.warning("%s", text)
+
+
+def write_table(folder: Path, rows: Iterator[tuple[bytes, int]]) -> None:
     """Write three columns: all names in one array of bytes, where each name starts, and the labels."""
     starts, labels = array("q", [0]), array("i")
     with (folder / "names").open("wb") as file:
@@ -210,54 +210,3 @@ def _write_table(folder: Path, rows: Iterator[tuple[bytes, int]]) -> None:
         np.save(folder / f"{column}.npy", values)
     del names
     (folder / "names").unlink()
-
-
-def _read_stat(path: Path) -> os.stat_result:
-    try:
-        return path.stat()
-    except OSError as error:
-        raise DataError(f"{make_printable(path)} cannot be read: {error.strerror}") from None
-
-
-def _list_entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
-    except OSError as error:
-        raise DataError(f"{make_printable(folder)} cannot be listed: {error.strerror}") from None
-
-
-def _walk_folders(top: Path, root: Path) -> Iterator[Path]:
-    """Yield a folder and its subfolders. Links are followed, but not back to a folder above."""
-    return _walk_folders_below(top, (_identify_folder(root),))
-
-
-def _walk_folders_below(top: Path, above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
-    here = _identify_folder(top)
-    if here in above:
-        return
-    yield top
-    for entry in _list_entries(top):
-        if _is_dir(entry) and not entry.name.startswith("."):
-            yield from _walk_folders_below(Path(entry.path), (*above, here))
-
-
-def _identify_folder(folder: Path) -> tuple[int, int]:
-    stat = _read_stat(folder)
-    return stat.st_dev, stat.st_ino
-
-
-def _walk_images(root: Path, top: Path) -> Iterator[bytes]:
-    """Yield the names of the images of a class, relative to the root."""
-    for folder in _walk_folders(top, root):
-        for entry in _list_entries(folder):
-            name = entry.name
-            if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith(".") and not _is_dir(entry):
-                yield os.fsencode(Path(entry.path).relative_to(root))
-
-
-def _is_dir(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.order import Indices
-from vitrail.data.sources.folder import IMAGE_SUFFIXES
+from vitrail.data.sources.image_files import IMAGE_SUFFIXES
 from vitrail.data.sources.source import MOST_BYTES, Sample, Source, make_printable, read_file
 from vitrail.data.sources.table_cache import MappedTable, load_or_build_table
 from vitrail.errors import DataError

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from vitrail.data.order import Indices
-from vitrail.errors import ConfigError, DataError, escape_unprintable
+from vitrail.data.sources.image_files import MOST_BYTES as MOST_BYTES
+from vitrail.data.sources.image_files import make_printable as make_printable
+from vitrail.errors import ConfigError, DataError
 from vitrail.system.files import read_regular_file
 
 SPLITS = {
@@ -27,9 +29,6 @@ SPLITS = {
 }
 """The names of the splits, and the words that mean them in file and folder names."""
 
-
-MOST_BYTES = 500_000_000
-"""The largest image file that is read."""
 MOST_LABELS = 10_000_000
 """Labels count from 0 and stay below this: larger numbers are not labels, but names of something."""
 FINGERPRINT_SAMPLES = 1000
@@ -171,6 +170,15 @@ def hold_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:
     return Subset(source, np.flatnonzero(~out)), Subset(source, np.flatnonzero(out))
 
 
+def halve_source(source: Source, seed: int = 1) -> tuple[Subset, Subset]:
+    """Divide a source into two halves, each class as evenly as possible. The choice depends on names and the seed."""
+    count = len(source)
+    salt = seed.to_bytes(16, "big", signed=True)
+    keys = np.fromiter((hash_name(salt, source.identity(index)) for index in range(count)), np.uint64, count)
+    order = np.lexsort((keys, source.labels(0, count)))  # neighbours are of one class wherever that is possible
+    return Subset(source, np.sort(order[::2])), Subset(source, np.sort(order[1::2]))
+
+
 def hash_name(salt: bytes, identity: str) -> int:
     """Return a number that orders samples at random, the same wherever the data is stored."""
     digest = hashlib.blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=8, salt=salt).digest()
@@ -234,9 +242,3 @@ def read_small_text(file: Path, most_bytes: int) -> str:
     except (ValueError, DataError) as error:
         reason = "no UTF-8 text" if isinstance(error, UnicodeError) else str(error).removeprefix("cannot be read: ")
         raise DataError(f"{make_printable(file)} cannot be read: {reason}") from None
-
-
-def make_printable(path: str | os.PathLike[str]) -> str:
-    """Return a path or a text on one line, with unprintable characters escaped."""
-    text = os.fspath(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return escape_unprintable(text)

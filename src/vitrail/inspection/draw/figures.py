@@ -14,9 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from vitrail.config import show_size
 from vitrail.data.sources.source import make_printable
 from vitrail.inspection.draw.canvas import (
+    MOST_TICKS,
+    NARROW,
+    ON_DARK,
+    OVERLAY,
     add_bar,
     describe,
     join_tiles,
@@ -28,6 +31,7 @@ from vitrail.inspection.draw.canvas import (
     show_map,
     show_picture,
 )
+from vitrail.inspection.draw.charts import draw_distance, draw_layers, find_uniform
 from vitrail.inspection.findings import (
     Absent,
     Array,
@@ -40,7 +44,7 @@ from vitrail.inspection.findings import (
     ShownImage,
     Tokens,
 )
-from vitrail.system.figures import BLUE, FAINT, INK, VERMILION, new_figure
+from vitrail.system.figures import FAINT, INK, VERMILION, new_figure
 from vitrail.training.curves import draw_curves
 
 if TYPE_CHECKING:
@@ -52,102 +56,102 @@ MOST_SMALL_MAPS, THINNED_FROM = 14, 16
 """A grid with a side longer than the second number is thinned to about the first number of maps a side."""
 MOST_IMAGES, MOST_LAYERS, MOST_CHOSEN = 8, 4, 2
 """Images in the figure of rollouts; layers and images in the figure of tokens."""
-NUMBERED = 12
-"""A similarity map of at most so many layers shows its numbers."""
 LONGEST = 4
 """How many times as long as wide the picture of all position embeddings may be; else the shorter side is stretched."""
 GUESSES = 3
 SIDE, LEAST_SIDE, MOST_SIDE = 256, 24, 700
 """Pixels: smaller images are enlarged to the first, so that a map over them is smooth; small maps of positions to the
 second; a picture of all these maps goes into an SVG unchanged up to the third."""
-SIMILARITY, HEAT, ALIKE, AROUND_ZERO = "viridis", "inferno", "magma", "RdBu_r"
+SIMILARITY, HEAT, AROUND_ZERO = "viridis", "inferno", "RdBu_r"
 """Colour maps."""
-ON_DARK, ON_LIGHT = "#FEFEFE", "#111111"
-"""Colours of numbers on a colour map. A page in dark mode changes all other colours, but not these."""
 
 
-def draw_findings(findings: Findings, folder: Path, top: float | None = None) -> dict[str, Path]:
+def draw_findings(findings: Findings, folder: Path, top: float | None = None, narrow: bool = False) -> dict[str, Path]:
     """Draw all figures of a model into a folder.
 
     Args:
         findings: what was measured; absent parts have no figure.
         folder: created if it does not exist.
         top: the end of the distance axis, in pixels, so that several models can be compared.
+        narrow: draw for the width of a phone, as SVG alone, and leave out what an instrument shows.
 
     Returns:
-        The .png path of each figure by its name. An .svg lies beside each.
+        The .png path of each figure by its name. An .svg lies beside each. Of narrow figures the .svg path.
     """
     folder.mkdir(parents=True, exist_ok=True)
     name, images = findings.name, findings.images
     paths: dict[str, Path] = {}
 
     def path(figure: str) -> Path:
-        return paths.setdefault(figure, folder / f"{figure}.png")
+        return paths.setdefault(figure, folder / f"{figure}.{'svg' if narrow else 'png'}")
 
     if not isinstance(findings.filters, Absent):
         for number, filters in enumerate(findings.filters, start=1):
-            _draw_filters(filters, path(f"filters-{number}"), name)
+            _draw_filters(filters, path(f"filters-{number}"), name, narrow)
     if isinstance(findings.positions, Positions):
-        _draw_positions(findings.positions, path("positions"), name)
+        _draw_positions(findings.positions, path("positions"), name, narrow)
     if isinstance(findings.distance, Distance):
-        _draw_distance(findings.distance, path("distance"), name, _find_uniform(findings), top)
-    if isinstance(findings.attention, Attention) and images:
+        draw_distance(findings.distance, path("distance"), name, find_uniform(findings), top, narrow)
+    if isinstance(findings.attention, Attention) and images and not narrow:
         _draw_rollout(findings.attention, images[:MOST_IMAGES], path("rollout"), name)
-    if isinstance(findings.tokens, Tokens) and images:
+    if isinstance(findings.tokens, Tokens) and images and not narrow:
         _draw_tokens(findings.tokens, images[:MOST_CHOSEN], path("tokens"), name)
     if isinstance(findings.layers, Layers):
-        _draw_layers(findings.layers, path("layers"), name)
-    if draw_curves(findings.records, folder / "curves.png", shorten_text(name, 80)):
-        path("curves")
+        draw_layers(findings.layers, path("layers"), name, narrow=narrow)
+    curves = folder / ("curves.svg" if narrow else "curves.png")
+    if draw_curves(findings.records, curves, shorten_text(name, 80), narrow):
+        paths["curves"] = curves
     return paths
 
 
-def draw_between(layers: Layers, path: Path, across: str, down: str) -> Path:
+def draw_between(layers: Layers, path: Path, across: str, down: str, narrow: bool = False) -> Path:
     """Draw how alike the layers of two models are and return the path; `down` and `across` are the models' names."""
-    _draw_layers(layers, path, "", across, down)
+    draw_layers(layers, path, "", across, down, narrow)
     return path
 
 
 # Filters
 
 
-def _draw_filters(filters: Filters, path: Path, name: str) -> None:
+def _draw_filters(filters: Filters, path: Path, name: str, narrow: bool) -> None:
     largest = np.abs(filters.components).max(axis=(1, 2, 3), keepdims=True)
     scaled = filters.components / np.where(largest > 0, largest, 1)
     count, height, width, channels = scaled.shape
     what = f"{count} principal components of the filters, {filters.explained.sum():.1%} of their variance"
     if channels not in (1, 3):
-        return _draw_strip(scaled.reshape(count, height * width, channels), path, filters.of, name, what)
+        return _draw_strip(scaled.reshape(count, height * width, channels), path, filters.of, name, what, narrow)
     down = -(-count // ACROSS)
     tiles = np.full((down * ACROSS, height, width, 3), np.nan)
     tiles[:count] = 0.5 + 0.5 * scaled  # zero is grey
     picture = join_tiles(tiles.reshape(down, ACROSS, height, width, 3), max(1, round(width / 8)))
     aspect = limit_aspect(height, width) * width / height
-    with new_figure(path, 8, min(7.7 * aspect * picture.shape[0] / picture.shape[1], 9) + 0.95) as figure:
+    inches = NARROW if narrow else 8
+    tall = min((inches - 0.3) * aspect * picture.shape[0] / picture.shape[1], 9)
+    with new_figure(path, inches, tall + (0.55 if narrow else 0.95)) as figure:
         axes = show_picture(figure.add_subplot(), make_gaps_transparent(picture), aspect)
-        describe(axes, what)
+        describe(axes, "" if narrow else what)
         name_figure(figure, filters.of, name)
     return None
 
 
-def _draw_strip(strip: Array, path: Path, of: str, name: str, what: str) -> None:
+def _draw_strip(strip: Array, path: Path, of: str, name: str, what: str, narrow: bool) -> None:
     """Draw components down and channels across, for filters whose channels are not colours."""
     height = min(max(0.7 + 0.1 * len(strip), 1), 7)
-    with new_figure(path, 8, height + 1) as figure:
+    with new_figure(path, NARROW if narrow else 8, height + 1) as figure:
         axes = figure.add_subplot()
         flat = strip.reshape(len(strip), -1)
         image = show_map(axes, flat, AROUND_ZERO, -1, aspect="auto")
         axes.set(xlabel="channel" if strip.shape[1] == 1 else "channel, place after place", ylabel="component")
         set_ticks(axes.yaxis, [str(number + 1) for number in range(len(strip))], most=6)
-        add_bar(axes, image, "of the largest", (height, 7), [-1, 0, 1])
-        describe(axes, what)
+        add_bar(axes, image, "of the largest", (height, NARROW - 1 if narrow else 7), [-1, 0, 1])
+        describe(axes, "" if narrow else what)
         name_figure(figure, of, name)
 
 
 # Position embeddings
 
 
-def _draw_positions(positions: Positions, path: Path, name: str) -> None:
+def _draw_positions(positions: Positions, path: Path, name: str, narrow: bool) -> None:
     rows, columns = positions.similarity.shape[:2]
     down, across = _choose_shown(rows), _choose_shown(columns)
     maps = positions.similarity[down][:, across]
@@ -158,9 +162,10 @@ def _draw_positions(positions: Positions, path: Path, name: str) -> None:
     maps = np.kron(maps, np.ones(stretched))
     height, width = maps.shape[2:]
     picture = join_tiles(maps, gap)
-    inches = max(min(6.2, 1 + 0.9 * max(maps.shape[:2])) / max(picture.shape), 1.4 / min(picture.shape))
+    most = NARROW - 1.4 if narrow else 6.2
+    inches = max(min(most, 1 + 0.9 * max(maps.shape[:2])) / max(picture.shape), min(1.4, most) / min(picture.shape))
     tall, wide = (inches * side for side in picture.shape)
-    across_all = max(wide + 1.5, 4.6)
+    across_all = NARROW if narrow else max(wide + 1.5, 4.6)
     with new_figure(path, across_all, tall + 1.3) as figure:
         axes = figure.add_subplot(anchor="W")
         smooth = {"interpolation": None} if max(picture.shape) > MOST_SIDE else {}
@@ -171,7 +176,7 @@ def _draw_positions(positions: Positions, path: Path, name: str) -> None:
             (axes.yaxis, range(rows)[down], height),
         ):
             middles = [(side + gap) * number + (side - 1) / 2 for number in range(len(places))]
-            set_ticks(axis, [str(place + 1) for place in places], middles)
+            set_ticks(axis, [str(place + 1) for place in places], middles, most=8 if narrow else MOST_TICKS)
         add_bar(axes, image, "cosine similarity", (tall, wide), [-1, -0.5, 0, 0.5, 1])
         caption = f"{shorten_text(positions.kind, 30)}; each small map: one patch's similarity to every patch"
         describe(axes, textwrap.fill(caption, int(13 * across_all) - 14) + _describe_skipped(down.step, across.step))
@@ -190,79 +195,6 @@ def _describe_skipped(down: int, across: int) -> str:
     if down == across:
         return "" if down == 1 else f";\n{one} row and column is shown"
     return f";\n{one} row and {other} column is shown"
-
-
-# Attention distance
-
-
-def find_farthest(findings: Findings) -> float:
-    """Return the largest distance to draw, in pixels, uniform attention included; 0 if there is none.
-
-    The largest of several models is the `top` of `draw_findings` for all of them.
-    """
-    if not isinstance(findings.distance, Distance):
-        return 0.0
-    pixels = findings.distance.pixels
-    return max(float(pixels[np.isfinite(pixels)].max(initial=0)), _find_uniform(findings) or 0.0)
-
-
-def _draw_distance(distance: Distance, path: Path, name: str, uniform: float | None, top: float | None) -> None:
-    pixels = np.where(np.isfinite(distance.pixels), distance.pixels, np.nan)
-    layers, heads = pixels.shape
-    numbers = list(range(1, layers + 1))
-    apart = np.linspace(-0.16, 0.16, heads) if heads > 1 else np.zeros(1)
-    counts = np.isfinite(pixels).sum(axis=1)
-    means = np.where(counts > 0, np.nansum(pixels, axis=1) / np.maximum(counts, 1), np.nan)
-    if top is None or not (np.isfinite(top) and top > 0):
-        top = 1.06 * max(float(np.nanmax(pixels, initial=0)), uniform or 0.0) or 1.0
-    with new_figure(path, 7.5, 4.8) as figure:
-        axes = figure.add_subplot()
-        if uniform is not None and uniform <= top:
-            axes.axhline(uniform, color=FAINT, linewidth=1, linestyle=(0, (4, 3)), label="uniform attention")
-        axes.plot(numbers, means, color=VERMILION, linewidth=1.6, label="mean of the heads", zorder=3,
-                  marker="_" if layers == 1 else None, markersize=24)  # fmt: skip
-        where = np.add.outer(numbers, apart).ravel()
-        axes.scatter(where, pixels.ravel(), 26, BLUE, alpha=0.6, linewidths=0, label="a head", zorder=4)
-        axes.set_ylim(0, top)
-        axes.set_xlim(0.4, layers + 0.6)
-        axes.set(xlabel="layer", ylabel=f"pixels of {show_size(distance.image_size)}")
-        axes.grid(False, axis="x")
-        set_ticks(axes.xaxis, distance.layers, at=numbers, turned=not _has_plain_numbers(distance))
-        handles, labels = axes.get_legend_handles_labels()
-        axes.legend(handles[::-1], labels[::-1], loc="lower left", bbox_to_anchor=(-0.012, 1.0), ncols=3,
-                    borderaxespad=0.2, handlelength=1.6, columnspacing=1.6)  # fmt: skip
-        name_figure(figure, "Mean attention distance", name)
-
-
-def _has_plain_numbers(distance: Distance) -> bool:
-    """Return whether each layer attends over the whole image. Layers over rows or columns have names, not numbers."""
-    return all(layer.isdecimal() for layer in distance.layers)
-
-
-def _find_uniform(findings: Findings) -> float | None:
-    """Return the distance of uniform attention, if it is known."""
-    distance, grid = findings.distance, _find_grid(findings)
-    if grid is None or not isinstance(distance, Distance) or not _has_plain_numbers(distance):
-        return None
-    return _compute_uniform_distance(distance.image_size, grid)
-
-
-def _compute_uniform_distance(image_size: tuple[int, int], grid: tuple[int, int]) -> float:
-    """Return the mean distance over all pairs of patches, in pixels: the distance of uniform attention."""
-    offsets = [np.arange(places) * (side / places) for places, side in zip(grid, image_size, strict=True)]
-    shares = [np.where(np.arange(n) > 0, 2, 1) * np.arange(n, 0, -1) / n**2 for n in grid]
-    return float(shares[0] @ np.hypot(offsets[0][:, None], offsets[1]) @ shares[1])
-
-
-def _find_grid(findings: Findings) -> tuple[int, int] | None:
-    """Return rows and columns of the patches, if a finding has them."""
-    if isinstance(findings.attention, Attention):
-        rows, columns = findings.attention.rollout.shape[2:]
-    elif isinstance(findings.positions, Positions):
-        rows, columns = findings.positions.similarity.shape[:2]
-    else:
-        return None
-    return int(rows), int(columns)
 
 
 # Rollout
@@ -303,14 +235,12 @@ def _join_pair(image: ShownImage, heat: Array) -> NDArray[np.floating[Any]]:
 
 
 def _overlay_heat(photo: Array, heat: Array) -> Array:
-    """Mix a grey photo with the colours of a map that is smoothly enlarged to its size."""
+    """Lay the colours of a map, smoothly enlarged to its size, over a photo that stays recognisable."""
     from matplotlib import colormaps
 
     scaled = torch.from_numpy(np.asarray(heat, np.float64) / (np.nanmax(heat, initial=0) or 1.0))
     smooth = F.interpolate(scaled[None, None], photo.shape[:2], mode="bilinear")[0, 0].nan_to_num().numpy()
-    grey = np.repeat(photo.mean(axis=2, keepdims=True), 3, axis=2)
-    strength = 0.5 + 0.3 * smooth[..., None]
-    mixed: Array = (1 - strength) * grey + strength * colormaps[HEAT](smooth)[..., :3]
+    mixed: Array = (1 - OVERLAY) * photo + OVERLAY * colormaps[HEAT](smooth)[..., :3]
     return mixed
 
 
@@ -363,35 +293,3 @@ def _mark(axes: Axes, image: ShownImage, grid: tuple[int, ...]) -> None:
     corner = (grid[1] // 2 * width - 0.5, grid[0] // 2 * height - 0.5)
     for colour, line in ((ON_DARK, 2.8), (VERMILION, 1.4)):  # seen on anything
         axes.add_patch(Rectangle(corner, width, height, fill=False, edgecolor=colour, linewidth=line))
-
-
-# Layers
-
-
-def _draw_layers(layers: Layers, path: Path, name: str, across: str = "", down: str = "") -> None:
-    """Draw the first layer at the bottom left; `across` and `down` are the names of two models, if there are two."""
-    rows, columns = layers.cka.shape
-    longer = max(rows, columns)
-    width, height = (min(4.6, 1.4 + 0.6 * longer) * max(side / longer, 0.6) for side in (columns, rows))
-    with new_figure(path, width + 1.9, height + 1.5) as figure:
-        axes = figure.add_subplot()
-        image = show_map(axes, layers.cka, ALIKE, 0, origin="lower", aspect="auto")
-        for axis, names, model in ((axes.xaxis, layers.others, across), (axes.yaxis, layers.names, down)):
-            kind, short = _split_shared_word(names)
-            set_ticks(axis, short, turned=not kind and axis is axes.xaxis)
-            axis.set_label_text(f"{kind or 'layer'} of {shorten_text(model, 30)}" if model else kind, parse_math=False)
-        if longer <= NUMBERED:
-            for row, column in np.argwhere(np.isfinite(layers.cka)).tolist():
-                value = layers.cka[row, column]
-                axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8 if longer > 8 else 9,
-                          color=ON_DARK if value < 0.65 else ON_LIGHT)  # fmt: skip
-        add_bar(axes, image, "linear CKA", (height, width), [0, 0.25, 0.5, 0.75, 1])
-        name_figure(figure, "Layers alike", name)
-
-
-def _split_shared_word(names: Sequence[str]) -> tuple[str, list[str]]:
-    """Split "block 1", "block 2", … into "block" and ["1", "2", …]; other names stay whole, and the word is ""."""
-    words = {name.rpartition(" ")[0] for name in names}
-    if len(words) == 1 and all(name.rpartition(" ")[2].isdecimal() for name in names):
-        return words.pop() or "layer", [name.rpartition(" ")[2] for name in names]
-    return "", [shorten_text(name, 24) for name in names]

@@ -22,6 +22,8 @@ from vitrail.model.vit import VisionTransformer
 
 LEAST_PATCHES = 9
 """Fewer patches have too few arrangements for a test."""
+FIXED = ("sin-cos", "fixed")
+"""Kinds of position embeddings that are computed, not learned."""
 AT_ONCE = 1 << 20
 """Similarities looked up at a time."""
 
@@ -44,8 +46,15 @@ def position_similarity(model: ImageModel, layer: int = 0) -> Array:
 
 
 def measure_positions(model: ImageModel) -> Positions:
-    """Measure `position_similarity` of the first table, and test the neighbours."""
+    """Measure `position_similarity` of the first table, and test the neighbours.
+
+    Raises:
+        NotApplicableError: as `position_similarity`; or the table is fixed, so that it shows nothing about the model.
+    """
     kind, table, grid = _read_table(unwrap_model(model), 0)
+    if kind.startswith(FIXED):
+        how = "fixed sines and cosines of a patch's row and column" if kind == "sin-cos" else "fixed"
+        raise NotApplicableError(f"the position embeddings are {how}: nothing was learned here, so there is no figure")
     similarity = _compute_similarity(table, grid)
     return Positions(kind, similarity, neighbour_test(similarity))
 

@@ -43,11 +43,16 @@ def escape_text(words: str) -> str:
     return html.escape(words, quote=True)
 
 
-def embed_drawing(path: Path, prefix: str, label: str) -> str:
+def embed_drawing(path: Path, prefix: str, label: str, narrow: Path | None = None) -> str:
     """Return the HTML of a figure: the SVG beside the .png path if it is small enough, else the pixels.
 
-    `prefix` makes the ids of this drawing unique on the page.
+    `prefix` makes the ids of this drawing unique on the page. `narrow` is the SVG of the same for a phone; CSS chooses.
     """
+    if narrow is not None and narrow.stat().st_size <= MOST_BYTES_OF_A_VECTOR:
+        wide = embed_drawing(path, prefix, label)
+        return (
+            f'<div class="wide">{wide}</div><div class="narrow">{_embed_svg(narrow, f"{prefix}-narrow", label)}</div>'
+        )
     vector = path.with_suffix(".svg")
     if vector.is_file() and vector.stat().st_size <= MOST_BYTES_OF_A_VECTOR:
         return _embed_svg(vector, prefix, label)
@@ -77,7 +82,6 @@ def _embed_svg(path: Path, prefix: str, label: str) -> str:
                 part.set(name, _rewrite_attribute(name, value, prefix))
     sides = {side: f"{points / 0.75:.0f}" for side, points in (("width", width), ("height", height - top))}
     root.attrib.update(sides | {"viewBox": f"0 {top:g} {width:g} {height - top:g}", "role": "img", "aria-label": label})
-    root.set("style", f"min-width: min(32rem, {sides['width']}px)")  # a smaller drawing is not legible
     return ElementTree.tostring(root, encoding="unicode")
 
 
@@ -126,12 +130,12 @@ def encode_json(value: Any) -> str:
     return written.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
 
 
-def encode_picture(pixels: NDArray[np.uint8]) -> str:
-    """Return pixels, (height, width, 1 or 3), as a data URI."""
+def encode_picture(pixels: NDArray[np.uint8], quality: int = QUALITY) -> str:
+    """Return pixels, (height, width, 1 or 3), as a data URI; `quality` is that of a JPEG."""
     image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
     kind = "jpeg" if max(image.size) >= PHOTOGRAPH else "png"
     content = io.BytesIO()
-    image.save(content, kind, **({"quality": QUALITY} if kind == "jpeg" else {}))
+    image.save(content, kind, **({"quality": quality} if kind == "jpeg" else {}))
     return _make_data_uri(kind, content.getvalue())
 
 

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.inspection.draw.canvas import OVERLAY
 from vitrail.inspection.findings import Absent, Array, Attention, Findings, ShownImage, Tokens
 from vitrail.inspection.page.inline import encode_picture, escape_text
 
-OVERLAY = 60
-"""Opacity of a map over the image at the start, in per cent."""
 GUESSES_ALONE = 3
 """Guesses beside a small image."""
 
@@ -36,7 +35,7 @@ def build_attention_instrument(number: int, findings: Findings) -> str:
 <fieldset><legend>Show</legend>{modes}</fieldset>
 {_build_slider("layer", "Layer", len(attention.layers) - 1, len(attention.layers) - 1)}
 <label class="line"><span>Head</span><select data-sets="head" autocomplete="off">{heads}</select></label>
-{_build_slider("strength", "Overlay", 100, OVERLAY)}
+{_build_slider("strength", "Overlay", 100, round(100 * OVERLAY))}
 <label class="line tick"><input type="checkbox" data-sets="patches"> <span>patches, not smoothed</span></label>"""
     return f"""<div class="instrument" data-instrument="attention" data-model="{number}" hidden>
 <div class="thumbnails" role="group" aria-label="Image"></div>

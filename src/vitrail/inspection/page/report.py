@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
 
-from vitrail.inspection.findings import Absent, Array, Distance, Filters, Findings, Layers, Positions
+from vitrail.inspection.findings import Absent, Array, Distance, Filters, Findings, Layers, Positions, Scores
+from vitrail.inspection.page.file_table import build_file_table
 from vitrail.inspection.page.inline import embed_drawing, encode_json, escape_text
 from vitrail.inspection.page.instruments import (
     build_attention_instrument,
@@ -25,46 +26,19 @@ from vitrail.inspection.page.instruments import (
     collect_numbers,
     list_guesses,
 )
+from vitrail.inspection.page.scores import (
+    show_accuracy,
+    show_classes,
+    show_confusions,
+    show_doubtful,
+    show_mistakes,
+)
+from vitrail.inspection.page.words import LEADS, TITLES
 from vitrail.system.files import write_whole
 from vitrail.system.results import format_count
 
-TITLES = {
-    "card": "The card",
-    "rollout": "What it looks at",
-    "distance": "Attention distance",
-    "filters": "Embedding filters",
-    "positions": "Position embeddings",
-    "tokens": "Tokens alike",
-    "layers": "Layers alike",
-    "curves": "Training",
-    "files": "Files",
-}
-LEADS = {
-    "card": "What it is, and how an image is prepared before it sees it.",
-    "rollout": """Where in an image the answer comes from. Rollout follows attention from the last layer down to the
-        image, as in Figures 6 and 14 of the paper; one layer is a single step, and can be seen head by head.""",
-    "distance": """How far from a patch lies what it attends to, in pixels of the image: a dot for each head, as in
-        Figure 7 (right) of the paper. There some heads reach over the whole image in the lowest layers already while
-        others stay near, and with depth all of them reach far.""",
-    "filters": """The first principal components of the weights that turn pixels into tokens, as in Figure 7 (left) of
-        the paper; grey is zero. After training they look like a basis for what is inside a patch: edges, blobs,
-        colours. Before it they are noise.""",
-    "positions": """A small map for each patch: how similar its position embedding is to that of every other patch, as
-        in Figure 7 (centre) of the paper. Where a model has learned the shape of an image, a patch is most like those
-        near it, and like those in its row and its column.""",
-    "tokens": """How similar what a layer knows of one patch is to what it knows of the others, by cosine. The paper
-        has no such figure. Early layers tend to group by colour and texture, later ones by what belongs together.""",
-    "layers": """How alike what two layers know is, by linear CKA: 1 where one is the other turned and scaled, 0 where
-        they share nothing. The paper has no such figure. A bright square on the diagonal is a run of layers that
-        change little.""",
-    "curves": "What the run measured while it trained.",
-    "files": "Every figure as PNG and SVG, and the numbers behind it.",
-}
 INSTRUMENTS = {"rollout": "attention", "tokens": "tokens"}
 """Figures that an instrument replaces, with the instrument's name."""
-DATA = (".npz", ".csv")
-BESIDE = {"rollout": "guesses", "positions": "neighbours"}
-"""Data files without a figure of their own: their stem, by the figure that they belong to."""
 PERMITTED = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{}'; "
     "base-uri 'none'; form-action 'none'"
@@ -75,8 +49,21 @@ ICON = "data:image/svg+xml," + quote(
     '<path fill="#D55E00" d="M10 1h5v9h-5z"/><path fill="#009E73" d="M1 8h4v7H1z"/>'
     '<path fill="#CC79A7" d="M6 8h3v7H6z"/><path fill="#E69F00" d="M10 11h5v4h-5z"/></svg>'
 )
+ABSENT = '<p class="absent">'
+"""The beginning of a sentence in place of a figure."""
 CERTAIN = 0.01
 """The report says that a model knows neighbours if the p-value is below this."""
+
+
+SCORE_SECTIONS: dict[str, Callable[[Scores], str]] = {
+    "accuracy": show_accuracy,
+    "mistakes": show_mistakes,
+    "doubtful": show_doubtful,
+    "confusions": show_confusions,
+    "classes": show_classes,
+}
+"""The sections about a model that was scored, which stand before all others."""
+NOT_SCORED = Absent("this model was not scored on images with labels")
 
 
 @dataclass(frozen=True)
@@ -89,6 +76,8 @@ class _Model:
     """The .png paths by the name of the figure."""
     folder: Path
     """The folder of the report."""
+    narrow: Mapping[str, Path]
+    """The SVGs of the same figures for a phone."""
 
     def show_figure(self, name: str) -> str:
         """Return the HTML of a figure; "" if it was not drawn."""
@@ -96,7 +85,8 @@ class _Model:
             return ""
         label = f"{TITLES[name.partition('-')[0]]}, {self.findings.name}"
         kind = " still" if name in INSTRUMENTS else ""
-        return _wrap_figure(embed_drawing(self.figures[name], f"m{self.number}-{name}", label), kind)
+        drawing = embed_drawing(self.figures[name], f"m{self.number}-{name}", label, self.narrow.get(name))
+        return _wrap_figure(drawing, kind)
 
 
 def write_report(
@@ -105,34 +95,50 @@ def write_report(
     path: Path,
     between: Layers | Absent | None = None,
     between_figure: Path | None = None,
+    narrow: Sequence[Mapping[str, Path]] | None = None,
+    between_narrow: Path | None = None,
 ) -> Path:
     """Write one HTML file about all findings and return its path. The same findings give the same bytes.
 
     Args:
         findings: the findings of each model.
-        figures: for each model, the .png paths by the name of the figure. SVG and data files lie beside them under the
-            same stem; the page links to all of them, relative to its own folder.
+        figures: for each model, the .png paths by the name of the figure, and the tables that have no figure. SVG and
+            data files lie beside them under the same stem; the page links to all of them, relative to its own folder.
         path: the file to write.
         between: the similarity between the layers of the first two models.
         between_figure: the .png path of its figure.
+        narrow: for each model, the SVGs of the same figures for a phone.
+        between_narrow: the SVG of the figure between two models for a phone.
     """
     assert len(findings) == len(figures) > 0
     models = [
-        _Model(number, each, drawings, path.parent)
-        for number, (each, drawings) in enumerate(zip(findings, figures, strict=True))
+        _Model(number, each, drawings, path.parent, small)
+        for number, (each, drawings, small) in enumerate(
+            zip(findings, figures, narrow or [{}] * len(findings), strict=True)
+        )
     ]
     below = {
-        "layers": _show_between(models, between, between_figure),
+        "layers": _show_between(models, between, between_figure, between_narrow),
         "files": _list_files_between(models, between_figure),
     }
     sections = {
         name: _build_section(name, [body(model) for model in models], models, below.get(name, ""))
         for name, body in BODIES.items()
-        if name != "curves" or any(name in model.figures for model in models)
+        if _has_section(name, models)
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, _build_page(models, sections).encode("utf-8", "replace"))
     return path
+
+
+def _has_section(name: str, models: Sequence[_Model]) -> bool:
+    """Return whether a section has something to say about one of the models."""
+    scores = [model.findings.scores for model in models if model.findings.scores is not None]
+    if name == "doubtful":
+        return any(each.all_doubtful for each in scores)
+    if name in SCORE_SECTIONS:
+        return bool(scores)
+    return name != "curves" or any(name in model.figures for model in models)
 
 
 def _build_page(models: Sequence[_Model], sections: Mapping[str, str]) -> str:
@@ -184,9 +190,10 @@ def _build_section(name: str, bodies: Sequence[str], models: Sequence[_Model], b
             f'<label class="link" hidden><input type="checkbox" data-links="{INSTRUMENTS[name]}" autocomplete="off"> '
             "link controls</label>"
         )
-    lead = " ".join(LEADS[name].split())
+    # What no model has needs no explanation.
+    lead = "" if all(body.startswith(ABSENT) for body in bodies) else f"<p>{' '.join(LEADS[name].split())}</p>"
     return f"""<section id="{_choose_anchor(name)}" aria-labelledby="{_choose_anchor(name)}-title">
-<div class="lead"><h2 id="{_choose_anchor(name)}-title">{TITLES[name]}</h2><p>{lead}</p>{link}</div>
+<div class="lead"><h2 id="{_choose_anchor(name)}-title">{TITLES[name]}</h2>{lead}{link}</div>
 <div class="body"><div class="columns">{columns}</div>{below}</div>
 </section>
 """
@@ -298,7 +305,9 @@ def _describe_images(layers: Layers) -> str:
     return f"Measured on {format_count(layers.images, 'image')}."
 
 
-def _show_between(models: Sequence[_Model], layers: Layers | Absent | None, figure: Path | None) -> str:
+def _show_between(
+    models: Sequence[_Model], layers: Layers | Absent | None, figure: Path | None, narrow: Path | None
+) -> str:
     """Return the part about the layers of two models against each other."""
     if layers is None:
         return ""
@@ -306,7 +315,8 @@ def _show_between(models: Sequence[_Model], layers: Layers | Absent | None, figu
     heading = f'<h3 dir="auto">{one} <span class="beside">against</span> {other}</h3>'
     if isinstance(layers, Absent):
         return f'<div class="between">{heading}{_explain_absence(layers)}</div>'
-    shown = _wrap_figure(embed_drawing(figure, "between", "Layers of both models against each other")) if figure else ""
+    label = "Layers of both models against each other"
+    shown = "" if figure is None else _wrap_figure(embed_drawing(figure, "between", label, narrow))
     return f'<div class="between">{heading}{shown}{_wrap_text(_describe_images(layers))}</div>'
 
 
@@ -315,47 +325,13 @@ def _show_curves(model: _Model) -> str:
 
 
 def _list_files(model: _Model) -> str:
-    return _build_file_table(model.figures, model.folder)
+    return build_file_table(model.figures, model.folder) or _explain_absence(Absent("nothing was drawn"))
 
 
 def _list_files_between(models: Sequence[_Model], figure: Path | None) -> str:
     if figure is None:
         return ""
-    return f'<div class="between"><h3>Both</h3>{_build_file_table({"layers": figure}, models[0].folder)}</div>'
-
-
-def _build_file_table(figures: Mapping[str, Path], folder: Path) -> str:
-    """Return a table with a row of links to the files of each figure."""
-    rows = ""
-    for name, path in sorted(figures.items(), key=lambda figure: _order_figure(figure[0])):
-        links = " ".join(_build_link(file, folder) for file in _find_files(name, path))
-        rows += f'<tr><th scope="row">{_name_figure(name)}</th><td>{links}</td></tr>'
-    return (
-        f'<table class="files"><tbody>{rows}</tbody></table>' if rows else _explain_absence(Absent("nothing was drawn"))
-    )
-
-
-def _name_figure(figure: str) -> str:
-    """Return the title of a figure's section, with the figure's number if there are several."""
-    name, _, number = figure.partition("-")
-    return f"{TITLES[name]} {number}".strip()
-
-
-def _order_figure(figure: str) -> tuple[int, str]:
-    """Return a sort key: figures in the order of the sections."""
-    return list(TITLES).index(figure.partition("-")[0]), figure
-
-
-def _find_files(name: str, path: Path) -> list[Path]:
-    """Return the files of a figure: pictures and data."""
-    stems = [path.with_suffix("")] + ([path.with_name(BESIDE[name])] if name in BESIDE else [])
-    places = [stem.with_name(stem.name + suffix) for stem in stems for suffix in (".png", ".svg", *DATA)]
-    return [place for place in places if place.is_file()]
-
-
-def _build_link(file: Path, folder: Path) -> str:
-    relative = Path(os.path.relpath(file.absolute(), folder.absolute())).as_posix()
-    return f'<a href="{quote(os.fsencode(relative))}">{escape_text(file.name)}</a>'
+    return f'<div class="between"><h3>Both</h3>{build_file_table({"layers": figure}, models[0].folder)}</div>'
 
 
 def _wrap_figure(inside: str, kind: str = "") -> str:
@@ -369,7 +345,7 @@ def _wrap_text(words: str) -> str:
 def _explain_absence(part: Absent) -> str:
     """Say why a part is absent, as a sentence. The name timm keeps its small letter."""
     why = part.why if part.why.startswith("timm") else part.why[:1].upper() + part.why[1:]
-    return f'<p class="absent">{escape_text(why)}.</p>'
+    return f"{ABSENT}{escape_text(why)}.</p>"
 
 
 def _format_range(values: Array) -> str:
@@ -381,15 +357,21 @@ def _format_signed(value: float) -> str:
     return f"{value:.2f}".replace("-", "−")
 
 
+def _show_scores(name: str, model: _Model) -> str:
+    scores = model.findings.scores
+    return _explain_absence(NOT_SCORED) if scores is None else SCORE_SECTIONS[name](scores)
+
+
 BODIES: dict[str, Callable[[_Model], str]] = {
-    "card": _show_card,
+    **{name: partial(_show_scores, name) for name in SCORE_SECTIONS},
     "rollout": _show_attention,
+    "curves": _show_curves,
+    "card": _show_card,
     "distance": _show_distance,
     "filters": _show_filters,
     "positions": _show_positions,
     "tokens": _show_tokens,
     "layers": _show_layers,
-    "curves": _show_curves,
     "files": _list_files,
 }
 """What makes the column of a model in each section, in the order of the sections."""

@@ -1,0 +1,104 @@
+"""Which evaluation of a run is the best, when a run ends early, and its accuracy on images that chose nothing.
+
+The accuracy of the chosen weights must not come from the images that chose them. So `data.divide_validation` divides
+the validation images into two halves, and every evaluation measures both:
+
+    halves       the first half chooses, the second half reports
+    cross-fit    both choose together; for the report each half is measured at the step that the other half alone would
+                 have chosen, so every image counts
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from vitrail.system.intervals import Estimate, estimate_share
+from vitrail.training.config import DataConfig, RunConfig
+
+WHOLE, FIRST, SECOND = 0, 1, 2
+"""Places in the list of `rank_evaluation`."""
+UNUSABLE = -1e300
+"""Stands for a value that is not finite: JSON has no word for infinity."""
+
+Rank = list[float]
+"""Numbers that are compared one after the other; larger is better."""
+
+
+class HonestAccuracy(NamedTuple):
+    """The accuracy of the chosen weights on images that did not choose them."""
+
+    accuracy: Estimate
+    images: int
+    is_cross_fitted: bool
+
+
+def rank_measurements(measured: Mapping[str, Any], metric: str) -> Rank:
+    """Return the rank of measurements: a higher accuracy, and of equal ones the lower loss; or only the lower loss."""
+    values = [measured["accuracy"], -measured["loss"]] if metric == "accuracy" else [-measured["loss"]]
+    return [value if math.isfinite(value) else UNUSABLE for value in values]
+
+
+def is_usable(rank: Rank) -> bool:
+    """Return whether a rank is of a finite value."""
+    return rank[0] != UNUSABLE
+
+
+def rank_evaluation(record: Mapping[str, Any], metric: str) -> list[Rank]:
+    """Return the ranks of an evaluation record on all validation images and, if they are divided, on each half."""
+    return [rank_measurements(part, metric) for part in (record, *record.get("halves", ()))]
+
+
+def rank_by_choosing_images(record: Mapping[str, Any], metric: str, config: DataConfig) -> Rank:
+    """Return the rank of an evaluation record on the images that choose: all of them, or the first half."""
+    ranks = rank_evaluation(record, metric)
+    return ranks[FIRST if config.divide_validation == "halves" and len(ranks) > FIRST else WHOLE]
+
+
+def find_best_evaluation(ranks: Sequence[Rank], patience: int | None = None) -> int | None:
+    """Return the number of the first best evaluation; None if there is none.
+
+    With `patience`, the search ends after so many evaluations without a better one, as a run does.
+    """
+    best: int | None = None
+    for number, rank in enumerate(ranks):
+        if not is_usable(rank):
+            continue
+        if best is None or rank > ranks[best]:
+            best = number
+        elif patience is not None and number - best >= patience:
+            break
+    return best
+
+
+def has_stopped_improving(evaluations: Sequence[list[Rank]], patience: int | None) -> bool:
+    """Return whether no way to choose, by all images or by either half, has found a better evaluation for long."""
+    if patience is None or not evaluations:
+        return False
+    ways = [[evaluation[place] for evaluation in evaluations] for place in range(len(evaluations[0]))]
+    last = len(evaluations) - 1
+    return all(last - (find_best_evaluation(ranks) or 0) >= patience for ranks in ways)
+
+
+def estimate_honest_accuracy(records: Sequence[Mapping[str, Any]], config: RunConfig) -> HonestAccuracy | None:
+    """Estimate the accuracy of a run's chosen weights by images that did not choose them.
+
+    Returns:
+        None if the run was not evaluated on divided validation images.
+    """
+    evaluations = [
+        record for record in records if record["kind"] == "evaluation" and len(record.get("halves", ())) == 2
+    ]
+    if not evaluations:
+        return None
+    ranks = [rank_evaluation(record, "accuracy") for record in evaluations]
+
+    def count_hits(chooser: int, judge: int) -> tuple[int, int]:
+        chosen = find_best_evaluation([rank[chooser] for rank in ranks], config.schedule.patience) or 0
+        half = evaluations[chosen]["halves"][judge - FIRST]
+        return round(half["accuracy"] * half["images"]), half["images"]
+
+    pairs = [(FIRST, SECOND), (SECOND, FIRST)][: 1 if config.data.divide_validation == "halves" else 2]
+    hits, images = (sum(column) for column in zip(*(count_hits(*pair) for pair in pairs), strict=True))
+    return HonestAccuracy(estimate_share(hits, images), images, is_cross_fitted=len(pairs) == 2)

@@ -1,0 +1,145 @@
+"""Fit a fine-tuning into a time: measure a few real steps, then choose method, resolution and number of steps."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vitrail.data.open import Data
+from vitrail.model.base import ImageModel
+from vitrail.model.create import copy_model
+from vitrail.system.ranks import Ranks
+from vitrail.training.build import build_run, prepare_run
+from vitrail.training.config import RunConfig
+from vitrail.training.run import Progress, RunState
+from vitrail.training.step import train_step
+from vitrail.training.sweep import change_config
+from vitrail.workflows.finetune_settings import EVALUATIONS
+
+CPU_MINUTES = 3.0
+"""The budget on a CPU if none is given."""
+TIMED_IMAGES = 8
+"""Images in a step that is only timed: few, so that a large model on a slow machine is measured in seconds."""
+PLANNED_SHARE = 0.8
+"""Share of the remaining time that is planned; the rest is for machines that slow down and for the report."""
+REPORT_SECONDS = 12.0
+"""Time for the report and the files, beside the passes over images."""
+LEAST_STEPS, LEAST_EPOCHS = 20, 1.0
+"""A shorter training is not worth its time: a linear head is as good then."""
+MOST_PIXEL_BYTES = 1 << 30
+"""Decoded images up to this size are kept in memory."""
+SLOW_READING = 0.25
+"""Reading is left to another process if it takes more than this share of a step."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """How long the parts of a training take on this machine."""
+
+    reading: float
+    """Seconds to read, decode and augment one image."""
+    training: float
+    """Seconds to train on one image, without reading it."""
+
+    @property
+    def evaluating(self) -> float:
+        """Seconds to evaluate one image: a training step takes three times the products of a forward pass."""
+        return self.reading + self.training / 3
+
+    def time_step(self, batch_size: int, has_reader: bool) -> float:
+        """Return the seconds of a step; a reader process reads while the step is computed."""
+        reading, training = self.reading * batch_size, self.training * batch_size
+        return max(reading, training) if has_reader else reading + training
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A training that fits into a time."""
+
+    config: RunConfig
+    step_seconds: float
+    seconds: float
+    """What the whole will take from now on, by estimate."""
+
+
+def time_training(config: RunConfig, data: Data, model: ImageModel | None, device: torch.device) -> StepTime:
+    """Measure two real training steps, the second of which counts. Nothing is written, and the model stays as it is."""
+    batch = min(TIMED_IMAGES, config.data.batch_size)
+    changes = {"batch_size": batch, "in_memory": False, "workers": 0}
+    config = change_config(config, {"data": changes, "optimizer": {"accumulate": 1}, "model": {"keep_head": False}})
+    ranks, copied = Ranks(0, 1, device), None if model is None else copy_model(model)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        run = build_run(prepare_run(config, ranks, source=data, start=copied), Progress())
+        state = RunState()
+        train_step(run, state)
+        began = time.perf_counter()
+        next(run.training_loader)
+        reading = time.perf_counter() - began
+        train_step(run, state)
+        step = time.perf_counter() - began - reading
+    return StepTime(reading / batch, max(step - reading, step / 10) / batch)
+
+
+def plan_training(
+    config: RunConfig,
+    sizes: Sequence[tuple[int, int] | None],
+    data: Data,
+    model: ImageModel | None,
+    *,
+    seconds: float,
+    images: tuple[int, int],
+    pixel_bytes: int,
+    device: torch.device,
+    fits_head: bool,
+) -> Plan | None:
+    """Choose the largest image size at which a training in the remaining time is worth it, and its number of steps.
+
+    Args:
+        config: the wanted training; its number of steps is the most that is planned.
+        sizes: image sizes to try, the best first; None is the size in the configuration.
+        data: the images.
+        model: the model to start from; None for fresh weights.
+        seconds: the time for everything that is left to do.
+        images: how many are trained on, and how many are validated on.
+        pixel_bytes: size of all decoded images.
+        device: where it trains.
+        fits_head: whether a head is fitted to all training images first.
+
+    Returns:
+        None if there is not enough time to train.
+    """
+    began = time.monotonic()
+    training_images, validation_images = images
+    wanted, batch = config.schedule.steps or 0, config.data.batch_size
+    for size in sizes:
+        tried = config if size is None else change_config(config, {"model": {"image_size": size}})
+        times = time_training(tried, data, model, device)
+        reading = choose_reading(pixel_bytes, times, device)
+        step = times.time_step(batch, bool(reading["workers"]))
+        passes = (EVALUATIONS + 2) * validation_images + training_images * fits_head
+        aside = REPORT_SECONDS + passes * times.evaluating + reading["in_memory"] * training_images * times.reading
+        left = seconds - (time.monotonic() - began)
+        steps = min(int((PLANNED_SHARE * left - aside) / step), wanted)
+        if steps >= min(LEAST_STEPS, wanted) and steps * batch >= LEAST_EPOCHS * training_images:
+            limit = max(left - aside, step)
+            changes: dict[str, dict[str, Any]] = {
+                "data": reading,
+                "schedule": {"steps": steps},
+                "run": {"most_seconds": limit},
+            }
+            return Plan(change_config(tried, changes), step, aside + steps * step)
+    return None
+
+
+def choose_reading(pixel_bytes: int, times: StepTime, device: torch.device) -> dict[str, int | bool]:
+    """Return `data.in_memory` and `data.workers` for images of this size at this pace."""
+    fits = pixel_bytes <= MOST_PIXEL_BYTES
+    is_slow = times.reading > SLOW_READING * times.training
+    cores = os.cpu_count() or 1
+    readers = 1 if device.type == "cpu" else max(1, min(8, cores // 2))
+    return {"in_memory": fits, "workers": readers if is_slow and not fits and cores > 1 else 0}

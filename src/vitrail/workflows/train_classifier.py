@@ -1,0 +1,328 @@
+"""Train a classifier on a user's images: plan it, fit a head to start from, train, and measure what came out.
+
+What chooses (the step, the learning rate) is never what reports: see vitrail/training/validation.py.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vitrail.data.open import Data, name_data, open_data
+from vitrail.data.sources.flat_folder import FlatFolder
+from vitrail.data.sources.source import Source
+from vitrail.errors import ConfigError, VitrailError
+from vitrail.evaluation.discriminant import cross_fit, fit_discriminant
+from vitrail.evaluation.evaluate import score_model
+from vitrail.evaluation.features import extract_features
+from vitrail.inference.batches import InferenceOptions, open_model
+from vitrail.inspection.scores import ModelScores
+from vitrail.model.base import ImageModel
+from vitrail.system.device import choose_device
+from vitrail.system.events import OnEvent, send_messages, send_progress
+from vitrail.system.files import short_name
+from vitrail.system.ranks import require_one_process
+from vitrail.system.results import format_count, to_plain
+from vitrail.training.build import divide_validation, open_training_data
+from vitrail.training.config import RunConfig
+from vitrail.training.resolve import Settings, name_settings, read_toml, resolve
+from vitrail.training.result import TrainingResult
+from vitrail.training.run_folder import CONFIG_FILE
+from vitrail.training.run_training import run_training
+from vitrail.training.sweep import Trial, change_config, choose_best, run_trials
+from vitrail.workflows.finetune_result import FinetuneResult
+from vitrail.workflows.finetune_settings import (
+    LEARNING_RATES,
+    OPTIMIZER_KEYS,
+    SCRATCH_LEARNING_RATES,
+    DataSummary,
+    choose_division,
+    choose_optimizer_for_fitted_head,
+    make_finetune_config,
+    make_scratch_config,
+    name_run_folder,
+    scale_learning_rate,
+    set_intervals,
+    summarise_data,
+)
+from vitrail.workflows.linear_head import fit_linear_head, select_allowed, set_head
+from vitrail.workflows.run_report import write_run_report
+from vitrail.workflows.start_model import name_model, open_start, save_start
+from vitrail.workflows.time_budget import CPU_MINUTES, Plan, plan_training
+
+LENGTH_KEYS = {"steps", "epochs"}
+"""Settings that say how long a training is, so that no time is planned."""
+
+
+@dataclass(frozen=True)
+class ClassifierRequest:
+    """What a user asks for: the arguments of `finetune`."""
+
+    data: Data
+    start: str | ImageModel | None
+    """The model to start from; None for fresh weights."""
+    sweep: bool
+    minutes: float | None
+    folder: str | Path | None
+    settings: Settings
+
+    @property
+    def given_keys(self) -> set[str]:
+        """The keys of the settings, without their sections."""
+        return {name.rpartition(".")[2] for name in name_settings(self.settings)}
+
+    def check(self) -> None:
+        """Raise a ConfigError if two arguments contradict each other."""
+        given = self.given_keys
+        if self.sweep and "learning_rate" in given:
+            raise ConfigError("a sweep chooses the learning rate: leave optimizer.learning_rate out, or --sweep")
+        if self.folder is not None and "folder" in given:
+            raise ConfigError("the folder was given twice: leave out run.folder, or the argument folder")
+        if "source" in given:
+            raise ConfigError("the data was given twice: leave out data.source")
+        if "labels_from" in given:
+            raise ConfigError("labels_from goes with the data: give it as --labels-from (labels_from=…)")
+        if self.minutes is not None and given & LENGTH_KEYS:
+            raise ConfigError("minutes decide the number of steps: leave out --minutes, or schedule.steps and epochs")
+        if self.minutes is not None and self.sweep:
+            raise ConfigError("a sweep trains five times and fits into no time: leave out --minutes, or --sweep")
+
+
+def train_classifier(request: ClassifierRequest, listener: OnEvent) -> FinetuneResult:
+    """Train a classifier as a user asks for it. The arguments and events are those of `finetune`."""
+    began = time.monotonic()
+    request.check()
+    data, start = request.data, request.start
+    summary, data_name = summarise_data(data), name_data(data)
+    name = None if start is None else name_model(start)
+    listener("data", {"data": data_name, "start": name, **asdict(summary)})
+    network = None if start is None else open_start(start)
+    tree, rates = _make_tree(summary, network, name)
+    tree["data"]["source"] = data_name
+    if isinstance(data, FlatFolder):
+        tree["data"]["labels_from"] = data.labels_from
+    tree["run"]["folder"] = str(request.folder or f"runs/{name_run_folder(data_name, name)}")
+    config = _set_division(resolve(tree, request.settings), data, summary, request)
+    minutes = _choose_minutes(request, config)
+    if minutes is not None and (config.run.folder / CONFIG_FILE).is_file():
+        config = _read_begun_run(config, request)
+        network = None if network is None else open_start(str(config.model.weights))
+        listener("choices", list_choices(config, minutes, None))
+    else:
+        plan = None
+        if minutes is not None:
+            left = 60 * minutes - (time.monotonic() - began)
+            config, plan = _plan_training(config, request, summary, network, left)
+            if plan is None and start is not None:
+                message = f"{minutes:g} minutes are too short to train on {summary.images:,} images here"
+                send_messages(listener)(f"{message}: a linear head is fitted to the frozen features instead")
+                settings = select_allowed(request.settings)
+                return fit_linear_head(data, start, folder=request.folder, settings=settings, on_event=listener)
+        config = set_intervals(config, request.given_keys, summary)
+        listener("choices", list_choices(config, minutes, plan))
+        if network is not None:
+            config = _prepare_start(config, request, network, plan is not None, listener)
+    trials: tuple[Trial, ...] = ()
+    if request.sweep:
+        trials = _try_rates(config, rates, data, network, listener)
+        best = choose_best(trials)
+        listener("chosen", {"rate": best.rate, "accuracy": best.accuracy})
+        config = change_config(config, {"optimizer": {"learning_rate": best.rate}})
+    result = run_training(config, source=data, start=network, on_event=listener)
+    scores = score_classifier(result, data, summary, listener)
+    written = write_run_report(result, source=data, scores=scores, is_brief=minutes is not None, on_event=listener)
+    judged = None if scores is None else scores.report
+    is_tested = judged is not None and summary.has_test
+    return FinetuneResult(
+        model=result.model,
+        folder=result.folder,
+        weights=result.weights,
+        config=config,
+        accuracy=judged.top1 if judged is not None and is_tested else result.accuracy,
+        evaluated=judged.images if judged is not None and is_tested else result.evaluated,
+        evaluation=result.evaluation,
+        judged=judged,
+        report=written.report,
+        trials=trials,
+    )
+
+
+def _read_begun_run(config: RunConfig, request: ClassifierRequest) -> RunConfig:
+    """Return the configuration of the run in the folder, with the settings that the user gives now.
+
+    What was planned then holds when the same command resumes the run, however fast the machine is now.
+    """
+    tree = read_toml(config.run.folder / CONFIG_FILE)
+    return resolve({**tree, "run": {**tree["run"], "folder": str(config.run.folder)}}, request.settings)
+
+
+def _prepare_start(
+    config: RunConfig, request: ClassifierRequest, network: ImageModel, fits_head: bool, listener: OnEvent
+) -> RunConfig:
+    """Fit a head to start from, if that is planned, and save a start that no name can load again."""
+    if fits_head and fit_start_head(network, config, request.data, listener):
+        config = change_config(config, {"model": {"keep_head": True}, "run": {"evaluate_start": True}})
+    if config.model.keep_head or isinstance(request.start, ImageModel):
+        config = change_config(config, {"model": {"weights": str(save_start(network, config.run.folder))}})
+    return config
+
+
+def _make_tree(
+    summary: DataSummary, network: ImageModel | None, name: str | None
+) -> tuple[dict[str, Any], list[float]]:
+    """Return the chosen settings by section, and the learning rates of a sweep."""
+    if network is None or name is None:
+        return make_scratch_config(summary), list(SCRATCH_LEARNING_RATES)
+    tree = make_finetune_config(summary, network, name)
+    return tree, [scale_learning_rate(rate, tree["data"]["batch_size"]) for rate in LEARNING_RATES]
+
+
+def _set_division(config: RunConfig, data: Data, summary: DataSummary, request: ClassifierRequest) -> RunConfig:
+    """Return the configuration with its validation images divided as their number requires, or as a setting says."""
+    if "divide_validation" in request.given_keys or config.objective.kind != "classification":
+        return config
+    evaluation = open_training_data(config.data, data).evaluation
+    count = 0 if evaluation is None else len(evaluation)
+    return change_config(config, {"data": {"divide_validation": choose_division(summary, count, request.sweep)}})
+
+
+def _choose_minutes(request: ClassifierRequest, config: RunConfig) -> float | None:
+    """Return the time that the training must fit into: the one that was asked for, and on a CPU some minutes."""
+    if request.minutes is not None:
+        require_one_process("--minutes")
+        return request.minutes
+    is_free = request.sweep or request.given_keys & LENGTH_KEYS or os.environ.get("WORLD_SIZE", "1") != "1"
+    return None if is_free or choose_device(config.run.device).type == "cuda" else CPU_MINUTES
+
+
+def _plan_training(
+    config: RunConfig, request: ClassifierRequest, summary: DataSummary, network: ImageModel | None, seconds: float
+) -> tuple[RunConfig, Plan | None]:
+    """Fit the training into the time that is left, and return its configuration.
+
+    The plan is None if even the smallest training takes longer; from scratch, where there is no other way, it then
+    trains as long as there is time.
+    """
+    if network is not None and not request.given_keys & OPTIMIZER_KEYS:
+        config = change_config(config, {"optimizer": choose_optimizer_for_fitted_head(network)})
+    opened = open_training_data(change_config(config, {"data": {"in_memory": False}}).data, request.data)
+    sizes: list[tuple[int, int] | None] = [None]
+    if network is not None and "image_size" not in request.given_keys and config.model.image_size != network.image_size:
+        sizes.append(network.image_size)
+    plan = plan_training(
+        config,
+        sizes,
+        request.data,
+        network,
+        seconds=seconds,
+        images=(len(opened.training), 0 if opened.evaluation is None else len(opened.evaluation)),
+        pixel_bytes=3 * summary.pixels * summary.images,
+        device=choose_device(config.run.device),
+        fits_head=network is not None,
+    )
+    if plan is None:
+        return change_config(config, {"run": {"most_seconds": max(seconds, 1.0)}}), None
+    return plan.config, plan
+
+
+def list_choices(config: RunConfig, minutes: float | None, plan: Plan | None) -> dict[str, Any]:
+    """Return the values of a `choices` event."""
+    chosen = {
+        "folder": config.run.folder,
+        "image_size": config.model.image_size,
+        "steps": config.schedule.steps,
+        "epochs": config.schedule.epochs,
+        "batch_size": config.data.batch_size,
+        "learning_rate": config.optimizer.learning_rate,
+        "crop_area": config.data.augmentation.crop_area,
+        "flip": config.data.augmentation.flip,
+        "minutes": minutes,
+        "step_seconds": None if plan is None else plan.step_seconds,
+        "seconds": None if plan is None else plan.seconds,
+    }
+    return {name: to_plain(value) for name, value in chosen.items()}
+
+
+def fit_start_head(network: ImageModel, config: RunConfig, data: Data, listener: OnEvent) -> bool:
+    """Give a model a head that is fitted to the training images in closed form, at the size of the training.
+
+    Training then improves a good classifier instead of a head of zeros. Nothing that is held out is used.
+
+    Returns:
+        False, and the model as it was, if its head is not a linear layer on its representation.
+    """
+    training = open_training_data(change_config(config, {"data": {"in_memory": False}}).data, data).training
+    if config.model.image_size is not None:
+        network.resize(config.model.image_size)
+    options = InferenceOptions(batch_size=config.data.batch_size, device=config.run.device)
+    engine = open_model(network, options)
+    train = extract_features(engine, training, options, cache=None, progress=send_progress(listener, "features"))
+    try:
+        shrinkage = cross_fit(train.values, train.labels, training.num_classes).shrinkage
+        classifier = fit_discriminant(train.values, train.labels, training.num_classes, shrinkage)
+        set_head(network, classifier, training.classes)
+    except VitrailError:
+        return False
+    return True
+
+
+def _try_rates(
+    config: RunConfig, rates: Sequence[float], data: Data, start: ImageModel | None, listener: OnEvent
+) -> tuple[Trial, ...]:
+    """Train with each learning rate, and return the trials."""
+    if open_training_data(config.data, data).evaluation is None:
+        raise ConfigError("a sweep chooses by a part that is held out: leave data.holdout and data.validate_on alone")
+    trials = []
+    for trial in run_trials(config, rates, source=data, start=start, on_event=listener):
+        trials.append(trial)
+        listener("trial", to_plain(trial))
+    return tuple(trials)
+
+
+def score_classifier(result: TrainingResult, data: Data, summary: DataSummary, listener: OnEvent) -> ModelScores | None:
+    """Measure the trained classifier on images that chose nothing, for the report; None if there are none.
+
+    They are the test split if the data has one, else the half of the validation images that did not choose the weights.
+    Of few images both halves are shown, and the accuracy is the cross-fitted one.
+    """
+    images, remark = _open_judging_images(result, data, summary)
+    if images is None:
+        return None
+    device = choose_device(result.config.run.device)
+    options = InferenceOptions(batch_size=result.config.data.batch_size, device=str(device))
+    names = (str(result.folder), short_name(name_data(data)), None)
+    try:
+        report, scored = score_model(
+            result.model, images, options=options, names=names, progress=send_progress(listener, "measuring")
+        )
+    except VitrailError as error:
+        send_messages(listener)(f"the accuracy could not be measured: {error}")
+        return None
+    if result.accuracy is not None and not summary.has_test:
+        report = replace(report, top1=result.accuracy)
+    return ModelScores(report, scored, remark)
+
+
+def _open_judging_images(result: TrainingResult, data: Data, summary: DataSummary) -> tuple[Source | None, str]:
+    """Return the images that judge a classifier, and a sentence about them."""
+    if summary.has_test:
+        test = open_data(data, "test")
+        return test, f"The {format_count(len(test), 'image')} of the test split, which chose nothing."
+    config = change_config(result.config, {"data": {"in_memory": False}})
+    parts = divide_validation(config, open_training_data(config.data, data).evaluation)
+    if not parts:
+        return None, ""
+    if len(parts) == 1:
+        count = format_count(len(parts[0]), "image")
+        return parts[0], f"{count} that {'were' if len(parts[0]) > 1 else 'was'} not trained on."
+    if config.data.divide_validation == "halves":
+        return parts[1], f"{format_count(len(parts[1]), 'image')} that were not trained on and chose nothing."
+    whole = open_training_data(config.data, data).evaluation
+    return whole, (
+        f"{format_count(sum(map(len, parts)), 'image')} that were not trained on. The accuracy is cross-fitted: each "
+        "half of them is measured at the step that the other half chose. Mistakes are those of the final model."
+    )
