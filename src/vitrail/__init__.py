@@ -18,9 +18,15 @@ The names below load what they need (torch among it) when they are first used, s
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if sys.platform == "darwin":
+    # What Apple's GPU lacks, the CPU computes. torch asks once, when it is imported.
+    os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
 
 if TYPE_CHECKING:
     from vitrail import inspection as inspection

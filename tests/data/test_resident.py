@@ -233,10 +233,10 @@ def test_images_of_several_sizes_are_refused_in_a_sentence(tmp_path):
 
 def test_pixels_without_room_are_refused_in_a_sentence(source, monkeypatch):
     needed = COUNT * 3 * 24 * 20
-    monkeypatch.setattr(resident, "_free_bytes", lambda device: 2 * needed - 2)
+    monkeypatch.setattr(resident, "free_memory", lambda device: 2 * needed - 2)
     with pytest.raises(DataError, match=rf"^{needed:,} bytes of pixels are more than half of the .* free on cpu: "):
         ResidentImages(source, "cpu")
-    monkeypatch.setattr(resident, "_free_bytes", lambda device: 2 * needed)
+    monkeypatch.setattr(resident, "free_memory", lambda device: 2 * needed)
     assert ResidentImages(source, "cpu").pixels.numel() == needed
 
 
@@ -276,7 +276,7 @@ def test_evaluation_batches_without_room_are_prepared_every_time(source, monkeyp
     loader = EvaluationLoader(source, Preprocessing(image_size=16), 8)
     size = 13 * 8 * 3 * 16 * 16
     for free, kept in ((2 * size, True), (2 * size - 2, False)):
-        monkeypatch.setattr(resident, "_free_bytes", lambda device, free=free: free)
+        monkeypatch.setattr(resident, "free_memory", lambda device, free=free: free)
         batches = CachedBatches(loader, "cpu")
         assert len(list(batches)) == 13
         assert (next(iter(batches)) is next(iter(batches))) == kept

@@ -138,7 +138,7 @@ def bench(
         compiles: Whether to measure the compiled model too, however long that takes; None: on a GPU, if `thorough`.
         autotune: Whether to measure max-autotune too, which takes many minutes.
         plain: False: only what `vitrail.fast` makes of the model.
-        device: cpu, cuda, …; auto takes a GPU if there is one.
+        device: cpu, cuda, mps, …; auto takes a GPU if there is one.
         thorough: Whether to measure everything, however long it takes. Otherwise what does not fit into two minutes is
             left out, and the report says so; and a model is compiled only if `compiles` is True.
         out: A JSON file for the report, which `BenchmarkReport.read` reads again; None: bench.json in vitrail's cache.

@@ -57,7 +57,7 @@ def bench(
     fast: Annotated[
         bool, typer.Option("--fast", help="Measure only what vitrail.fast makes of the model: shorter.")
     ] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, …; a GPU if there is one.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, mps, …; a GPU if there is one.")] = "auto",
     thorough: Annotated[
         bool, typer.Option("--thorough", help="Measure everything, however long it takes; else two minutes at most.")
     ] = False,

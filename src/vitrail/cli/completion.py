@@ -22,7 +22,7 @@ complete_which = offer(["last", "best"])
 complete_format = offer(["native", "timm", "torchvision", "huggingface", "google"])
 complete_kind = offer(["onnx", "onnx-int8", "torch", "aoti", "openvino"])
 complete_precision = offer(["fp32", "bf16", "fp16", "fp8", "int8", "auto"])
-complete_device = offer(["auto", "cpu", "cuda"])
+complete_device = offer(["auto", "cpu", "cuda", "mps"])
 
 WhichOption = Annotated[
     str, typer.Option(autocompletion=complete_which, help="Of a run: its last or its best weights.")

@@ -58,7 +58,7 @@ def evaluate(
     batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 64,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images.")] = 0,
     device: Annotated[
-        str, typer.Option(autocompletion=complete_device, help="cpu, cuda, …; a GPU where there is one.")
+        str, typer.Option(autocompletion=complete_device, help="cpu, cuda, mps, …; a GPU where there is one.")
     ] = "auto",
     precision: Annotated[str, typer.Option(autocompletion=complete_precision, help=PRECISION_HELP)] = "fp32",
     others: Annotated[

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +10,7 @@ import typer
 
 from vitrail.cli.completion import WhichOption, complete_kind
 from vitrail.cli.printing import announce_pane, interruptible, print_lines, print_table
+from vitrail.system.commands import quote_word
 from vitrail.system.event_display import EventDisplay
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ def export(
     if len(words) == 1:
         suffix, *_ = find_kind(to)
         if target.suffix != suffix:
-            with_suffix = shlex.quote(str(target.with_suffix(suffix)))
-            as_model = f"{shlex.quote(str(target))} model{suffix}"
+            with_suffix = quote_word(str(target.with_suffix(suffix)))
+            as_model = f"{quote_word(str(target))} model{suffix}"
             raise ConfigError(
                 f"{target} is no {suffix} file to write: `vitrail export {with_suffix} --to {to}` exports {PANE}, "
                 f"`vitrail export {as_model} --to {to}` the model {target}"

@@ -44,7 +44,7 @@ def fewshot(
     batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 64,
     workers: Annotated[int, typer.Option(min=0, help="Processes that read images; 0 reads in this one.")] = 0,
     device: Annotated[
-        str, typer.Option(autocompletion=complete_device, help="cpu, cuda, …; a GPU where there is one, for auto.")
+        str, typer.Option(autocompletion=complete_device, help="cpu, cuda, mps, …; a GPU where there is one, for auto.")
     ] = "auto",
     precision: Annotated[str, typer.Option(autocompletion=complete_precision, help=PRECISION_HELP)] = "fp32",
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Compute features anew, and keep none.")] = False,

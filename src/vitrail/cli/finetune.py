@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ import typer
 from vitrail.cli.completion import LabelsFromOption
 from vitrail.cli.printing import announce_pane, interruptible, print_lines, stop_on_sigterm
 from vitrail.cli.train import describe_files, describe_report
+from vitrail.system.commands import quote_word
 
 if TYPE_CHECKING:
     from vitrail.workflows.finetune_result import FinetuneResult
@@ -193,9 +193,9 @@ def _describe_quick_result(
         yield "no image seems to be mislabelled"
     yield from describe_report(report)
     yield f"model: {result.weights}"
-    folder = shlex.quote(str(result.folder))
-    names = "" if labels_from is None else f" --labels-from {shlex.quote(labels_from)}"
+    folder = quote_word(str(result.folder))
+    names = "" if labels_from is None else f" --labels-from {quote_word(labels_from)}"
     yield (
         f"next: vitrail predict PHOTO --model {folder}; or train all of it, which takes minutes and is often better: "
-        f"vitrail finetune --data {shlex.quote(data)}{names} --from {shlex.quote(model)}"
+        f"vitrail finetune --data {quote_word(data)}{names} --from {quote_word(model)}"
     )

@@ -32,7 +32,7 @@ def inspect(
     ] = None,
     most: Annotated[int, typer.Option(min=1, help="Images to measure attention distance and layers on.")] = 128,
     device: Annotated[
-        str, typer.Option(autocompletion=complete_device, help="cpu, cuda, …; a GPU where there is one.")
+        str, typer.Option(autocompletion=complete_device, help="cpu, cuda, mps, …; a GPU where there is one.")
     ] = "auto",
 ) -> None:
     """Look at a model on one page: how good it is, its mistakes, attention over your images, distance, filters, layers.

@@ -45,7 +45,7 @@ def predict(
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 32,
     device: Annotated[
-        str, typer.Option(autocompletion=complete_device, help="cpu, cuda, …; a GPU where there is one.")
+        str, typer.Option(autocompletion=complete_device, help="cpu, cuda, mps, …; a GPU where there is one.")
     ] = "auto",
     precision: Annotated[
         str,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from vitrail.errors import LayoutError
+from vitrail.system.commands import quote_word
 
 LABELS_FROM = "--labels-from"
 TAKING_LABELS = {"finetune", "evaluate", "fewshot", "data"}
@@ -40,7 +40,7 @@ def propose_command(words: Sequence[str], given: str, data: str, labels_from: st
         return None
     elif labels_from is not None:
         changed += [LABELS_FROM, labels_from]
-    return shlex.join(["vitrail", *changed])
+    return " ".join(map(quote_word, ["vitrail", *changed]))
 
 
 def _names_folder(word: str, folder: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from vitrail.cli.completion import WhichOption, complete_precision
 from vitrail.cli.printing import PRECISION_HELP, announce_pane, print_lines
+from vitrail.system.commands import quote_word
 
 
 def serve(
@@ -65,7 +65,7 @@ def serve(
 
     if context.args:
         raise ConfigError(
-            f"models are named by an option: vitrail serve --model {' --model '.join(map(shlex.quote, context.args))}"
+            f"models are named by an option: vitrail serve --model {' --model '.join(map(quote_word, context.args))}"
         )
     from vitrail.serving.serve import read_token
     from vitrail.serving.serve import serve as serve_models

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 
 from vitrail.cli.completion import complete_recipe
 from vitrail.cli.printing import print_lines, print_table, stop_on_sigterm
+from vitrail.system.commands import quote_word
 
 if TYPE_CHECKING:
     from vitrail.recipes import Recipe
@@ -95,7 +95,7 @@ def describe_files(result: TrainingResult | FinetuneResult, report: dict[str, An
     yield f"curves: {result.folder / 'curves.png'}"
     yield from describe_report(report)
     yield f"model: {result.weights}"
-    folder = shlex.quote(str(result.folder))
+    folder = quote_word(str(result.folder))
     if result.config is not None and result.config.objective.kind == "classification":
         commands = f"vitrail predict PHOTO --model {folder}; vitrail evaluate --model {folder} --data DATA measures it"
     else:  # without a head there is nothing to evaluate yet
@@ -110,7 +110,7 @@ def describe_report(report: dict[str, Any]) -> Iterator[str]:
     """Yield the line of a `report` event."""
     if not report:
         return
-    command = f"vitrail inspect {shlex.quote(str(Path(report['folder'])))}"
+    command = f"vitrail inspect {quote_word(str(Path(report['folder'])))}"
     if report["path"] is not None:
         yield f"report: {report['path']}"
     elif report["problem"] == "stopped":

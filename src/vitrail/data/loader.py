@@ -30,6 +30,7 @@ from vitrail.data.transforms.augment import Augmentation, augment_image, draw_cr
 from vitrail.data.transforms.decode import MOST_PIXELS_TRAINING, decode_crop, decode_image, to_channels
 from vitrail.data.transforms.preprocess import resize_and_crop
 from vitrail.errors import ConfigError, DataError
+from vitrail.system.device import can_copy_asynchronously
 
 log = logging.getLogger("vitrail")
 
@@ -63,8 +64,9 @@ class Batch:
     broken: tuple[BrokenSample, ...] = ()
 
     def to(self, device: torch.device | str) -> Batch:
-        """Return a copy on another device; the copy is asynchronous if memory is pinned."""
-        return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in _TENSORS})
+        """Return a copy on another device; the copy to a GPU of NVIDIA's is asynchronous if memory is pinned."""
+        options = {"non_blocking": can_copy_asynchronously(device)}
+        return replace(self, **{name: getattr(self, name).to(device, **options) for name in _TENSORS})
 
     def pin_memory(self) -> Batch:
         """Return a copy in pinned memory, from which copies to a GPU are fast. torch calls this."""

@@ -22,6 +22,7 @@ import torch
 
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError
+from vitrail.system.worker_start import explain_start, start_workers
 
 log = logging.getLogger("vitrail")
 
@@ -115,18 +116,14 @@ class _Worker:
         self.jobs: deque[tuple[int, Job]] = deque()
         arguments = (theirs, self.pipe, work, source)
         self.process = multiprocessing.Process(target=_run_process, args=arguments, daemon=True)
-        self.process.start()
+        with start_workers():
+            self.process.start()
         theirs.close()  # now only the process has this end, so that it closes with the process
 
     def wait_until_ready(self) -> None:
         """Wait for the first message, which the process sends when it has started."""
-        try:
+        with explain_start():
             self.pipe.recv()
-        except (EOFError, OSError):
-            raise DataError(
-                "processes that read images cannot be started: a script that uses them needs to be guarded by "
-                '`if __name__ == "__main__":`, and enough memory'
-            ) from None
 
     def submit(self, number: int, job: Job) -> None:
         self.jobs.append((number, job))

@@ -35,7 +35,7 @@ from vitrail.data.transforms.batch_augment import apply_parameters, draw_paramet
 from vitrail.data.transforms.batch_operations import luma
 from vitrail.data.transforms.decode import MOST_PIXELS_TRAINING, decode_image, to_channels
 from vitrail.errors import ConfigError, DataError, detach_error
-from vitrail.system.device import send_to_device
+from vitrail.system.device import float64_device, free_memory, send_to_device
 
 DECODE_CHUNK = 1024
 """Samples that are decoded, then copied to the device together."""
@@ -58,13 +58,13 @@ class ResidentImages:
 
         Args:
             source: a Source, or anything that `open_data` accepts; all images must have the same size.
-            device: where the pixels are kept.
+            device: where the pixels are kept: on the CPU for Apple's GPU, which shares its memory with it.
             most_pixels, most_broken: as for `TrainingLoader`.
 
         Raises:
             DataError: the images differ in size, do not fit on the device, or too many are broken.
         """
-        self.source, self.device = open_data(source), torch.device(device)
+        self.source, self.device = open_data(source), float64_device(device)
         count = len(self.source)
         if not count:
             raise DataError("the data set is empty")
@@ -116,7 +116,7 @@ class ResidentImages:
         """Allocate memory at the first image; check that every later one has the same size."""
         if self._first_index < 0:
             size = len(self.source) * image.numel()
-            free = _free_bytes(self.device)
+            free = free_memory(self.device)
             if free is not None and size > free // 2:
                 raise DataError(
                     f"{size:,} bytes of pixels are more than half of the {free:,} that are free on {self.device}: "
@@ -158,7 +158,8 @@ class ResidentLoader(EndlessLoader):
         Args:
             source: `ResidentImages` on the same device, or anything that `open_data` accepts.
             batch_size: images of a step on all ranks together. Random numbers depend on it.
-            device: where pixels are kept and batches are made.
+            device: where pixels are kept and batches are made: on the CPU for Apple's GPU, because augmentation
+                computes in float64.
             rank: which part of each batch this process gets. Each rank keeps all pixels.
             image_size, seed, augmentation, channels, position, ranks, most_pixels, most_broken: as for
                 `TrainingLoader`.
@@ -175,7 +176,7 @@ class ResidentLoader(EndlessLoader):
         if channels not in (1, 3):
             raise ConfigError(f"channels = {channels}: give 3, or 1 for grey")
         self.position, self.seed, self.channels = position, seed, channels
-        self.device, self.augmentation = torch.device(device), augmentation or Augmentation()
+        self.device, self.augmentation = float64_device(device), augmentation or Augmentation()
         self.image_size = Preprocessing(image_size=image_size).image_size
         if not isinstance(source, ResidentImages):
             source = ResidentImages(self.source, self.device, most_pixels=most_pixels, most_broken=most_broken)
@@ -278,7 +279,7 @@ class CachedBatches:
         fits: bool | None = None
         for batch in self.loader:
             if fits is None:
-                free = _free_bytes(self.device)
+                free = free_memory(self.device)
                 fits = free is None or batch.images.numel() * len(self) <= free // 2
             moved = batch.to(self.device)
             if fits:
@@ -286,11 +287,6 @@ class CachedBatches:
             yield moved
         if fits:
             self._cache = batches
-
-
-def _free_bytes(device: torch.device) -> int | None:
-    """Return the free memory of a GPU in bytes; None for the CPU."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
 def _read_or_error(source: Source, index: int) -> Sample | Exception:

@@ -11,6 +11,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,6 +19,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from vitrail.data.parallel import exit_with_parent
+from vitrail.errors import DataError
+from vitrail.system.worker_start import NO_WORKERS, NOT_RECEIVED, UNGUARDED, start_workers
 
 log = logging.getLogger("vitrail")
 
@@ -38,12 +41,19 @@ def stream_batches(
             # The user chose the number of workers; torch would warn again for every loader.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             loader = DataLoader(samples, batch_sampler=steps(done), **options)
+        with start_workers() if options["num_workers"] else nullcontext():
+            batches = _iterate_without_handler(loader)
         try:
-            for batch in _iterate_without_handler(loader):
+            for batch in batches:
                 done, deaths = done + 1, 0
                 yield batch
             return
         except (RuntimeError, EOFError, OSError) as error:
+            codes = {worker.exitcode for worker in getattr(batches, "_workers", ())}
+            if UNGUARDED in codes:
+                raise DataError(NO_WORKERS) from None
+            if not done and 1 in codes:  # Python ended it: an error in a worker that has started comes as a batch
+                raise DataError(NOT_RECEIVED) from None
             # torch raises a RuntimeError; a connection that breaks while a batch is sent raises one of the others.
             died = _WORKER_DIED.search(str(error)) if isinstance(error, RuntimeError) else options["num_workers"]
             deaths += 1
@@ -62,6 +72,7 @@ def _iterate_without_handler(loader: DataLoader[Any]) -> Iterator[Any]:
     before = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
+        warnings.filterwarnings("ignore", message="Got pickle error")  # it is raised as well
         batches = iter(loader)
     if before is not None:
         signal.signal(signal.SIGCHLD, before)

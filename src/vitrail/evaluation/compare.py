@@ -152,7 +152,7 @@ def compare_models(
             expression with one group.
         batch_size: images at a time, also when the speed is measured.
         workers: processes that read images; 0 reads them in this process.
-        device: cpu, cuda, …; auto takes a GPU if the machine has one.
+        device: cpu, cuda, mps, …; auto takes a GPU if the machine has one.
         precision: as for `evaluate`. Exported files have their own, and fail with any other word than fp32.
         on_event: called with what happens; by default a terminal or notebook shows a bar.
 

@@ -66,7 +66,7 @@ def evaluate(
         among: choose each guess among the classes of the data instead of all classes of the model.
         batch_size: images at a time, over all ranks together.
         workers: processes that read images; 0 reads them in this process.
-        device: cpu, cuda, …; auto takes a GPU if the machine has one.
+        device: cpu, cuda, mps, …; auto takes a GPU if the machine has one.
         precision: fp32, or faster and less exact: bf16, fp16 and fp8 (GPU), int8 (CPU); auto takes the fastest here.
         folder: where report.json and the figures are written; "auto" is a folder in ./runs, and None writes nothing.
         on_event: called with what happens; by default a terminal or notebook shows a bar.

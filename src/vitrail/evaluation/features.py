@@ -28,6 +28,7 @@ from vitrail.data.sources.table_cache import MAX_AGE_SECONDS, find_cache_folder
 from vitrail.errors import DataError, WeightsError
 from vitrail.inference.batches import InferenceOptions, open_model, run_batches
 from vitrail.inference.engine import Engine, Model
+from vitrail.system import files
 from vitrail.system.events import Progress
 from vitrail.system.files import move_into_place
 from vitrail.weights.digest import view_bytes
@@ -257,16 +258,22 @@ class _CacheDraft:
         self._try(self._rename)
 
     def discard(self) -> None:
-        self._try(lambda file: self.place.unlink())
+        """Remove the file: another process has finished the entry."""
+        self._try(self._remove)
 
     def close(self) -> None:
         """Close the file and leave it for the next process."""
         if self.file is not None:
             self.file.close()
 
+    def _remove(self, file: BinaryIO) -> None:
+        if files.IS_WINDOWS:
+            file.close()  # Windows removes no open file
+        self.place.unlink()
+
     def _rename(self, file: BinaryIO) -> None:
-        if os.name == "nt":
-            file.close()  # Windows renames no open file
+        if files.IS_WINDOWS:
+            file.close()  # nor renames one
         move_into_place(self.place, self.path)
         _delete_unused(self.path.parent)
 
@@ -280,10 +287,13 @@ class _CacheDraft:
     def _give_up(self, error: OSError) -> None:
         log.warning("the features are not kept in %s: %s", self.path.parent, error.strerror or error)
         if self.file is not None:
-            with contextlib.suppress(OSError):
-                self.place.unlink()
+            if not files.IS_WINDOWS:
+                with contextlib.suppress(OSError):
+                    self.place.unlink()
             with contextlib.suppress(OSError):
                 self.file.close()  # writes what it holds, and fails again
+            with contextlib.suppress(OSError):
+                self.place.unlink(missing_ok=True)
             self.file = None
 
 
@@ -296,6 +306,9 @@ def _lock_draft(path: Path) -> tuple[Path, BinaryIO]:
             _lock(file, path)
         except (ImportError, OSError):
             file.close()
+            with contextlib.suppress(OSError):
+                if not place.stat().st_size:
+                    place.unlink()
             place = path.with_suffix(f".{secrets.token_hex(4)}{UNFINISHED}")
             return place, place.open("a+b")
         # The former owner may have finished: then the file was renamed or deleted, and the lock is on another file.

@@ -245,7 +245,7 @@ def fewshot(
             layer of a pre-training head (`representation_size`), and y for models that have none.
         batch_size: images at a time.
         workers: processes that read images; 0 reads them in this process.
-        device: cpu, cuda, …; auto takes a GPU if the machine has one.
+        device: cpu, cuda, mps, …; auto takes a GPU if the machine has one.
         precision: fp32, or faster and less exact: bf16, fp16 and fp8 (GPU), int8 (CPU); auto takes the fastest here.
         cache: where features are cached: a folder, "auto", or None for nowhere.
         out: a file for the report as JSON.

@@ -153,7 +153,7 @@ def find_similar(
             expression with one group.
         batch_size: images at a time.
         workers: processes that read images; 0 reads them in this process.
-        device: cpu, cuda, …; auto takes a GPU if the machine has one.
+        device: cpu, cuda, mps, …; auto takes a GPU if the machine has one.
         precision: fp32, or faster and less exact: bf16, fp16 and fp8 (GPU), int8 (CPU); auto takes the fastest here.
         cache: where features are cached.
         out: a file for the result as JSON.

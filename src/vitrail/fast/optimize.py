@@ -26,6 +26,7 @@ from vitrail.fast.timing import relative_distance
 from vitrail.model.base import ImageModel
 from vitrail.model.create import share_model
 from vitrail.model.timm_model import TimmModel
+from vitrail.system.precision import choose_precision
 
 EmbeddingAndLogits = tuple[Tensor, Tensor]
 """Representations y (B, D) and logits (B, K)."""
@@ -181,6 +182,8 @@ def optimize(
         raise ConfigError(f"optimize needs float32 weights, not {weight.dtype}: give model.float()")
     if weight.device.type == "cuda":
         fast = _optimize_on_gpu(model, target, precision, images)
+    elif weight.device.type == "mps":
+        fast = _optimize_on_apple_gpu(model, precision)
     else:
         fast = _optimize_on_cpu(model, precision, batch, on_message)
     fast.distance = measure_distance(fast, model, images)
@@ -245,6 +248,15 @@ def _fuse(model: ImageModel, precision: str, uses_graphs: bool, images: Tensor |
     if type(fast.head) is nn.Linear:
         fast.logits = FusedHead(fast.head)
     return fast
+
+
+def _optimize_on_apple_gpu(model: ImageModel, precision: str) -> FastModel:
+    if precision in ("fp8", "int8"):
+        kind = "NVIDIA's GPUs" if precision == "fp8" else "CPUs"
+        raise NotApplicableError(f"{precision} is for {kind}: on Apple's GPU give fp32 or bf16")
+    precision = "fp32" if precision == "auto" else precision
+    dtype = choose_precision(precision, next(model.parameters()).device)
+    return FastModel(model, PlainEmbedder(model, dtype), precision, "the plain model", uses_graphs=False)
 
 
 def _optimize_on_cpu(model: ImageModel, precision: str, batch: int, on_message: Callable[[str], None]) -> FastModel:

@@ -138,5 +138,5 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def relative_distance(computed: Tensor, reference: Tensor) -> float:
     """Return ‖computed − reference‖ / ‖reference‖, computed in float64 on the CPU."""
-    exact = reference.double().cpu()
-    return float((computed.double().cpu() - exact).norm() / exact.norm())
+    exact = reference.cpu().double()
+    return float((computed.cpu().double() - exact).norm() / exact.norm())

@@ -24,7 +24,7 @@ class InferenceOptions:
     workers: int = 0
     """Processes that read images; 0 reads them in this process."""
     device: str = "auto"
-    """cpu, cuda, …; auto takes a GPU if the machine has one."""
+    """cpu, cuda, mps, …; auto takes a GPU if the machine has one."""
     precision: str = "fp32"
     """fp32, the exact one; or a faster one: bf16, fp16 and fp8 (GPU), int8 (CPU); auto takes the fastest here."""
 

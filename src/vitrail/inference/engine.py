@@ -141,7 +141,7 @@ def open_engine(
     Args:
         model: a loaded model, anything that `vitrail.load` takes, an .onnx file or an .xml file of OpenVINO. A loaded
             model stays as it is; the engine shares its weights if they are on the device, and not in half precision.
-        device: cpu, cuda, …; auto takes a GPU if the machine has one. Exported files run on the CPU.
+        device: cpu, cuda, mps, …; auto takes a GPU if the machine has one. Exported files run on the CPU.
         precision: fp32, the exact one; or a faster one: bf16, fp16 and fp8 (GPU), int8 (CPU), or auto, which takes the
             fastest on this machine. An exported file has the precision it was exported in.
         target: what a faster precision is tuned for.

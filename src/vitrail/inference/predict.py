@@ -143,7 +143,7 @@ def predict(
         embed: True keeps the representation of each image in the result; the name of a .parquet or .npz file writes
             them there.
         batch_size: images that run at a time.
-        device: cpu, cuda, …; auto takes a GPU if the machine has one.
+        device: cpu, cuda, mps, …; auto takes a GPU if the machine has one.
         precision: fp32, or faster and less exact: bf16, fp16 and fp8 (GPU), int8 (CPU); auto takes the fastest here.
         on_event: called with what happens; by default a terminal or notebook shows a bar.
 

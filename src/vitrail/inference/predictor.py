@@ -67,7 +67,7 @@ class Predictor:
     Args:
         model: a loaded model, which is not changed, anything that `vitrail.load` takes, an exported .onnx or .xml file,
             or an engine.
-        device: cpu, cuda, …; auto takes a GPU if the machine has one.
+        device: cpu, cuda, mps, …; auto takes a GPU if the machine has one.
         batch_size: images that run at a time, at least 1.
         precision: fp32, the exact one; or a faster one: bf16, fp16 and fp8 (GPU), int8 (CPU), or auto, which takes the
             fastest on this machine. `predictor.fast.distance` is then the distance from the exact results.

@@ -18,6 +18,7 @@ from vitrail.fast.optimize import FastModel, optimize
 from vitrail.inference.engine import Engine, EngineOutput
 from vitrail.model.base import ImageModel
 from vitrail.model.timm_model import TimmModel
+from vitrail.system.device import can_copy_asynchronously
 from vitrail.system.precision import INFERENCE_PRECISIONS, choose_precision
 from vitrail.weights.digest import compute_weights_digest
 
@@ -49,6 +50,12 @@ class TorchEngine(Engine):
             raise ConfigError(f"precision {precision!r}{hint} give one of {', '.join(INFERENCE_PRECISIONS)}")
         if precision == "fp8" and device.type == "cpu":
             raise ConfigError("precision fp8 is for GPUs: on a CPU give int8, bf16, fp32 or auto")
+        if precision == "fp8" and device.type == "mps":
+            raise ConfigError("precision fp8 needs an NVIDIA GPU: give fp32, bf16 or auto")
+        if precision == "int8" and device.type == "mps":
+            raise ConfigError("precision int8 is for CPUs: give fp32, bf16 or auto, or the device cpu")
+        if precision == "auto" and device.type == "mps":
+            precision = "fp32"
         if precision == "int8" and device.type != "cpu":
             raise ConfigError("precision int8 is for CPUs: on a GPU give bf16, fp16, fp8, fp32 or auto")
         cast_half_to_float32(model)
@@ -72,7 +79,8 @@ class TorchEngine(Engine):
 
     def compute(self, pixels: Tensor, *, logits: bool = True, embeddings: bool = False) -> EngineOutput:
         with torch.inference_mode():
-            images = normalise(pixels.to(self.device, non_blocking=True), self.preprocessing, self._dtype)
+            moved = pixels.to(self.device, non_blocking=can_copy_asynchronously(self.device))
+            images = normalise(moved, self.preprocessing, self._dtype)
             scores = y = None
             if self.fast is not None:
                 y, scores = self.fast.embed_and_classify(images)

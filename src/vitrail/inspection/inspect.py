@@ -70,7 +70,7 @@ def inspect(
             validation data of the first run among the models, or else two photographs.
         out: the file of the report, or a folder for it; by default in the run's folder, or else below ./runs.
         most: the largest number of images to measure on.
-        device: cpu, cuda, …; auto takes a GPU if the machine has one.
+        device: cpu, cuda, mps, …; auto takes a GPU if the machine has one.
         on_event: called with what happens; None shows a bar on a terminal or in a notebook.
 
     Events:

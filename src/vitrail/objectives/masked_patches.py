@@ -24,6 +24,7 @@ from vitrail.model.vit import VisionTransformer
 from vitrail.objectives.base import Objective, Outcome, evaluation_outcome
 from vitrail.objectives.metrics import sum_and_count
 from vitrail.objectives.noise import draw_integers, draw_uniform
+from vitrail.system.device import float64_device
 
 Target = Literal["mean-colour", "colours-4x4", "pixels"]
 BITS = 3
@@ -172,16 +173,18 @@ def choose_corruption(
     Every image gets the same number, so that shapes are fixed and all ranks have the same weight. What happens to each
     chosen patch is drawn independently.
     """
+    place = samples.device
+    samples = samples.to(float64_device(place))  # Apple's GPU has not been seen to multiply 64 bits exactly
     count = max(1, round(corrupted * patches))
     order = draw_uniform(derive_seed(key, 0), samples, patches).argsort(dim=1, stable=True)  # stable, for ties
     places = order[:, :count]
     kind = draw_uniform(derive_seed(key, 1), samples, count)
     steps = 1 + draw_integers(derive_seed(key, 2), samples, count, patches - 1)
     return Corruption(
-        places,
-        masked=kind < masked,
-        swapped=(kind >= masked) & (kind < masked + swapped),
-        others=(places + steps) % patches,
+        places.to(place),
+        masked=(kind < masked).to(place),
+        swapped=((kind >= masked) & (kind < masked + swapped)).to(place),
+        others=((places + steps) % patches).to(place),
     )
 
 

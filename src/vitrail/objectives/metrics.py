@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from vitrail.system.device import to_float64
+
 Sums = dict[str, Tensor]
 """For each name a tensor of two values: a sum and the number of values in it."""
 
@@ -14,11 +16,13 @@ Sums = dict[str, Tensor]
 def sum_and_count(values: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return the sum and the number of (B,) values as (2,) float64; with a mask, only of the values it selects.
 
-    float64 keeps counts whole and hides the order of addition in the printed digits.
+    float64 keeps counts whole and hides the order of addition in the printed digits. On Apple's GPU there is none, and
+    the CPU adds.
     """
-    values = values.detach().double()
+    values = to_float64(values.detach())
     if mask is None:
         return torch.stack([values.sum(), values.new_full((), values.numel())])
+    mask = mask.to(values.device)
     return torch.stack([torch.where(mask, values, 0).sum(), mask.sum().double()])
 
 

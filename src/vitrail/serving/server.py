@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from granian.constants import HTTPModes, Interfaces
 from granian.http import HTTP1Settings
@@ -56,8 +57,15 @@ def run_server(
 def _stop_at_signals(stop: Stop) -> None:
     if threading.current_thread() is threading.main_thread():  # others get no signals
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, stop, False)
-        loop.add_signal_handler(signal.SIGINT, stop, True)
+        for number, is_interrupt in ((signal.SIGTERM, False), (signal.SIGINT, True)):
+            try:
+                loop.add_signal_handler(number, stop, is_interrupt)
+            except NotImplementedError:  # Windows
+                signal.signal(number, partial(_stop_soon, loop, stop, is_interrupt))
+
+
+def _stop_soon(loop: asyncio.AbstractEventLoop, stop: Stop, is_interrupt: bool, *signal_details: object) -> None:
+    loop.call_soon_threadsafe(stop, is_interrupt)
 
 
 def _run_in_thread(

@@ -18,12 +18,16 @@ from vitrail.system import processor
 LIST_DEVICES = """
 import json
 import torch
+mps = []
+if torch.backends.mps.is_available():
+    from vitrail.system.device import device_name
+    mps.append([device_name(torch.device("mps")), torch.mps.recommended_max_memory()])
 gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
 print(json.dumps({
     "threads": torch.get_num_threads(),
     "capability": torch.backends.cpu.get_cpu_capability(),
     "gpus": [[each.name, each.total_memory, each.major, each.minor] for each in gpus],
-    "mps": torch.backends.mps.is_available(),
+    "mps": mps,
 }), flush=True)
 """
 """A small program that prints what torch finds on this machine. Importing torch takes most of the time of `vitrail
@@ -81,8 +85,8 @@ def _check_devices(printed: str, probe: processor.ProbeResult) -> Iterator[Machi
     for index, (name, memory, major, minor) in enumerate(found["gpus"]):
         state = f"{name}, {memory / 2**30:.0f} GiB, capability {major}.{minor}"
         yield MachineFinding("device", f"cuda:{index}", state)
-    if found["mps"]:
-        yield MachineFinding("device", "mps", "available")
+    for name, memory in found["mps"]:
+        yield MachineFinding("device", "mps", f"{name}, up to {memory / 2**30:.0f} GiB, no float64")
     if not found["gpus"] and not found["mps"]:
         yield MachineFinding("device", "accelerator", "none that torch can use")
 

@@ -30,6 +30,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from vitrail.system.worker_start import leave_worker
+
 OnEvent = Callable[[str, dict[str, Any]], None]
 """Called with the kind of an event and its values."""
 Progress = Callable[[int, int], None]
@@ -44,8 +46,10 @@ def ignore_event(kind: str, values: dict[str, Any]) -> None:
 def open_listener(on_event: OnEvent | None) -> Iterator[OnEvent]:
     """Yield `on_event`; if it is None, a listener that shows a bar on a terminal or in a notebook, and else nothing.
 
-    An exception from `on_event` leaves the block as it is, even if the block turns errors into others or goes on.
+    An exception from `on_event` leaves the block as it is, even if the block turns errors into others or goes on. A
+    worker process that only runs its parent's script again ends here (see vitrail/system/worker_start.py).
     """
+    leave_worker()
     if on_event is None:
         from vitrail.system.event_display import EventDisplay
 

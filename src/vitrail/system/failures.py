@@ -36,6 +36,10 @@ def _describe(error: Exception) -> str | None:
         return f"{file}: {error.strerror}" if file else error.strerror or first or type(error).__name__
     if isinstance(error, MemoryError) or any(words in first for words in NO_MEMORY):
         return f"there is not enough memory: take a smaller batch or model{f' ({first})' if first else ''}"
+    if type(error) is NotImplementedError and "MPS" in first:
+        from vitrail.system.device import explain_missing_operation
+
+        return explain_missing_operation(error)
     # By name: importing these libraries here would cost every command a second.
     if type(error).__name__ == "SafetensorError" or any(words in first for words in NOT_WRITTEN):
         return f"a file of weights cannot be read or written: {first}"

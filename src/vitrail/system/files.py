@@ -2,6 +2,9 @@
 
 After a crash a file has either its old content or all of the new. A pipe or a device in the place of a file is refused:
 reading it might never end.
+
+Windows differs: it flushes no folders, flushes files that are open for writing only, and renames nothing that any
+program has open, such as a virus scanner that looks at what was just written.
 """
 
 from __future__ import annotations
@@ -12,11 +15,18 @@ import json
 import os
 import re
 import stat
+import time
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from vitrail.errors import ConfigError
+
+IS_WINDOWS = os.name == "nt"
+_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+"""Names that no file can have on Windows."""
+RENAMING_SECONDS, RENAMING_PAUSE = 5.0, 0.05
+"""How long a rename on Windows waits for other programs, and how often it is tried."""
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -29,13 +39,32 @@ def write_whole(path: Path, content: bytes) -> None:
 def move_into_place(draft: Path, path: Path) -> None:
     """Rename a finished draft to its final path, once its bytes are on the disk."""
     flush_to_disk(draft)
-    draft.replace(path)
+    rename_when_free(draft, path)
     flush_to_disk(path.parent)
 
 
+def rename_when_free(path: Path, target: Path) -> None:
+    """Rename a file, which replaces another, or a folder. On Windows, wait until no other program has it open.
+
+    Raises:
+        OSError: it cannot be renamed; on Windows, a program has it open for more than 5 seconds.
+    """
+    give_up = time.monotonic() + RENAMING_SECONDS
+    while True:
+        try:
+            path.replace(target)
+            return
+        except PermissionError:
+            if not IS_WINDOWS or target.is_dir() or time.monotonic() > give_up:
+                raise
+            time.sleep(RENAMING_PAUSE)
+
+
 def flush_to_disk(path: Path) -> None:
-    """Wait until a file or a folder is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
+    """Wait until a file or a folder is on the disk; on Windows, which has no way to flush a folder, only a file."""
+    if IS_WINDOWS and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDWR if IS_WINDOWS else os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -131,4 +160,5 @@ def short_name(text: str) -> str:
         path = path.parent
     elif path.name == "best" and path.parent.name:
         path = path.with_name(f"{path.parent.name}-best")
-    return re.sub(r"[^\w.+-]+", "-", path.name).strip("-.") or "data"
+    name = re.sub(r"[^\w.+-]+", "-", path.name).strip("-.") or "data"
+    return f"_{name}" if _RESERVED.fullmatch(name) else name

@@ -117,7 +117,7 @@ def _verdict_key() -> str:
 
 def _read_verdict() -> bool | None:
     try:
-        verdict = json.loads((cache_folder() / "bf16.json").read_text())
+        verdict = json.loads((cache_folder() / "bf16.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     works = verdict.get("works") if isinstance(verdict, dict) and verdict.get("key") == _verdict_key() else None
@@ -129,7 +129,7 @@ def _write_verdict(works: bool) -> None:
     try:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as file:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, suffix=".tmp", delete=False) as file:
             json.dump({"key": _verdict_key(), "works": works}, file)
         Path(file.name).replace(folder / "bf16.json")
     except (OSError, RuntimeError):

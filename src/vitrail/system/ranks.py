@@ -91,10 +91,12 @@ def join_ranks(device: str, timeout: float) -> Iterator[Ranks]:
     """Join the ranks that torchrun started, and leave them when the block ends. Without torchrun there is one rank.
 
     Args:
-        device: as for `choose_device`; on GPUs each rank takes its own.
+        device: as for `choose_device`; on GPUs each rank takes its own. Ranks do not share Apple's GPU: "auto" is the
+            CPU there.
         timeout: seconds to wait for the other ranks.
 
     Raises:
+        ConfigError: several ranks are to share Apple's GPU.
         TrainingError: the other ranks cannot be reached.
     """
     size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
@@ -102,6 +104,10 @@ def join_ranks(device: str, timeout: float) -> Iterator[Ranks]:
     if size == 1:
         yield Ranks(0, 1, chosen)
         return
+    if chosen.type == "mps":
+        if device != "auto":
+            raise ConfigError("Apple's GPU works for one process: start without torchrun, or give run.device=cpu")
+        chosen = torch.device("cpu")
     if chosen.type == "cuda":
         chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(chosen)

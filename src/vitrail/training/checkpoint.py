@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from vitrail.system.device import float64_device
 from vitrail.training.averaging import Average
 from vitrail.training.checkpoint_folder import check_state
 from vitrail.training.run import Progress, RunSetup, RunState, TrainingRun
@@ -53,7 +54,7 @@ def resume(setup: RunSetup) -> RunState:
             learner.scaler.load_state_dict(saved["scaler"])
         state.progress = progress = Progress.from_saved(saved)
         for name, pair in progress.window_total.items():
-            total = torch.tensor(pair, dtype=torch.float64, device=ranks.device)
+            total = torch.tensor(pair, dtype=torch.float64, device=float64_device(ranks.device))
             state.window[name] = total if ranks.is_first else torch.zeros_like(total)
     if ranks.is_first:
         setup.records.keep_until(state.progress.step, state.progress.owes_evaluation)

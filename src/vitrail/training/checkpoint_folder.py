@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 import threading
 import warnings
@@ -32,7 +31,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from vitrail.errors import TrainingError
-from vitrail.system.files import flush_to_disk, sha256
+from vitrail.system.files import flush_to_disk, rename_when_free, sha256
 from vitrail.system.ranks import Ranks
 from vitrail.weights.formats.native import CHECKSUM_FILE
 
@@ -89,7 +88,7 @@ class CheckpointFolder:
             aside = path.with_name(f"{DAMAGED}{path.name}")
             log.warning("%s is passed over, and is %s now: %s", path, aside.name, damage)
             shutil.rmtree(aside, ignore_errors=True)
-            path.rename(aside)
+            rename_when_free(path, aside)
         # Training from step 0 here would look like going on.
         if damaged := sorted(path.name for path in self.folder.glob(f"{DAMAGED}{FINISHED}*")):
             raise TrainingError(
@@ -125,7 +124,7 @@ class CheckpointFolder:
         def work() -> None:
             state_dict_saver.save(staged, storage_writer=writer, **self._group(self.ranks.saving))
             if self.ranks.is_first:
-                (draft / STATE).write_text(state, encoding="utf-8")
+                (draft / STATE).write_text(state, encoding="utf-8", newline="\n")
                 self._publish(draft, step)
                 self._prune(step, best)
 
@@ -189,7 +188,7 @@ class CheckpointFolder:
         """Write the hashes, flush everything to the disk, and only then give the folder its final name."""
         names = sorted(path.name for path in draft.iterdir())
         (draft / CHECKSUM_FILE).write_text(
-            "".join(f"{sha256(draft / name)}  {name}\n" for name in names), encoding="utf-8"
+            "".join(f"{sha256(draft / name)}  {name}\n" for name in names), encoding="utf-8", newline="\n"
         )
         for path in draft.iterdir():
             flush_to_disk(path)
@@ -197,7 +196,7 @@ class CheckpointFolder:
         final = self.folder / f"{FINISHED}{step:08}"
         if final.exists():  # it is damaged; otherwise it would not be written again
             shutil.rmtree(final)
-        draft.rename(final)
+        rename_when_free(draft, final)
         flush_to_disk(self.folder)
 
     def _prune(self, newest: int, best: int | None) -> None:
@@ -207,7 +206,7 @@ class CheckpointFolder:
             if step != best:
                 # Renamed first: a half-deleted checkpoint must not look like a whole one.
                 leaving = self.folder / f"{UNFINISHED}{step:08}-old"
-                path.rename(leaving)
+                rename_when_free(path, leaving)
                 shutil.rmtree(leaving, ignore_errors=True)
 
     def _cannot_write(self, error: BaseException | None) -> str:
@@ -274,7 +273,7 @@ def find_damage(path: Path) -> str | None:
     try:
         lines = (path / CHECKSUM_FILE).read_text(encoding="utf-8").splitlines()
         for digest, name in (line.split("  ", 1) for line in lines):
-            if os.sep in name or sha256(path / name) != digest:
+            if "/" in name or "\\" in name or sha256(path / name) != digest:
                 return f"{name} is not as it was written"
     except (OSError, ValueError) as error:
         return f"it is not whole ({error})"

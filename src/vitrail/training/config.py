@@ -242,7 +242,7 @@ class RunSection(Section):
     seed: Seed = 0
     """The seed of initial weights, order, augmentation, dropout and masks."""
     device: str = "auto"
-    """cpu, cuda, or auto: a GPU if there is one."""
+    """cpu, cuda, mps, or auto: a GPU of NVIDIA or Apple if there is one."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Precision of matrix products; weights stay in fp32. auto: bf16 on GPUs that support it, else fp32."""
     compile: bool | None = None

@@ -118,7 +118,7 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     """
     linear, cubic, fifth = COEFFICIENTS
     x = matrices.bfloat16() if matrices.is_cuda else matrices
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(ROUNDS):
         square = torch.bmm(x, x.mT)
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=cubic, alpha=fifth), x, beta=linear)

@@ -14,15 +14,14 @@ runs/name/
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from vitrail.errors import ConfigError, TrainingError
 from vitrail.system.files import write_whole
+from vitrail.system.locks import lock_file
 from vitrail.training.config import RunConfig
 from vitrail.training.resolve import build_config, read_toml, to_toml
 from vitrail.training.run import RunSetup
@@ -65,7 +64,7 @@ def claim_folder(setup: RunSetup) -> Iterator[None]:
         yield
     finally:
         if lock is not None:
-            os.close(lock)
+            lock.close()
 
 
 def check_other_files(folder: Path) -> None:
@@ -76,22 +75,14 @@ def check_other_files(folder: Path) -> None:
         raise ConfigError(f"{folder} holds {min(others)} and is no run: give a new run.folder")
 
 
-def _lock(folder: Path) -> int | None:
-    """Lock the folder and return the lock's descriptor. The system unlocks it when the process ends, in any way."""
-    if sys.platform == "win32":
-        return None
-    import fcntl
-
-    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+def _lock(folder: Path) -> BinaryIO:
+    """Lock the folder and return the locked file. The system unlocks it when the process ends, in any way."""
     try:
-        # Not flock: workers would inherit it, and outlive a killed run by some seconds.
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        os.close(descriptor)
+        return lock_file(folder / LOCK_FILE)
+    except BlockingIOError:
         raise TrainingError(
             f"another process is training in {folder}: wait for it, or give another run.folder"
         ) from None
-    return descriptor
 
 
 def check_same_run(config: RunConfig, data_fingerprint: str, weights_digest: str) -> None:

@@ -15,7 +15,7 @@ from vitrail.errors import TrainingError
 from vitrail.model.architecture import Architecture, TimmArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.model.cost import count_tokens
-from vitrail.system.device import device_name
+from vitrail.system.device import NO_APPLE_MEMORY, device_name, explain_missing_operation
 from vitrail.system.events import OnEvent, open_listener
 from vitrail.system.ranks import Ranks, explain_lost_rank, join_ranks
 from vitrail.training.build import build_run, prepare_run
@@ -127,7 +127,7 @@ def _apply_settings(config: RunConfig) -> Iterator[None]:
         torch.use_deterministic_algorithms(True)
     try:
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-        with torch.random.fork_rng(devices=devices), torch.enable_grad():
+        with torch.random.fork_rng(devices=devices), _keep_apple_generator(), torch.enable_grad():
             yield
     finally:
         if config.run.deterministic:
@@ -135,6 +135,17 @@ def _apply_settings(config: RunConfig) -> Iterator[None]:
         if is_new:
             del os.environ[WORKSPACE]
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def _keep_apple_generator() -> Iterator[None]:
+    """Restore the random state of Apple's GPU, if there is one, at the end of the block."""
+    state = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+    try:
+        yield
+    finally:
+        if state is not None:
+            torch.mps.set_rng_state(state)
 
 
 @contextmanager
@@ -163,12 +174,14 @@ def _explain_failures(folder: Path, ranks: Ranks) -> Iterator[None]:
     """Turn failures of the machine into a TrainingError that says what to do next."""
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise TrainingError(
-            "the GPU has too little memory: a larger optimizer.accumulate computes a batch in more parts, and "
-            "run.gradient_checkpointing=true keeps less"
-        ) from None
-    except RuntimeError as error:
+    except RuntimeError as error:  # torch.OutOfMemoryError is one
+        if isinstance(error, torch.OutOfMemoryError) or NO_APPLE_MEMORY in str(error):
+            raise TrainingError(
+                "the GPU has too little memory: a larger optimizer.accumulate computes a batch in more parts, and "
+                "run.gradient_checkpointing=true keeps less"
+            ) from None
+        if missing := explain_missing_operation(error):
+            raise TrainingError(missing) from None
         if ranks.size > 1 and (reason := explain_lost_rank(error)):
             raise TrainingError(f"rank {ranks.rank}: {reason}; start again to go on from the last checkpoint") from None
         raise

@@ -113,7 +113,9 @@ def convert(
             converted, converted_files = load_with_files(draft)
             certificate = measure_difference(model.eval(), converted.eval(), files, converted_files)
             _check_certificate(certificate, to)
-            (draft / MODEL_CARD).write_text(format_model_card(model, folder.name, to, certificate), encoding="utf-8")
+            (draft / MODEL_CARD).write_text(
+                format_model_card(model, folder.name, to, certificate), encoding="utf-8", newline="\n"
+            )
         result = ConversionResult(
             folder=folder,
             format=to,

@@ -12,7 +12,6 @@ import mmap
 import os
 import pickle
 import re
-import shlex
 import struct
 import threading
 import tokenize
@@ -31,6 +30,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitrail.errors import WeightsError
+from vitrail.system.commands import quote_word
 from vitrail.system.files import open_regular_file
 
 DAMAGE = (
@@ -127,7 +127,7 @@ def _open_by_first_bytes(path: Path, file: BinaryIO) -> TensorFile:
     if start[8:9] == b"{":
         return SafetensorsFile(path, file)
     if start.startswith(IMAGES):
-        word = shlex.quote(str(path))
+        word = quote_word(str(path))
         raise WeightsError(f"{path} is an image, not a model: try vitrail predict {word}, or inspect --images {word}")
     raise WeightsError(f"{path} is not a file of weights: expected safetensors, a PyTorch .pth or a NumPy .npz")
 

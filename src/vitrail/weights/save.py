@@ -19,6 +19,7 @@ from torch import Tensor
 from vitrail.errors import WeightsError
 from vitrail.model.base import ImageModel
 from vitrail.model.timm_model import TimmModel
+from vitrail.system.files import flush_to_disk, rename_when_free
 from vitrail.weights.card import format_model_card
 from vitrail.weights.formats.base import FolderFiles, WeightFormat
 from vitrail.weights.formats.native import CHECKSUM_FILE, CHECKSUMMED_FILES, FORMAT
@@ -39,7 +40,9 @@ def save(model: ImageModel, folder: str | Path, notes: str = "") -> Path:
     folder = Path(folder).expanduser()
     with draft_folder(folder, replace=_is_native(folder)) as draft:
         write_model(model, FORMATS["native"], draft)
-        (draft / MODEL_CARD).write_text(format_model_card(model, folder.name, "native", notes=notes), encoding="utf-8")
+        (draft / MODEL_CARD).write_text(
+            format_model_card(model, folder.name, "native", notes=notes), encoding="utf-8", newline="\n"
+        )
     return folder
 
 
@@ -69,7 +72,9 @@ def write_model(model: ImageModel, weight_format: WeightFormat, folder: Path) ->
     tensors = convert_tensors(model, weight_format, weight_format.choose_dialect(model))
     write_tensors(tensors, folder / weight_format.weights_file)
     for name, content in config_files.items():
-        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        (folder / name).write_text(
+            json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n"
+        )
     weight_format.finish_folder(folder)
 
 
@@ -133,18 +138,18 @@ def draft_folder(folder: Path, replace: bool = False) -> Iterator[Path]:
 def _move_into_place(draft: Path, folder: Path) -> None:
     """Rename the draft; an earlier folder is moved away first, and moved back if that fails."""
     if not folder.exists():
-        draft.rename(folder)
+        rename_when_free(draft, folder)
     else:
         aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.old.", dir=folder.parent)) / "folder"
-        folder.rename(aside)
+        rename_when_free(folder, aside)
         try:
-            draft.rename(folder)
+            rename_when_free(draft, folder)
         except OSError:
-            aside.rename(folder)
+            rename_when_free(aside, folder)
             raise
         finally:
             shutil.rmtree(aside.parent, ignore_errors=True)
-    _sync(folder.parent)
+    flush_to_disk(folder.parent)
 
 
 def _publish(folder: Path) -> None:
@@ -153,16 +158,6 @@ def _publish(folder: Path) -> None:
     os.umask(mask)
     for path in folder.iterdir():
         path.chmod(0o666 & ~mask)
-        _sync(path)
+        flush_to_disk(path)
     folder.chmod(0o777 & ~mask)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    if os.name == "nt" and path.is_dir():
-        return  # Windows has no handle for folders
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    flush_to_disk(folder)

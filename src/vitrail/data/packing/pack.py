@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import lru_cache, partial
@@ -294,14 +295,15 @@ def _find_folder(data: Data) -> Path | None:
 
 
 def _shorten(name: str, folder: Path | None) -> str:
-    """Return a name without the folder of the data set, however the folder was given."""
+    """Return a name without the folder of the data set, however the folder was given, the same on every system."""
     prefixes = _list_prefixes(folder) if folder else ()
-    return next((name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix)), name)
+    short = next((name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix)), name)
+    return short.replace(os.sep, "/") if folder else short
 
 
 @lru_cache
 def _list_prefixes(folder: Path) -> tuple[str, ...]:
-    return tuple(f"{make_printable(place)}/" for place in (folder, folder.absolute(), folder.resolve()))
+    return tuple(f"{make_printable(place)}{os.sep}" for place in (folder, folder.absolute(), folder.resolve()))
 
 
 def _choose_title(data: Data) -> str:

@@ -22,6 +22,7 @@ from vitrail.data.sources.shards import MANIFEST
 from vitrail.data.sources.source import make_printable
 from vitrail.errors import ConfigError, DataError
 from vitrail.system.files import flush_to_disk, move_into_place, sha256, write_whole
+from vitrail.system.locks import lock_file
 
 FOLDER, JOURNAL, PLAN, LOCK = ".unfinished", "journal.jsonl", "plan.json", "lock"
 CLASSES, SUMS = "classes.txt", "SHA256SUMS"
@@ -147,6 +148,7 @@ class PackJournal:
         write_whole(self.out / SUMS, "".join(f"{sums[name]}  {name}\n" for name in sorted(sums)).encode())
         manifest = {**self.plan, "splits": splits}
         write_whole(self.out / MANIFEST, encode_json(manifest))
+        self._lock.close()  # Windows removes no open file; whoever comes now sees a finished pack
         shutil.rmtree(self.folder)
         return manifest
 
@@ -231,17 +233,10 @@ def _read_journal(journal: Path) -> Iterator[FinishedShard]:
 
 
 def _lock_file(path: Path) -> BinaryIO:
-    """Open a file with a lock that one process at a time can hold, if the system supports locks."""
-    file = path.open("wb")
+    """Open a file with a lock that one process at a time can hold, if the file system supports locks."""
     try:
-        import fcntl
-
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except ImportError:
-        pass
+        return lock_file(path)
     except BlockingIOError:
-        file.close()
         raise ConfigError(f"another process is packing into {path.parent.parent}: wait for it, or stop it") from None
     except OSError:  # a file system without locks
-        pass
-    return file
+        return path.open("ab")

@@ -102,11 +102,11 @@ def open_flat_folder(folder: Path, labels_from: str, parts: Sequence[Path] = ())
         write_table(table, ((os.fsencode(name), numbers[label]) for name, label in found.items()))
         left_out = [make_printable(name) for name in names if name not in found]
         facts = {"classes": classes, "left_out": len(left_out), "example": left_out[0] if left_out else ""}
-        (table / "facts.json").write_text(json.dumps(facts))
+        (table / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 
     times = " ".join(str(read_stat(part).st_mtime_ns) for part in parts)
     table = load_or_build_table(f"flat {folder.resolve()}", f"{times} {len(parts)} {labels_from}", build)
-    facts = json.loads((table.folder / "facts.json").read_text())
+    facts = json.loads((table.folder / "facts.json").read_text(encoding="utf-8"))
     files = FileSource(folder, table, tuple(facts["classes"]))
     if not len(files):
         example = f", such as {facts['example']}" if facts["example"] else ""

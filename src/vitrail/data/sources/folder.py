@@ -129,10 +129,12 @@ def open_csv(path: Path, split: str | None = None) -> FileSource:
         classes = sort_classes(words)
         numbers = {word: number for number, word in enumerate(classes)}
         write_table(folder, ((os.fsencode(name), numbers[label]) for name, label in _read_csv_rows(path, split)))
-        (folder / "classes.json").write_text(json.dumps(classes))
+        (folder / "classes.json").write_text(json.dumps(classes), encoding="utf-8")
 
     table = load_or_build_table(f"csv {split} {path.resolve()}", f"{stat.st_size} {stat.st_mtime_ns}", build)
-    files = FileSource(path.parent, table, tuple(json.loads((table.folder / "classes.json").read_text())))
+    files = FileSource(
+        path.parent, table, tuple(json.loads((table.folder / "classes.json").read_text(encoding="utf-8")))
+    )
     if not len(files):
         raise DataError(f"{path} lists no images" + (f" in the split {split!r}" if split else ""))
     _check_base(path, files)

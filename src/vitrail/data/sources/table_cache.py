@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.errors import DataError
+from vitrail.system.files import rename_when_free
 
 VERSION = "1"
 MAX_AGE_SECONDS = 30 * 24 * 3600
@@ -59,7 +60,7 @@ def load_or_build_table(subject: str, fingerprint: str, build: Callable[[Path], 
         draft = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=folder.parent))
         try:
             build(draft)
-            draft.rename(folder)
+            rename_when_free(draft, folder)
         except OSError:
             if not folder.is_dir():  # otherwise another process was faster
                 raise

@@ -122,7 +122,7 @@ def _hash_weights(model: ImageModel) -> str:
 
 def _read_cache() -> dict[str, object]:
     try:
-        content = json.loads((cache_folder() / FILE).read_text())
+        content = json.loads((cache_folder() / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RuntimeError):  # RuntimeError: nested too deeply, or the home folder is unknown
         return {}
     return content if isinstance(content, dict) else {}
@@ -143,7 +143,7 @@ def _store_choice(key: str, choice: PrecisionChoice) -> None:
     try:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as file:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, suffix=".tmp", delete=False) as file:
             json.dump({**_read_cache(), key: asdict(choice)}, file, indent=1)
         Path(file.name).replace(folder / FILE)
     except (OSError, RuntimeError):

@@ -34,6 +34,7 @@ from vitrail.model.positions import Grid
 from vitrail.model.recording import find_attention_layers, observe_attention
 from vitrail.model.timm_model import TimmModel
 from vitrail.model.vit import VisionTransformer
+from vitrail.system.device import to_float64
 
 Array = NDArray[np.float64]
 Reduce = Callable[[Tensor, Tensor], None]
@@ -168,7 +169,7 @@ def _follow_attention(model: ImageModel, images: Tensor) -> tuple[Tensor, Tensor
         mixed = torch.eye(groups.shape[1], dtype=reading.dtype, device=reading.device)
         of_heads = reading.new_zeros(len(images), maps.shape[2], reading.shape[1])
         for head, attention in enumerate(maps.unbind(2)):
-            attention = _to_float64(attention)
+            attention = to_float64(attention)
             of_heads[:, head, groups] = (reading[:, groups].unsqueeze(2) @ attention).squeeze(2)
             mixed = mixed + attention / maps.shape[2]
         mixed = mixed / mixed.sum(dim=-1, keepdim=True)
@@ -185,7 +186,7 @@ def _compute_readout(model: ImageModel, images: Tensor) -> Tensor:
     """Return how much of each token the representation takes, (B, T); rows sum to 1."""
     prefix, grid = _measure_tokens(model, images)
     patches = math.prod(grid)
-    counts = _to_float64(images.new_zeros(len(images), prefix + patches))
+    counts = to_float64(images.new_zeros(len(images), prefix + patches))
     pooling = _find_pooling(model)
     if pooling == "attention":
         counts[:, prefix:] = _compute_pool_weights(model, images)
@@ -206,7 +207,7 @@ def _compute_pool_weights(model: ImageModel, images: Tensor) -> Tensor:
     assert isinstance(model, VisionTransformer)
     assert isinstance(model.pool, AttentionPool)
     with evaluation_mode(model):
-        return _to_float64(model.pool.weights(model.forward_features(images))).mean(dim=1)
+        return to_float64(model.pool.weights(model.forward_features(images))).mean(dim=1)
 
 
 def _find_pooling(model: ImageModel) -> str:
@@ -244,7 +245,7 @@ def _sum_distances(model: ImageModel, images: Tensor) -> Tensor:
 
 def _compute_distances(patches: Tensor, columns: int) -> Tensor:
     """Return how far apart patches lie, in patches, by their numbers: (t,) → (t, t)."""
-    row, column = _to_float64(patches // columns), _to_float64(patches % columns)
+    row, column = to_float64(patches // columns), to_float64(patches % columns)
     return torch.hypot(row[:, None] - row, column[:, None] - column)
 
 
@@ -252,7 +253,7 @@ def _weigh_distances(maps: Tensor, distances: Tensor) -> Tensor:
     """Return the sum and the number of `_sum_distances` in one layer: (B, G, H, t, t) → (2, H)."""
     sums = []
     for attention in maps.unbind(2):
-        attention = _to_float64(attention)
+        attention = to_float64(attention)
         total = attention.sum(dim=-1)
         rows = ((attention * distances.to(attention.device)).sum(dim=-1) / total)[total > 0]
         sums.append(torch.stack([rows.sum(), rows.new_tensor(len(rows))]))
@@ -332,11 +333,6 @@ def _list_attention_layers(model: ImageModel) -> list[nn.Module]:
 
 def _is_axial(model: ImageModel) -> bool:
     return isinstance(model, VisionTransformer) and model.axial
-
-
-def _to_float64(values: Tensor) -> Tensor:
-    """Convert to float64, on the CPU for Apple's GPUs, which do not have it."""
-    return (values.cpu() if values.device.type == "mps" else values).double()
 
 
 def _to_array(values: Tensor) -> Array:

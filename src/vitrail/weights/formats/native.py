@@ -93,7 +93,7 @@ class NativeFormat(WeightFormat):
             check_checksums(folder_files.folder)
 
     def finish_folder(self, folder: Path) -> None:
-        (folder / CHECKSUM_FILE).write_text(format_checksums(folder))
+        (folder / CHECKSUM_FILE).write_text(format_checksums(folder), encoding="utf-8", newline="\n")
 
     def make_config_files(self, model: ImageModel) -> dict[str, Any]:
         return {
