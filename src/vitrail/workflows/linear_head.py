@@ -61,6 +61,7 @@ CHECKED_IMAGES = 8
 SAVED_TOLERANCE, FITTED_TOLERANCE = 1e-6, 1e-3
 """Tolerated differences, as a share of the largest logit: of the loaded from the saved model, and of the head in single
 precision from the fitted classifier."""
+GPU_BATCH = 256
 FEW = 500
 """Number of images below which preparing a faster precision, or reader processes, takes longer than it saves."""
 
@@ -150,7 +151,9 @@ def open_feature_engine(
     if options is not None:
         return open_model(network, options), options
     is_few = len(source) < FEW
-    options = InferenceOptions(workers=0 if is_few else choose_workers(choose_device("auto").type))
+    device = choose_device("auto").type
+    batch = GPU_BATCH if device == "cuda" else InferenceOptions.batch_size
+    options = InferenceOptions(batch_size=batch, workers=0 if is_few else choose_workers(device))
     if is_few:
         return open_model(network, options), options
     engine = open_fastest_engine(network, source, options, send_messages(listener))
