@@ -215,7 +215,7 @@ def test_a_run_is_scored_on_what_it_was_validated_on(finished, tmp_path, looked)
     assert not scores.report.was_trained_on
     assert "validated" in scores.remark
     assert done.accuracy == {"digits": scores.report.top1}
-    assert done.to_dict()["accuracy"]["digits"][0] == scores.report.top1.value
+    assert done.to_dict()["accuracy"]["digits"]["value"] == scores.report.top1.value
     assert [name for name, _ in done.describe_accuracy()] == ["accuracy of digits"]
     wrong = scores.report.images - sum(each.hits for each in scores.report.classes)
     assert len(scores.mistakes) == min(wrong, MOST_MISTAKES)
