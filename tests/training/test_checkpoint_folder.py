@@ -21,6 +21,7 @@ import runs
 import torch
 from safetensors import safe_open
 from torch import nn
+from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 
 from vitrail.errors import TrainingError
@@ -153,7 +154,7 @@ def test_what_changes_after_save_is_not_in_it(kept, monkeypatch):
         assert go.wait(20)
         return ordinary(*arguments, **options)
 
-    monkeypatch.setattr(checkpoint_folder.state_dict_saver, "save", late)
+    monkeypatch.setattr(state_dict_saver, "save", late)
     tensors, record = {"weight": torch.full((3,), 5.0)}, {"step": 5, "window": {"loss": [1.0]}}
     kept.save(5, tensors, record)
     tensors["weight"].fill_(-1)
@@ -372,7 +373,7 @@ def test_an_error_in_the_background_is_told_at_the_next_occasion(kept, monkeypat
         (Path(storage_writer.path) / "half.safetensors").write_bytes(bytes(1000))
         raise error
 
-    monkeypatch.setattr(checkpoint_folder.state_dict_saver, "save", fail)
+    monkeypatch.setattr(state_dict_saver, "save", fail)
     tensors = {"weight": torch.zeros(3)}
     kept.save(3, tensors, {})  # goes on meanwhile
     with pytest.raises(TrainingError) as caught:

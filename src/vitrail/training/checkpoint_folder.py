@@ -25,10 +25,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from vitrail.errors import TrainingError
 from vitrail.system.files import flush_to_disk, rename_when_free, sha256
@@ -114,6 +110,10 @@ class CheckpointFolder:
         Raises:
             TrainingError: The previous checkpoint could not be written.
         """
+        # Importing it takes half a second, which commands that save no checkpoint need not wait for.
+        from torch.distributed.checkpoint import state_dict_saver
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
         self.finish()
         draft = self.folder / f"{UNFINISHED}{step:08}"
         self._open(draft)
@@ -150,6 +150,10 @@ class CheckpointFolder:
         Raises:
             TrainingError: The checkpoint has other tensors, or cannot be read.
         """
+        from torch.distributed.checkpoint import state_dict_loader
+        from torch.distributed.checkpoint.api import CheckpointException
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
         record = read_state(path)
         if missing := set(record["tensors"]) ^ set(tensors):
             raise TrainingError(
@@ -254,6 +258,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     Raises:
         TrainingError: The checkpoint cannot be read.
     """
+    from torch.distributed.checkpoint import state_dict_loader
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
     try:
         reader = HuggingFaceStorageReader(str(path))
         stored = reader.read_metadata().state_dict_metadata

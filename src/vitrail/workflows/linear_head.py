@@ -161,9 +161,8 @@ def open_feature_engine(
 
 
 def choose_workers(device: str) -> int:
-    """Return the number of reader processes: beside a GPU half of the cores, on a CPU one, if there is one to spare."""
-    cores = os.cpu_count() or 1
-    return min(8, max(cores // 2, 1)) if device != "cpu" else min(cores - 1, 1)
+    """Return the number of reader processes: half of the cores beside a GPU; none on a CPU, whose cores are busy."""
+    return min(8, max((os.cpu_count() or 1) // 2, 1)) if device != "cpu" else 0
 
 
 def _describe(network: ImageModel, name: str, source: Source, train: Features) -> dict[str, Any]:

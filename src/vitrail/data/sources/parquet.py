@@ -22,6 +22,8 @@ from vitrail.system.files import open_regular_file
 IMAGE_COLUMNS = ("image", "img", "jpg", "png", "webp")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "cls", "target")
 MOST_OPEN = 16
+MOST_LABEL_GROUPS = 1024
+"""Row groups whose labels are kept."""
 MOST_CACHED = 128_000_000
 """Bytes of row groups that a process caches."""
 
@@ -54,7 +56,7 @@ class ParquetSource(Source):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
-        return {**state, "_files": OrderedDict(), "_groups": OrderedDict()}
+        return {**state, "_files": OrderedDict(), "_groups": OrderedDict(), "_labels": OrderedDict()}
 
     def read(self, index: int) -> Sample:
         group = int(np.searchsorted(self.starts, index, side="right")) - 1
@@ -86,9 +88,15 @@ class ParquetSource(Source):
         return labels
 
     def _read_labels(self, group: int) -> Indices:
-        table = self._read_columns(group, [self.label])
-        labels = table.column(0).to_pylist() if table.num_columns else [None] * int(self.groups[group, 2])
-        return np.array([clip_label(label) for label in labels], dtype=np.int64)
+        """Return the labels of a row group. Those of the last groups are kept: they are small, and asked for often."""
+        if group not in self._labels:
+            while len(self._labels) >= MOST_LABEL_GROUPS:
+                self._labels.popitem(last=False)
+            table = self._read_columns(group, [self.label])
+            labels = table.column(0).to_pylist() if table.num_columns else [None] * int(self.groups[group, 2])
+            self._labels[group] = np.array([clip_label(label) for label in labels], dtype=np.int64)
+        self._labels.move_to_end(group)
+        return self._labels[group]
 
     def _open_file(self, number: int) -> Any:
         if number not in self._files:
@@ -119,6 +127,7 @@ class ParquetSource(Source):
     def _clear_cache(self) -> None:
         self._files: OrderedDict[int, Any] = OrderedDict()
         self._groups: OrderedDict[int, tuple[Any, Any]] = OrderedDict()
+        self._labels: OrderedDict[int, Indices] = OrderedDict()
 
 
 def _call_pyarrow(path: Path, function: str) -> Any:
