@@ -117,10 +117,15 @@ def test_the_name_of_an_unnamed_chip(monkeypatch):
         assert device_name(APPLE) == "Apple GPU"
 
 
-def test_doctor_names_the_gpu(monkeypatch):
-    from vitrail.system import processor
+def test_doctor_names_the_gpu(monkeypatch, capsys):
+    from vitrail.system import doctor, processor
 
-    monkeypatch.setattr(processor, "probe_bf16", lambda cap: processor.ProbeResult(True, ""))
+    def run_here(program, cap):
+        exec(doctor.LIST_DEVICES, {})  # in this process, where the stand-in is
+        return processor.ProbeResult(True, ""), capsys.readouterr().out
+
+    monkeypatch.setattr(processor, "run_probe", run_here)
+    monkeypatch.setattr(processor, "announces_amx", lambda: False)
     with apple_gpu():
         found = {finding.name: finding.state for finding in examine_machine() if finding.subject == "device"}
     assert "Apple M0" in found["mps"]

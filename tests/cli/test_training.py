@@ -175,7 +175,9 @@ def test_a_model_without_classes_is_followed_by_commands_that_work(here, run):
 
 
 @pytest.mark.parametrize(
-    "command", [["train", "quickstart"], ["finetune", "--data", "digits"], ["quickstart"]], ids=" ".join
+    "command",
+    [["train", "quickstart"], ["finetune", "--data", "digits", "schedule.steps=5"], ["quickstart"]],
+    ids=" ".join,
 )
 def test_sigterm_before_training_begins_is_exit_code_3(here, run, monkeypatch, command):
     before = signal.getsignal(signal.SIGTERM)

@@ -298,7 +298,7 @@ def test_a_run_stopped_and_started_again_is_the_run_never_stopped(tmp_path, monk
 
     def step(run, state):
         assert isinstance(run.training_loader, ResidentLoader)
-        assert isinstance(run.evaluation_loader, CachedBatches)
+        assert isinstance(run.evaluation_loaders[0], CachedBatches)
         if state.progress.step in (3, 8):
             signal.raise_signal(signal.SIGTERM)
         ordinary(run, state)

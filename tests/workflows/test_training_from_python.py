@@ -75,7 +75,7 @@ def interrupt_at(kind, number=1):
 
 @pytest.mark.parametrize("options", [{}, {"sweep": True}], ids=["alone", "sweep"])
 def test_the_model_is_loaded_once(folder, model, monkeypatch, options):
-    monkeypatch.setattr("vitrail.workflows.finetune.LEARNING_RATES", (0.003, 0.01))
+    monkeypatch.setattr("vitrail.workflows.train_classifier.LEARNING_RATES", (0.003, 0.01))
     vitrail.save(model, "saved")
     loaded, load = [], loading.load_with_files
 
@@ -132,7 +132,7 @@ def test_images_without_a_name(folder, model):
     for data, kind in ((pairs, "list"), (source, "source")):
         result = finetune(data, model, folder=kind, settings=SHORT)
         assert result.config.data.source == f"a {kind} of 24 images"
-        assert (result.model.num_classes, result.evaluated) == (3, 3)
+        assert (result.model.num_classes, result.evaluated) == (3, 6)
     quick = finetune(pairs, model, quick=True)
     assert quick.folder == Path("runs/a-list-of-24-images-quick-from-model")
     assert quick.accuracy.value > 0.5
@@ -194,9 +194,9 @@ def test_the_result_of_a_training(folder):
 
 
 def test_names_in_a_result_are_no_html(model, here):
-    stripes(here / "photos", classes=2, images=6)
+    stripes(here / "photos", classes=2, images=20)
     (here / "photos/colour-0").rename(here / "photos/<b>cat")
-    for number in range(3):
+    for number in range(2):
         (here / f"photos/<b>cat/0{number}.png").rename(here / f"photos/colour-1/cat-{number}.png")
     result = finetune("photos", model, quick=True)
     assert result.suspects
@@ -207,7 +207,7 @@ def test_names_in_a_result_are_no_html(model, here):
 
 
 def test_interrupted_in_a_sweep_it_goes_on(folder, model, monkeypatch):
-    monkeypatch.setattr("vitrail.workflows.finetune.LEARNING_RATES", (0.003, 0.01))
+    monkeypatch.setattr("vitrail.workflows.train_classifier.LEARNING_RATES", (0.003, 0.01))
     vitrail.save(model, "saved")
     whole = finetune(folder, "saved", sweep=True, folder="whole", settings=SHORT)
     with pytest.raises(Stopped):

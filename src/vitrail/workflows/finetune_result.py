@@ -42,7 +42,7 @@ class FinetuneResult(Result):
     """The number of images behind the accuracy."""
     evaluation: dict[str, float] | None = None
     """All measurements of the model's evaluation on the validation images, if there was one."""
-    judged: EvaluationReport | None = None
+    judged: EvaluationReport | None = field(default=None, compare=False)
     """Classes, confusions and mistakes, on the images behind the accuracy; None if it was not measured."""
     report: Path | None = None
     """The page about the model; None if none was made."""
