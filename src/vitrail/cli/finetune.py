@@ -133,10 +133,9 @@ def _format_choices(values: dict[str, Any], data: dict[str, Any]) -> str:
 def _format_estimate(values: dict[str, Any]) -> str:
     from vitrail.system.display import format_duration
 
-    limit = f" of the {values['minutes']:g} minutes (--minutes N takes more or less time)"
     return (
-        f"a step takes {values['step_seconds']:.2g} s here, so everything will take about "
-        f"{format_duration(values['seconds'])}{limit}"
+        f"a step takes {values['step_seconds']:.2g} s here: everything will take about "
+        f"{format_duration(values['seconds'])}, with a limit of {values['minutes']:g} min (--minutes changes it)"
     )
 
 
