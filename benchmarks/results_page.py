@@ -9,6 +9,7 @@ The figures go to docs/images.
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 import string
@@ -16,6 +17,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from results_figures import Bars, Curves, Line, Panel, Shown, mark, tenths, write
 from results_raw import Raw, Record, Run, percent
@@ -103,7 +105,9 @@ SEEDS = {
     ),
 }
 SEEDED = sorted({name for names in SEEDS.values() for name in names} - {"cifar10-stem"})
-HELD_OUT = {decay: f"cifar10-scratch, held out, weight decay {decay}" for decay in ("0.05", "0.2", "0.4")}
+HELD_OUT = ("0.05", "0.2", "0.4")
+"""Weight decays that were compared on held-out training images."""
+PHOTO_SETTINGS = ("kind", "rate", "steps", "size")
 FROM_PANE = ("pane-to-cifar10", "pane-to-flowers")
 OPTIMIZERS = {"lite4": "AdamW", "stem4": "AdamW"}
 """Optimizers that are not Muon."""
@@ -131,9 +135,31 @@ def list_seeds(raw: Raw) -> str:
 
 
 def list_held_out(raw: Raw) -> str:
-    """Compare weight decays of the plain ViT on a tenth of the training images that was held out."""
-    rows = [[decay, f"{raw.runs[name].top1:.2f}"] for decay, name in HELD_OUT.items()]
-    return make_table(["weight decay of `cifar10-scratch`", "held-out top-1, %"], rows, numbers=1)
+    """Compare weight decays of plain ViTs on a tenth of the training images that was held out."""
+    recipes = ("cifar10-scratch", "tiny-imagenet")
+    rows = [
+        [decay, *(f"{raw.runs[f'{recipe}, held out, weight decay {decay}'].top1:.2f}" for recipe in recipes)]
+        for decay in HELD_OUT
+    ]
+    return make_table(["weight decay", *(f"`{recipe}`, held-out top-1, %" for recipe in recipes)], rows, numbers=2)
+
+
+def list_photo_trainings(raw: Raw) -> str:
+    """Compare ways to train on 245 photos: means over three draws of breeds."""
+    lines = (raw.folder / "finetune_photos_h200.jsonl").read_text().splitlines()
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for record in map(json.loads, lines):
+        if record.get("kind") != "about":
+            key = tuple(record[name] if name != "size" else record[name][0] for name in PHOTO_SETTINGS)
+            groups.setdefault(key, []).append(record)
+    rows = []
+    for (kind, rate, steps, size), records in groups.items():
+        what = "linear head, closed form" if kind is None else f"{kind}, {rate:g}, {steps} steps"
+        tested, reported = ([100 * record[name] for record in records] for name in ("test", "reported"))
+        spread = f"{statistics.mean(tested):.1f} ± {statistics.stdev(tested):.1f}"
+        rows.append([what, str(size), spread, f"{statistics.mean(reported):.1f}"])
+    rows.sort(key=lambda row: -float(row[2].split()[0]))
+    return make_table(["245 photos, from pane", "px", "test photos, %", "printed, %"], rows, numbers=3)
 
 
 def format_commit(run: Run) -> str:
@@ -433,6 +459,7 @@ TABLES: dict[str, Table] = {
     "tuned": lambda raw: list_runs(raw, TUNED),
     "seeds": list_seeds,
     "held-out": list_held_out,
+    "photos": list_photo_trainings,
     "commands": list_commands,
     "pane": evaluate_pane,
     "transfer": compare_transfer,

@@ -73,6 +73,7 @@ class Raw:
             "cifar10_on_device_h200",
             "cifar10_scratch_probes_h200",
             "cifar10_seeds_h200",
+            "tiny_imagenet_decay_h200",
         )
         return {name: run for file in files for name, run in self.read_named(f"{file}.jsonl").items()}
 
