@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitrail.evaluation.report import EvaluationReport
+from vitrail.inspection.page.scores import TRUSTED_ACCURACY
 from vitrail.model.base import ImageModel
 from vitrail.system.intervals import Estimate
 from vitrail.system.results import Result, Rows, format_count
@@ -18,8 +19,6 @@ from vitrail.workflows.suspects import Suspect
 MISLABELLED_FILE = "mislabelled.csv"
 """The file, in the folder of a quick head, that lists all suspects."""
 REPORT_FILE = "report.html"
-TRUSTED_ACCURACY = 0.8
-"""Accuracy above which a suspicion is roughly more often right than wrong."""
 MOST_LISTED = 5
 """Largest number of suspects that are listed; the file has all."""
 
