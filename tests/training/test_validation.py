@@ -81,16 +81,20 @@ def test_of_equal_accuracies_the_lower_loss_is_better_and_no_number_is_never_the
     assert find_best_evaluation(ranks[:1]) is None
 
 
-def test_patience():
+def test_patience(tmp_path):
     ranks = [[0.1], [0.5], [0.4], [0.3], [0.9]]
+    patient = config(tmp_path, "cross-fit", patience=2)
     assert find_best_evaluation(ranks) == 4
     assert find_best_evaluation(ranks, patience=2) == 1
     evaluations = [[rank] for rank in ranks]
-    assert not has_stopped_improving(evaluations[:3], 2)
-    assert has_stopped_improving(evaluations[:4], 2)
-    assert not has_stopped_improving(evaluations[:4], None)
-    # One half still improves, so the run goes on: its estimate may need the evaluations to come.
-    assert not has_stopped_improving([[[0.9], [0.1]], [[0.8], [0.2]], [[0.7], [0.3]]], 2)
+    assert not has_stopped_improving(evaluations[:3], patient)
+    assert has_stopped_improving(evaluations[:4], patient)
+    assert not has_stopped_improving(evaluations[:4], config(tmp_path, "cross-fit"))
+    # The second half still improves. With cross-fitting its estimate needs the evaluations to come; with halves it may
+    # not have a say in when the run ends.
+    uneven = [[[0.5], [0.9], [0.1]], [[0.5], [0.8], [0.2]], [[0.5], [0.7], [0.3]]]
+    assert not has_stopped_improving(uneven, patient)
+    assert has_stopped_improving(uneven, config(tmp_path, "halves", patience=2))
 
 
 def test_halves_have_every_class_evenly():

@@ -53,7 +53,7 @@ def train(run: TrainingRun, state: RunState) -> None:
             if is_recording:
                 record_training(run, state)
             is_best = (is_last or is_due(progress.step, options.evaluate_every)) and evaluate(run, state)
-            is_last = is_last or has_stopped_improving(progress.evaluations, run.config.schedule.patience)
+            is_last = is_last or has_stopped_improving(progress.evaluations, run.config)
             progress.has_ended = is_last and not progress.owes_evaluation
             if is_last or state.is_stopping or is_best or is_due(progress.step, options.checkpoint_every):
                 wait_for_pending_step(run, state)

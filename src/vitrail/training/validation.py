@@ -77,11 +77,18 @@ def find_best_evaluation(ranks: Sequence[Rank], patience: int | None = None) -> 
     return best
 
 
-def has_stopped_improving(evaluations: Sequence[list[Rank]], patience: int | None) -> bool:
-    """Return whether no way to choose, by all images or by either half, has found a better evaluation for long."""
+def has_stopped_improving(evaluations: Sequence[list[Rank]], config: RunConfig) -> bool:
+    """Return whether nothing that chooses has found a better evaluation for `schedule.patience` evaluations.
+
+    With halves, the first one chooses alone: when a run ends is a choice too. With cross-fitting, each half and both
+    together choose, so the run goes on as long as any of the three improves.
+    """
+    patience = config.schedule.patience
     if patience is None or not evaluations:
         return False
-    ways = [[evaluation[place] for evaluation in evaluations] for place in range(len(evaluations[0]))]
+    count = len(evaluations[0])
+    places = [FIRST] if config.data.divide_validation == "halves" and count > FIRST else range(count)
+    ways = [[evaluation[place] for evaluation in evaluations] for place in places]
     last = len(evaluations) - 1
     return all(last - (find_best_evaluation(ranks) or 0) >= patience for ranks in ways)
 
