@@ -33,6 +33,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_script_makes_a_classifier(folder):
     command = [sys.executable, SCRIPT, "photos/", "schedule.steps=6", "data.workers=0", "run.report=false"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)

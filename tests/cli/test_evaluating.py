@@ -103,6 +103,7 @@ def test_models_that_know_other_classes_are_told_apart(here, run):
     assert "half: scored without 6" in out
 
 
+@pytest.mark.slow
 def test_int8_and_an_export_are_measured_like_the_model(here, run):
     model = vitrail.load("good")
     torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))

@@ -189,6 +189,7 @@ def test_embeddings_beside_the_guesses(here, predict):
     np.testing.assert_allclose(np.array(table["embedding"].to_pylist()), found, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_exported_file_answers_as_its_model(here, run):
     assert run("export", "model", "model.onnx", "--to", "onnx")[0] == 0
     code, out, _ = run("predict", "1.png", "--model", "model.onnx", "--json")
@@ -254,6 +255,7 @@ def test_a_pipe_that_is_closed_ends_quietly(here):
     assert not [path for path in here.iterdir() if "out.npz" in path.name]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudoterminal")
 def test_rows_go_to_stdout_while_a_bar_is_on_the_terminal(here):
     terminal, other = os.openpty()

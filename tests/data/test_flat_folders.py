@@ -132,6 +132,7 @@ def test_check_and_pack(flat, tmp_path):
         vitrail.pack_data(flat, flat / "shards", labels_from="NAME_*", workers=1, on_event=print)
 
 
+@pytest.mark.slow
 def test_quick_fewshot_and_evaluation(flat):
     model = vitrail.create_model("Ti/4", seed=0, num_classes=3, **TINY)
     quick = vitrail.finetune(flat, model, quick=True, labels_from="NAME_*", on_event=print)

@@ -282,6 +282,7 @@ def test_too_many_stop_the_run_with_the_list(workers):
     assert all("sample" in line and "not an image" in line for line in lines[1:])
 
 
+@pytest.mark.slow
 def test_the_limit_is_a_thousandth_and_can_be_set():
     assert make(ListSource([(b"", 0)] * 50_000)).most_broken == 50
     assert make(with_broken(50, set())).most_broken == 10

@@ -329,6 +329,7 @@ def test_stopped_anywhere_and_going_on_gives_the_same_bytes(form, tmp_path, monk
     assert tree(out) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_killed_in_the_middle_and_going_on_gives_the_same_bytes(tmp_path):
     folder = tmp_path / "photos/noise"

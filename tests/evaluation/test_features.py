@@ -263,6 +263,7 @@ print(json.dumps(sizes))
 """
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_then_two_at_once(model, tmp_path):
     folder = tmp_path / "cache"
     folder.mkdir()

@@ -52,6 +52,7 @@ def calibrated(model, folder, tmp_path_factory):
     return path, export(model, path, "onnx-int8", images=str(folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dynamic", "calibrated"])
 def test_it_is_smaller_and_near(kind, model, request):
     path, checked = request.getfixturevalue(kind)

@@ -28,6 +28,7 @@ def folder(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
+@pytest.mark.slow
 def test_images_that_fail_leave_no_memory_behind(folder):
     """16 of 160 MB each when decoded, in one request: each is freed when it fails, not when the request ends."""
     with with_settings(folder) as server:

@@ -47,6 +47,7 @@ def metric(server, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in told.splitlines() if line.startswith(name))
 
 
+@pytest.mark.slow
 def test_overload_is_429_and_the_accepted_are_in_time(folder):
     """Batches of 4 in 100 ms and a deadline of 2 s, with 40 that ask again at once: ten times what is answered."""
     limits = {"batch": 4, "queue": 12, "deadline": 2.0}

@@ -369,6 +369,7 @@ def miniature(monkeypatch):
     monkeypatch.setattr(quickstarting, "resolve", lambda tree, settings: resolve(tree, {**settings, **small}))
 
 
+@pytest.mark.slow
 def test_the_quickstart(miniature, model):
     events = []
     result = quickstart("here", model, on_event=lambda kind, values: events.append((kind, values)))
