@@ -144,10 +144,17 @@ def test_more_features_than_axes(monkeypatch):
 
 
 def test_a_part_of_many_images_chooses(monkeypatch):
+    """Of images that are sorted by class, as in folders."""
     values, labels = make_clouds(300, 5, classes=3)
+    order = labels.argsort(stable=True)
+    values, labels = values[order], labels[order]
+    sizes = []
+    measure = F.cross_entropy
+    monkeypatch.setattr(F, "cross_entropy", lambda s, t, **o: sizes.append(len(t.unique())) or measure(s, t, **o))
     whole = cross_fit(values, labels, 3)
     monkeypatch.setattr(discriminant, "MOST_SCORES", 300)
     part = cross_fit(values, labels, 3)
     assert part.known.all()
+    assert min(sizes) == 3, "all classes have a say"
     assert (part.guesses == whole.guesses).double().mean() > 0.95
     assert len(list(itertools.product(SHRINKAGES, TEMPERATURES))) == 64

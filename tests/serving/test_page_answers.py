@@ -189,6 +189,7 @@ def test_a_server_that_comes_back_with_other_models(window: Browser):
 def test_two_models_answer_side_by_side(window: Browser):
     with StandIn((Model(), CLOSE)).running() as stand, opened(window, stand) as page:
         first, second = (page.get_by_role("combobox", name=name, exact=True) for name in ("Model", "Compare with"))
+        second.locator("option").nth(1).wait_for(state="attached")  # the page has asked which models there are
         assert second.locator("option").all_inner_texts() == ["nothing", "close"]
         give(page, ("cat.png", photo()))
         here = card(page, "cat.png")

@@ -24,6 +24,7 @@ TRAINING = {
     "class_names": "ants, bees",
     "steps": 10,
     "start_step": 4,
+    "is_finished": False,
     "batch_size": 8,
     "devices": 1,
     "device": "CPU",
@@ -210,4 +211,4 @@ def test_what_is_about_to_be_trained():
     split = "\n".join(describe_training({**TRAINING, "validation_images": 10, "unused_holdout": 0.1}))
     assert "has its own val" in split
     assert "data.holdout=0.1" in split
-    assert "finished already" in "\n".join(describe_training({**TRAINING, "start_step": 10}))
+    assert "finished already" in "\n".join(describe_training({**TRAINING, "is_finished": True}))

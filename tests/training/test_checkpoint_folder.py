@@ -148,7 +148,7 @@ def test_what_is_loaded_goes_on_bit_for_bit(kept, kind):
 
 
 def test_what_changes_after_save_is_not_in_it(kept, monkeypatch):
-    ordinary, go = checkpoint_folder.state_dict_saver.save, threading.Event()
+    ordinary, go = state_dict_saver.save, threading.Event()
 
     def late(*arguments, **options):
         assert go.wait(20)

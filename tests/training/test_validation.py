@@ -41,7 +41,7 @@ def config_from(folder, weights, **sections):
 
 
 def config(tmp_path, division, **schedule):
-    return runs.config(tmp_path, data={"divide_validation": division}, schedule=schedule)
+    return runs.config(tmp_path, data={"divide_validation": division}, schedule={"result": "best", **schedule})
 
 
 def test_one_half_chooses_and_the_other_reports(tmp_path):
@@ -59,6 +59,18 @@ def test_few_images_are_cross_fitted(tmp_path):
 def test_without_halves_nothing_is_estimated(tmp_path):
     plain = [{"kind": "evaluation", "step": 1, "accuracy": 0.5, "loss": 1.0}, {"kind": "train", "step": 1}]
     assert estimate_honest_accuracy(plain, config(tmp_path, "no")) is None
+
+
+def test_the_last_weights_are_chosen_by_nothing(tmp_path):
+    assert estimate_honest_accuracy(RECORDS, config(tmp_path, "halves", result="last")) is None
+
+
+def test_a_half_that_cannot_be_read_is_left_out(tmp_path):
+    broken = [evaluation(1, 0.5, math.nan), evaluation(2, 0.75, math.nan)]
+    for record in broken:
+        record["halves"][1]["images"] = 0
+    assert estimate_honest_accuracy(broken, config(tmp_path, "halves")) is None
+    assert estimate_honest_accuracy(broken, config(tmp_path, "cross-fit")).images == 10
 
 
 def test_choosing_by_chance_does_not_flatter(tmp_path):

@@ -18,7 +18,7 @@ from vitrail.errors import ConfigError
 from vitrail.training.run_training import run_training
 from vitrail.workflows import time_budget
 from vitrail.workflows.finetune import finetune
-from vitrail.workflows.time_budget import StepTime, choose_reading, plan_training, time_training
+from vitrail.workflows.time_budget import ImageCounts, StepTime, choose_reading, plan_training, time_training
 
 CPU = torch.device("cpu")
 QUIET = ["run.trackers=[]", "run.report=false"]
@@ -42,7 +42,8 @@ def plan(monkeypatch, seconds, paces, wanted=200, **changes):
     monkeypatch.setattr(time_budget, "REPORT_SECONDS", 0.0)
     monkeypatch.setattr(time_budget, "time_training", lambda config, *_: paces[config.model.image_size])
     config = runs.config("unused", model={"image_size": 24}, schedule={"steps": wanted, "warmup_steps": 0})
-    options = {"images": (400, 0), "pixel_bytes": 1, "device": CPU, "fits_head": False, **changes}
+    images = ImageCounts(*changes.pop("images", (400, 0, 0)))
+    options = {"images": images, "pixel_bytes": 1, "device": CPU, "fits_head": False, **changes}
     return plan_training(config, [None, (16, 16)], "digits", None, seconds=seconds, **options)
 
 
@@ -75,14 +76,28 @@ def test_no_more_steps_than_wanted(monkeypatch):
 
 def test_less_than_an_epoch_is_no_training(monkeypatch):
     """20 steps of 32 are 640 images."""
-    assert plan(monkeypatch, 40, {(24, 24): SLOW, (16, 16): FAST}, images=(10_000, 0)) is None
+    assert plan(monkeypatch, 40, {(24, 24): SLOW, (16, 16): FAST}, images=(10_000, 0, 0)) is None
 
 
 def test_evaluations_and_the_head_take_their_time_too(monkeypatch):
     alone = plan(monkeypatch, 400, PACES).config.schedule.steps
-    with_more = plan(monkeypatch, 400, PACES, images=(400, 100), fits_head=True).config.schedule.steps
+    with_more = plan(monkeypatch, 400, PACES, images=(400, 100, 0), fits_head=True).config.schedule.steps
     seconds = ((time_budget.EVALUATIONS + 2) * 100 + 400) * SLOW.evaluating
     assert alone - with_more == pytest.approx(seconds / 3.2, abs=1)
+
+
+def test_evaluations_do_not_count_twice_and_a_test_is_counted(monkeypatch):
+    limit = plan(monkeypatch, 400, PACES, images=(400, 100, 0)).config.run.most_seconds
+    assert limit == pytest.approx(400 - 100 * SLOW.evaluating, abs=1), "the loop's own evaluations are inside its time"
+    tested = plan(monkeypatch, 400, PACES, images=(400, 100, 1000)).config.run.most_seconds
+    assert tested == pytest.approx(400 - 1000 * SLOW.evaluating, abs=1)
+
+
+def test_what_the_user_gives_stays(monkeypatch):
+    chosen = plan(monkeypatch, 400, PACES, given_keys={"in_memory", "most_seconds"})
+    assert not chosen.config.data.in_memory
+    assert chosen.config.run.most_seconds is None
+    assert plan(monkeypatch, 400, PACES).config.data.in_memory
 
 
 @pytest.mark.parametrize(
@@ -177,6 +192,42 @@ def test_minutes_that_contradict(here, options, words):
     with pytest.raises(ConfigError, match=words):
         finetune("photos", **options)
     assert not (here / "runs").exists()
+
+
+def test_a_run_is_not_taken_over_by_another_model(here, pretrained):
+    stripes(here / "photos", classes=3, images=8)
+    finetune("photos", pretrained, folder="mine", minutes=0.5, settings=QUIET)
+    other = vitrail.create_model(vitrail.load(pretrained).architecture, seed=5)
+    with pytest.raises(ConfigError, match="another model"):
+        finetune("photos", other, folder="mine", minutes=0.5, settings=QUIET)
+    with pytest.raises(ConfigError, match="another model"):
+        finetune("photos", "scratch", folder="mine", minutes=0.5, settings=QUIET)
+
+
+def test_a_test_folder_without_classes_does_not_report(here, pretrained):
+    """As in many competitions: train/cat, train/dog, and test/*.jpg."""
+    stripes(here / "data/train", classes=3, images=12)
+    (here / "data/test").mkdir()
+    for number, path in enumerate(sorted((here / "data/train").glob("*/0*.png"))[:5]):
+        (here / f"data/test/{number}.png").write_bytes(path.read_bytes())
+    result = finetune("data", pretrained, settings=[*QUIET, "schedule.steps=4"])
+    assert result.config.data.divide_validation == "cross-fit"
+    assert not result.flatters
+
+
+def test_a_test_split_that_chooses_is_divided(here, pretrained):
+    stripes(here / "data/train", classes=3, images=12)
+    stripes(here / "data/test", classes=3, images=5)
+    result = finetune("data", pretrained, settings=[*QUIET, "schedule.steps=4", "data.validate_on=test"])
+    assert result.config.data.divide_validation == "cross-fit"
+    assert (result.evaluated, result.flatters) == (15, False)
+    whole = finetune(
+        "data",
+        pretrained,
+        folder="mine",
+        settings=[*QUIET, "schedule.steps=4", "validate_on=test", "divide_validation=no"],
+    )
+    assert whole.flatters, "and says so"
 
 
 def test_a_test_split_reports(here, pretrained):

@@ -155,7 +155,8 @@ def _describe_trained_result(result: FinetuneResult, report: dict[str, Any]) -> 
     """Yield the accuracy, what is taken for what, the files and the next commands."""
     if result.accuracy is not None:
         share = {"accuracy": result.accuracy._asdict(), "images": result.evaluated}
-        yield f"accuracy on images that neither trained nor chose anything: {_format_accuracy(share)}"
+        what = "were not trained on, but chose the weights" if result.flatters else "neither trained nor chose anything"
+        yield f"accuracy on images that {what}: {_format_accuracy(share)}"
     yield from _describe_confusions(result)
     yield from describe_files(result, report)
 
@@ -196,5 +197,5 @@ def _describe_quick_result(
     names = "" if labels_from is None else f" --labels-from {quote_word(labels_from)}"
     yield (
         f"next: vitrail predict PHOTO --model {folder}; or train all of it, which takes minutes and is often better: "
-        f"vitrail finetune --data {quote_word(data)}{names} --from {quote_word(model)}"
+        f"vitrail finetune --data {quote_word(data)}{names} --from {quote_word(model)} --minutes 10"
     )

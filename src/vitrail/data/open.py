@@ -155,6 +155,11 @@ def choose_test_split(data: Data) -> str | None:
     return "val" if "val" in splits else None
 
 
+def has_labelled_test(data: Data) -> bool:
+    """Return whether the data has a split "test" that can be opened and has labels."""
+    return "test" in list_splits(data) and _has_test_labels(data)
+
+
 def _has_test_labels(data: Data) -> bool:
     try:
         test = open_data(data, "test")

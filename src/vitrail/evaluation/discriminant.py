@@ -31,7 +31,7 @@ TEMPERATURES = tuple(0.15 * 1.4**step for step in range(8))
 MOST_AXES = 1024
 """Largest R: a fit takes R³ operations."""
 MOST_SCORES = 500_000
-"""About as many scores, images times classes, choose the shrinkage; more would take longer and choose the same."""
+"""At most so many scores, images times classes, choose the shrinkage: more would hardly choose better."""
 ABSENT = 0.5
 """Number of images that a class counts for if none of its images is in a fit."""
 
@@ -47,7 +47,10 @@ class Shrinkage(NamedTuple):
 
 @dataclass(frozen=True)
 class CrossFit:
-    """The prediction for every image by a classifier that was fitted, and whose shrinkage was chosen, without it."""
+    """The prediction for every image by a classifier that was fitted, and whose shrinkage was chosen, without it.
+
+    Only the axes, which know no labels, are those of all images.
+    """
 
     shrinkage: Shrinkage
     """The choice of all images together, for the final classifier."""
@@ -202,7 +205,8 @@ class _FoldedProblem:
             for fold in range(-1, FOLDS)
         }
         self.solved: dict[frozenset[int], _Discriminant] = {}
-        self.judging_share = min(1.0, MOST_SCORES / (len(labels) * num_classes))
+        self.stride = math.ceil(len(labels) * num_classes / MOST_SCORES)
+        """Every so many images choose the shrinkage: spread evenly, because data is often sorted by class."""
 
     def fit_without(self, left_out: Sequence[int]) -> _Discriminant:
         key = frozenset(left_out)
@@ -215,8 +219,7 @@ class _FoldedProblem:
         """Return the losses of every candidate, fitted without `left_out`, on the images of one of these folds."""
         fitted = self.fit_without(left_out)
         points, labels = self.points[self.folds == fold], self.labels[self.folds == fold]
-        judges = math.ceil(len(points) * self.judging_share)
-        points, labels = points[:judges] @ fitted.vectors, labels[:judges]
+        points, labels = points[:: self.stride] @ fitted.vectors, labels[:: self.stride]
         losses: Losses = {}
         for amount in SHRINKAGES:
             weight, bias = fitted.solve_rotated(amount)

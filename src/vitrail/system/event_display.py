@@ -206,7 +206,7 @@ def describe_training(values: dict[str, Any]) -> list[str]:
         f"{values['device']}, {values['precision']}, in {values['folder']}"
     )
     lines.append(f"computed by: {values['computed_by']}")
-    if values["start_step"] == values["steps"]:
+    if values["is_finished"]:
         lines.append("it is finished already: there is nothing left to train")
     elif values["start_step"]:
         lines.append(f"going on from step {values['start_step']:,}")

@@ -120,8 +120,7 @@ def evaluate(run: TrainingRun, state: RunState) -> bool:
         return False
     measured: dict[str, Any] = compute_means(add_parts(parts))
     if len(parts) > 1:
-        sizes = [len(loader.source) for loader in run.evaluation_loaders]
-        measured["halves"] = [{"images": n, **compute_means(part)} for n, part in zip(sizes, parts, strict=True)]
+        measured["halves"] = [{"images": int(part["loss"][1]), **compute_means(part)} for part in parts]
     rank = rank_by_choosing_images(measured, metric, run.config.data)
     is_best = is_usable(rank) and (progress.best is None or rank > progress.best_rank)
     if is_best:

@@ -19,7 +19,7 @@ from vitrail.training.records import read_records
 from vitrail.training.resolve import hide_config_folders, to_toml
 from vitrail.training.run import Progress, TrainingRun
 from vitrail.training.trained_model import build_trained_model, collect_weights, training_cost
-from vitrail.training.validation import estimate_honest_accuracy, get_choosing_part
+from vitrail.training.validation import HonestAccuracy, estimate_honest_accuracy, get_choosing_part
 from vitrail.weights.save import save
 
 MODEL_FOLDER, CURVES_FILE = "model", "curves.png"
@@ -80,15 +80,17 @@ def save_result(run: TrainingRun, progress: Progress) -> TrainingResult:
     takes_best = run.config.schedule.result == "best" and best is not None and best.step != step
     if takes_best and (chosen := read_best(run, best)) is not None:
         model, step = chosen, best.step
+    honest = None
+    if best is not None and best.step == step:  # otherwise the best weights could not be read
+        honest = run.ranks.broadcast_from_first(estimate_honest_accuracy(records, run.config))
     if run.ranks.is_first:
-        save(model, folder / MODEL_FOLDER, notes=card_text(run, progress, records, step))
+        save(model, folder / MODEL_FOLDER, notes=card_text(run, progress, records, step, honest))
         save_best(run, progress, records)
         draw_curves(records, folder / CURVES_FILE, str(folder))
     evaluations = [record for record in records if record["kind"] == "evaluation" and record["step"] == step]
     parts = (evaluations[-1], get_choosing_part(evaluations[-1], run.config.data)) if evaluations else ()
     measured = [{name: value for name, value in part.items() if isinstance(value, float)} for part in parts]
     measured, images = run.ranks.broadcast_from_first(measured), run.validation_images
-    honest = run.ranks.broadcast_from_first(estimate_honest_accuracy(records, run.config))
     return TrainingResult(
         model=model,
         folder=folder,
@@ -108,7 +110,13 @@ def _estimate_accuracy(measured: dict[str, float] | None, images: int) -> Estima
     return estimate_share(round(measured["accuracy"] * images), images)
 
 
-def card_text(run: TrainingRun, progress: Progress, records: list[dict[str, Any]], step: int) -> str:
+def card_text(
+    run: TrainingRun,
+    progress: Progress,
+    records: list[dict[str, Any]],
+    step: int,
+    honest: HonestAccuracy | None = None,
+) -> str:
     """Describe how the model, with the weights of a step, was trained, for its card."""
     config, loader = run.config, run.training_loader
     weights = "fresh weights" if config.model.name else f"`{hide_folders(config.model.weights or '')}`"
@@ -124,5 +132,8 @@ def card_text(run: TrainingRun, progress: Progress, records: list[dict[str, Any]
         values = ", ".join(f"{name} {value:.4g}" for name, value in record.items() if isinstance(value, float))
         when = "At the end" if step == progress.step else "There"
         lines.append(f"{when} on the {run.validation_images:,} images of {record['part']}: {values}.")
+    if honest is not None:
+        share = describe_accuracy(honest.accuracy, honest.images)
+        lines.append(f"Those images chose these weights. Accuracy by images that did not: {share}.")
     lines.append(f"```toml\n{to_toml(hide_config_folders(config))}```")
     return "\n\n".join(lines)

@@ -105,6 +105,7 @@ def _describe_run(run: TrainingRun, progress: Progress) -> dict[str, Any]:
         "class_names": shorten_labels(source.classes) if has_classes and source.classes else "",
         "steps": run.steps,
         "start_step": progress.step,
+        "is_finished": progress.has_ended or progress.step == run.steps,
         "batch_size": config.data.batch_size,
         "devices": run.ranks.size,
         "device": device_name(run.ranks.device),

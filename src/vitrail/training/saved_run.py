@@ -195,7 +195,7 @@ class Run(Result):
 def _make_columns(records: list[Record], kind: str) -> Columns:
     """Return the values of all records of a kind as columns, the clock's among them."""
     rows = [{**record, **record.get("clock", {})} for record in records if record["kind"] == kind]
-    names = dict.fromkeys(["step", *(name for row in rows for name in row if name not in ("kind", "clock"))])
+    names = dict.fromkeys(["step", *(name for row in rows for name in row if name not in ("kind", "clock", "halves"))])
     return {name: [row.get(name, math.nan) for row in rows] for name in names}
 
 

@@ -94,11 +94,13 @@ def has_stopped_improving(evaluations: Sequence[list[Rank]], config: RunConfig) 
 
 
 def estimate_honest_accuracy(records: Sequence[Mapping[str, Any]], config: RunConfig) -> HonestAccuracy | None:
-    """Estimate the accuracy of a run's chosen weights by images that did not choose them.
+    """Estimate the accuracy of a run's best weights by images that did not choose them.
 
     Returns:
-        None if the run was not evaluated on divided validation images.
+        None if the run takes its last weights, which nothing has chosen, or if its validation images are not divided.
     """
+    if config.schedule.result == "last":
+        return None
     evaluations = [
         record for record in records if record["kind"] == "evaluation" and len(record.get("halves", ())) == 2
     ]
@@ -109,8 +111,10 @@ def estimate_honest_accuracy(records: Sequence[Mapping[str, Any]], config: RunCo
     def count_hits(chooser: int, judge: int) -> tuple[int, int]:
         chosen = find_best_evaluation([rank[chooser] for rank in ranks], config.schedule.patience) or 0
         half = evaluations[chosen]["halves"][judge - FIRST]
-        return round(half["accuracy"] * half["images"]), half["images"]
+        return (round(half["accuracy"] * half["images"]) if half["images"] else 0), half["images"]
 
     pairs = [(FIRST, SECOND), (SECOND, FIRST)][: 1 if config.data.divide_validation == "halves" else 2]
     hits, images = (sum(column) for column in zip(*(count_hits(*pair) for pair in pairs), strict=True))
+    if not images:  # none of them can be read
+        return None
     return HonestAccuracy(estimate_share(hits, images), images, is_cross_fitted=len(pairs) == 2)

@@ -43,6 +43,8 @@ class FinetuneResult(Result):
     """All measurements of the model's evaluation on the validation images, if there was one."""
     judged: EvaluationReport | None = field(default=None, compare=False)
     """Classes, confusions and mistakes, on the images behind the accuracy; None if it was not measured."""
+    flatters: bool = False
+    """Whether the images behind the accuracy also chose the weights, because there were no others."""
     report: Path | None = None
     """The page about the model; None if none was made."""
     trials: tuple[Trial, ...] = ()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitrail.data.open import Data, choose_test_split, list_splits, name_data, open_training_images, propose_data
+from vitrail.data.open import Data, has_labelled_test, list_splits, name_data, open_training_images, propose_data
 from vitrail.data.sources.source import Source
 from vitrail.data.transforms.decode import decode_to_pillow
 from vitrail.errors import ConfigError, DataError
@@ -97,7 +97,7 @@ def summarise_data(data: Data) -> DataSummary:
         short_side=int(statistics.median(min(size) for size in sizes)),
         pixels=int(statistics.median(height * width for height, width in sizes)),
         has_validation="val" in list_splits(data),
-        has_test=choose_test_split(data) == "test",
+        has_test=has_labelled_test(data),
     )
 
 
@@ -183,13 +183,13 @@ def _make_shared_config(summary: DataSummary) -> dict[str, Any]:
     }
 
 
-def choose_division(summary: DataSummary, validation_images: int, is_sweep: bool) -> str:
+def choose_division(reports_on_test: bool, validation_images: int, is_sweep: bool) -> str:
     """Return `data.divide_validation`: how the accuracy is kept apart from what chooses the weights.
 
-    Data with a test split needs no division: the test split reports. A sweep chooses a learning rate too, by the first
-    half, so the other half must report.
+    If a test split reports, nothing is divided. A sweep chooses a learning rate too, by the first half, so the other
+    half must report.
     """
-    if summary.has_test:
+    if reports_on_test:
         return "no"
     return "halves" if is_sweep or validation_images >= LEAST_DIVIDED else "cross-fit"
 

@@ -123,9 +123,10 @@ def fit_linear_head(
         check_head(network, classifier, train, source, options)
         seconds = time.perf_counter() - began
         network.training_cost = linear_head_cost(network, len(train), seconds, engine.device)
-        saved = save_and_verify(network, folder, train, source, options, name_model(start))
         suspects = name_suspects(checked.suspects, source, train)
-        write_suspects(folder / MISLABELLED_FILE, suspects)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_suspects(folder / MISLABELLED_FILE, suspects)  # first: it marks the folder as one of a quick head
+        saved = save_and_verify(network, folder, train, source, options, name_model(start))
         scored, report = None, None
         if checked.predictions is not None:
             scored = _describe_scores(checked, train, source, network, short_name(data_name))

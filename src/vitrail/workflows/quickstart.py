@@ -146,7 +146,7 @@ def _transfer(start: str | ImageModel, loaded: ImageModel, folder: Path, listene
     name = name_model(start)
     title = f"fine-tuning {name} on the same digits, at {TRANSFER_SIZE} pixels"
     listener("stage", {"number": 4, "title": title})
-    weights = start if isinstance(start, str) else save_start(loaded, folder)
+    weights = start if isinstance(start, str) else save_start(loaded, folder, begun_from=loaded)
     given = {"run.folder": folder, "model.weights": weights, **TRANSFER}
     result = _train("quickstart-finetune", given, loaded, listener)
     return QuickstartRow(name, count_images_seen(result), _test(result, listener))

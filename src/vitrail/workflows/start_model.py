@@ -11,14 +11,18 @@ from vitrail.errors import ConfigError, did_you_mean
 from vitrail.inference.engine import Model, check_model
 from vitrail.model.base import ImageModel
 from vitrail.model.create import copy_model
+from vitrail.system.files import write_whole
 from vitrail.training.resolve import Settings, list_keys, name_settings
 from vitrail.training.run_folder import CONFIG_FILE, START_FOLDER, check_other_files
+from vitrail.weights.digest import compute_weights_digest
 from vitrail.weights.load import TRAINING_ONLY, load
 from vitrail.weights.save import save
 from vitrail.weights.source import PANE
 
 SCRATCH = "scratch"
 """The name that stands for no model. A folder of that name is ./scratch."""
+ASKED_FILE = "asked-for.txt"
+"""In the folder of a start: the digest of the model that the user asked for."""
 ANY_MODEL_KEYS = ("image_size", "weights")
 """Keys of the model section that fit every model."""
 
@@ -57,8 +61,13 @@ def name_model(model: str | ImageModel) -> str:
     return "model" if isinstance(model, ImageModel) else model
 
 
-def save_start(model: ImageModel, folder: Path) -> Path:
+def save_start(model: ImageModel, folder: Path, *, begun_from: ImageModel) -> Path:
     """Write the weights that a run starts from into its folder, so that the run can go on, and return their folder.
+
+    Args:
+        model: The weights to start from.
+        folder: The run's folder.
+        begun_from: The model that the user asked for, perhaps with another head; `was_begun_from` compares with it.
 
     Raises:
         ConfigError: The folder holds other files.
@@ -66,4 +75,11 @@ def save_start(model: ImageModel, folder: Path) -> Path:
     check_other_files(folder)
     if os.environ.get("RANK", "0") == "0" and not (folder / CONFIG_FILE).exists():
         save(model, folder / START_FOLDER, notes="The weights that the run in the folder above starts from.")
+        write_whole(folder / START_FOLDER / ASKED_FILE, compute_weights_digest(begun_from).encode())
     return folder / START_FOLDER
+
+
+def was_begun_from(folder: Path, model: ImageModel | None) -> bool:
+    """Return whether the run in a folder was begun from this model, as far as `save_start` has noted it there."""
+    noted = folder / START_FOLDER / ASKED_FILE
+    return model is None or not noted.is_file() or noted.read_text(encoding="utf-8") == compute_weights_digest(model)

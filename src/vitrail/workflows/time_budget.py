@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,7 +17,7 @@ from vitrail.system.ranks import Ranks
 from vitrail.training.build import build_run, prepare_run
 from vitrail.training.config import RunConfig
 from vitrail.training.run import Progress, RunState
-from vitrail.training.step import train_step
+from vitrail.training.step import train_step, wait_for_pending_step
 from vitrail.training.sweep import change_config
 from vitrail.workflows.finetune_settings import EVALUATIONS
 
@@ -57,6 +57,15 @@ class StepTime:
         return max(reading, training) if has_reader else reading + training
 
 
+class ImageCounts(NamedTuple):
+    """How many images a run has for each purpose."""
+
+    training: int
+    validation: int
+    test: int
+    """Images that only the last measurement sees."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """A training that fits into a time."""
@@ -69,18 +78,21 @@ class Plan:
 
 def time_training(config: RunConfig, data: Data, model: ImageModel | None, device: torch.device) -> StepTime:
     """Measure two real training steps, the second of which counts. Nothing is written, and the model stays as it is."""
-    batch = min(TIMED_IMAGES, config.data.batch_size)
+    is_gpu = device.type == "cuda"
+    batch = config.data.batch_size if is_gpu else min(TIMED_IMAGES, config.data.batch_size)
     changes = {"batch_size": batch, "in_memory": False, "workers": 0}
     config = change_config(config, {"data": changes, "optimizer": {"accumulate": 1}, "model": {"keep_head": False}})
     ranks, copied = Ranks(0, 1, device), None if model is None else copy_model(model)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with torch.random.fork_rng(devices=[device] if is_gpu else []), torch.enable_grad():
         run = build_run(prepare_run(config, ranks, source=data, start=copied), Progress())
         state = RunState()
         train_step(run, state)
+        wait_for_pending_step(run, state)
         began = time.perf_counter()
         next(run.training_loader)
         reading = time.perf_counter() - began
         train_step(run, state)
+        wait_for_pending_step(run, state)
         step = time.perf_counter() - began - reading
     return StepTime(reading / batch, max(step - reading, step / 10) / batch)
 
@@ -92,10 +104,11 @@ def plan_training(
     model: ImageModel | None,
     *,
     seconds: float,
-    images: tuple[int, int],
+    images: ImageCounts,
     pixel_bytes: int,
     device: torch.device,
     fits_head: bool,
+    given_keys: Collection[str] = (),
 ) -> Plan | None:
     """Choose the largest image size at which a training in the remaining time is worth it, and its number of steps.
 
@@ -105,34 +118,36 @@ def plan_training(
         data: the images.
         model: the model to start from; None for fresh weights.
         seconds: the time for everything that is left to do.
-        images: how many are trained on, and how many are validated on.
+        images: how many are trained on, validated on and tested on.
         pixel_bytes: size of all decoded images.
         device: where it trains.
         fits_head: whether a head is fitted to all training images first.
+        given_keys: settings that the user has given, which stay as they are.
 
     Returns:
         None if there is not enough time to train.
     """
     began = time.monotonic()
-    training_images, validation_images = images
-    wanted, batch = config.schedule.steps or 0, config.data.batch_size
+    most_steps, batch = config.schedule.steps or 0, config.data.batch_size
     for size in sizes:
-        tried = config if size is None else change_config(config, {"model": {"image_size": size}})
-        times = time_training(tried, data, model, device)
+        sized = config if size is None else change_config(config, {"model": {"image_size": size}})
+        times = time_training(sized, data, model, device)
         reading = choose_reading(pixel_bytes, times, device)
         step = times.time_step(batch, bool(reading["workers"]))
-        passes = (EVALUATIONS + 2) * validation_images + training_images * fits_head
-        aside = REPORT_SECONDS + passes * times.evaluating + reading["in_memory"] * training_images * times.reading
+        decoding = reading["in_memory"] * images.training * times.reading
+        outside_images = images.training * fits_head + (images.test or images.validation)
+        outside = REPORT_SECONDS + decoding + outside_images * times.evaluating
+        evaluations = (EVALUATIONS + 1) * images.validation * times.evaluating
         left = seconds - (time.monotonic() - began)
-        steps = min(int((PLANNED_SHARE * left - aside) / step), wanted)
-        if steps >= min(LEAST_STEPS, wanted) and steps * batch >= LEAST_EPOCHS * training_images:
-            limit = max(left - aside, step)
-            changes: dict[str, dict[str, Any]] = {
-                "data": reading,
-                "schedule": {"steps": steps},
-                "run": {"most_seconds": limit},
+        steps = min(int((PLANNED_SHARE * left - outside - evaluations) / step), most_steps)
+        if steps >= min(LEAST_STEPS, most_steps) and steps * batch >= LEAST_EPOCHS * images.training:
+            chosen: dict[str, dict[str, Any]] = {"data": reading, "run": {"most_seconds": max(left - outside, step)}}
+            changes = {
+                section: {key: value for key, value in values.items() if key not in given_keys}
+                for section, values in chosen.items()
             }
-            return Plan(change_config(tried, changes), step, aside + steps * step)
+            planned = change_config(sized, {**changes, "schedule": {"steps": steps}})
+            return Plan(planned, step, outside + evaluations + steps * step)
     return None
 
 

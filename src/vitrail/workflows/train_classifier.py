@@ -22,18 +22,20 @@ from vitrail.evaluation.features import extract_features
 from vitrail.inference.batches import InferenceOptions, open_model
 from vitrail.inspection.scores import ModelScores
 from vitrail.model.base import ImageModel
+from vitrail.model.create import copy_model
 from vitrail.system.device import choose_device
 from vitrail.system.events import OnEvent, send_messages, send_progress
 from vitrail.system.files import short_name
 from vitrail.system.ranks import require_one_process
 from vitrail.system.results import format_count, to_plain
-from vitrail.training.build import divide_validation, open_training_data
+from vitrail.training.build import TrainingData, divide_validation, open_training_data
 from vitrail.training.config import RunConfig
 from vitrail.training.resolve import Settings, name_settings, read_toml, resolve
 from vitrail.training.result import TrainingResult
 from vitrail.training.run_folder import CONFIG_FILE
 from vitrail.training.run_training import run_training
 from vitrail.training.sweep import Trial, change_config, choose_best, run_trials
+from vitrail.weights.source import LAST_FOLDER
 from vitrail.workflows.finetune_result import FinetuneResult
 from vitrail.workflows.finetune_settings import (
     LEARNING_RATES,
@@ -49,13 +51,15 @@ from vitrail.workflows.finetune_settings import (
     set_intervals,
     summarise_data,
 )
-from vitrail.workflows.linear_head import fit_linear_head, select_allowed, set_head
+from vitrail.workflows.linear_head import check_head, fit_linear_head, select_allowed, set_head
 from vitrail.workflows.run_report import write_run_report
-from vitrail.workflows.start_model import name_model, open_start, save_start
-from vitrail.workflows.time_budget import CPU_MINUTES, Plan, plan_training
+from vitrail.workflows.start_model import name_model, open_start, save_start, was_begun_from
+from vitrail.workflows.time_budget import CPU_MINUTES, REPORT_SECONDS, ImageCounts, Plan, plan_training
 
 LENGTH_KEYS = {"steps", "epochs"}
 """Settings that say how long a training is, so that no time is planned."""
+COMPILER_KEYS = {"compile", "fused", "fp8", "graphs"}
+"""Settings that say what computes on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,9 @@ class ClassifierRequest:
         if self.minutes is not None and given & LENGTH_KEYS:
             raise ConfigError("minutes decide the number of steps: leave out --minutes, or schedule.steps and epochs")
         if self.minutes is not None and self.sweep:
-            raise ConfigError("a sweep trains five times and fits into no time: leave out --minutes, or --sweep")
+            raise ConfigError("a sweep trains several times and fits into no time: leave out --minutes, or --sweep")
+        if self.sweep and "divide_validation" in given:
+            raise ConfigError("a sweep chooses on one half and reports on the other: leave out data.divide_validation")
 
 
 def train_classifier(request: ClassifierRequest, listener: OnEvent) -> FinetuneResult:
@@ -108,12 +114,12 @@ def train_classifier(request: ClassifierRequest, listener: OnEvent) -> FinetuneR
     tree["run"]["folder"] = str(request.folder or f"runs/{name_run_folder(data_name, name)}")
     config = _set_division(resolve(tree, request.settings), data, summary, request)
     minutes = _choose_minutes(request, config)
-    if minutes is not None and (config.run.folder / CONFIG_FILE).is_file():
-        config = _read_begun_run(config, request)
-        network = None if network is None else open_start(str(config.model.weights))
+    takes_length = not request.sweep and not request.given_keys & LENGTH_KEYS
+    if takes_length and (config.run.folder / CONFIG_FILE).is_file():
+        config, network = _read_begun_run(config, request, network, listener)
         listener("choices", list_choices(config, minutes, None))
     else:
-        plan = None
+        plan, unplanned = None, config
         if minutes is not None:
             left = 60 * minutes - (time.monotonic() - began)
             config, plan = _plan_training(config, request, summary, network, left)
@@ -125,7 +131,7 @@ def train_classifier(request: ClassifierRequest, listener: OnEvent) -> FinetuneR
         config = set_intervals(config, request.given_keys, summary)
         listener("choices", list_choices(config, minutes, plan))
         if network is not None:
-            config = _prepare_start(config, request, network, plan is not None, listener)
+            config, network = _prepare_start(config, unplanned, request, network, plan is not None, listener)
     trials: tuple[Trial, ...] = ()
     if request.sweep:
         trials = _try_rates(config, rates, data, network, listener)
@@ -136,7 +142,7 @@ def train_classifier(request: ClassifierRequest, listener: OnEvent) -> FinetuneR
     scores = score_classifier(result, data, summary, listener)
     written = write_run_report(result, source=data, scores=scores, is_brief=minutes is not None, on_event=listener)
     judged = None if scores is None else scores.report
-    is_tested = judged is not None and summary.has_test
+    is_tested = judged is not None and _reports_on_test(config, summary)
     return FinetuneResult(
         model=result.model,
         folder=result.folder,
@@ -146,29 +152,60 @@ def train_classifier(request: ClassifierRequest, listener: OnEvent) -> FinetuneR
         evaluated=judged.images if judged is not None and is_tested else result.evaluated,
         evaluation=result.evaluation,
         judged=judged,
+        flatters=not is_tested and config.data.divide_validation == "no",
         report=written.report,
         trials=trials,
     )
 
 
-def _read_begun_run(config: RunConfig, request: ClassifierRequest) -> RunConfig:
-    """Return the configuration of the run in the folder, with the settings that the user gives now.
+def _read_begun_run(
+    config: RunConfig, request: ClassifierRequest, network: ImageModel | None, listener: OnEvent
+) -> tuple[RunConfig, ImageModel | None]:
+    """Return the configuration of the run in the folder, with the settings that the user gives now, and its start.
 
     What was planned then holds when the same command resumes the run, however fast the machine is now.
+
+    Raises:
+        ConfigError: The run was begun from another model.
     """
-    tree = read_toml(config.run.folder / CONFIG_FILE)
-    return resolve({**tree, "run": {**tree["run"], "folder": str(config.run.folder)}}, request.settings)
+    folder = config.run.folder
+    tree = read_toml(folder / CONFIG_FILE)
+    begun = resolve({**tree, "run": {**tree["run"], "folder": str(folder)}}, request.settings)
+    if (begun.model.weights is None) != (network is None) or not was_begun_from(folder, network):
+        raise ConfigError(f"the run in {folder} was begun from another model: give another folder=…")
+    if request.minutes is not None and (folder / LAST_FOLDER / "config.json").is_file():
+        send_messages(listener)(f"the run in {folder} is finished: give folder=… to train another with more time")
+    if begun.model.keep_head:
+        network = open_start(str(begun.model.weights))
+    return begun, network
 
 
 def _prepare_start(
-    config: RunConfig, request: ClassifierRequest, network: ImageModel, fits_head: bool, listener: OnEvent
-) -> RunConfig:
-    """Fit a head to start from, if that is planned, and save a start that no name can load again."""
-    if fits_head and fit_start_head(network, config, request.data, listener):
-        config = change_config(config, {"model": {"keep_head": True}, "run": {"evaluate_start": True}})
+    config: RunConfig,
+    unplanned: RunConfig,
+    request: ClassifierRequest,
+    network: ImageModel,
+    is_planned: bool,
+    listener: OnEvent,
+) -> tuple[RunConfig, ImageModel]:
+    """Fit a head to start from, if the training is planned, and save a start that no name can load again."""
+    start = network
+    if is_planned and config.objective.kind == "classification":
+        fitted = fit_start_head(network, config, request.data, listener)
+        if fitted is not None:
+            start = fitted
+            config = change_config(config, {"model": {"keep_head": True}, "run": {"evaluate_start": True}})
+        else:  # a head of zeros needs the paper's optimizer
+            config = change_config(config, {"optimizer": unplanned.optimizer.model_dump()})
     if config.model.keep_head or isinstance(request.start, ImageModel):
-        config = change_config(config, {"model": {"weights": str(save_start(network, config.run.folder))}})
-    return config
+        saved = save_start(start, config.run.folder, begun_from=network)
+        config = change_config(config, {"model": {"weights": str(saved)}})
+    return config, start
+
+
+def _reports_on_test(config: RunConfig, summary: DataSummary) -> bool:
+    """Return whether the test split reports: there is one, and it does not choose."""
+    return summary.has_test and config.data.validate_on != "test"
 
 
 def _make_tree(
@@ -185,18 +222,24 @@ def _set_division(config: RunConfig, data: Data, summary: DataSummary, request: 
     """Return the configuration with its validation images divided as their number requires, or as a setting says."""
     if "divide_validation" in request.given_keys or config.objective.kind != "classification":
         return config
-    evaluation = open_training_data(config.data, data).evaluation
+    evaluation = _open_undecoded(config, data).evaluation
     count = 0 if evaluation is None else len(evaluation)
-    return change_config(config, {"data": {"divide_validation": choose_division(summary, count, request.sweep)}})
+    division = choose_division(_reports_on_test(config, summary), count, request.sweep)
+    return change_config(config, {"data": {"divide_validation": division}})
+
+
+def _open_undecoded(config: RunConfig, data: Data) -> TrainingData:
+    """Open the images of a training without decoding them into memory."""
+    return open_training_data(change_config(config, {"data": {"in_memory": False}}).data, data)
 
 
 def _choose_minutes(request: ClassifierRequest, config: RunConfig) -> float | None:
-    """Return the time that the training must fit into: the one that was asked for, and on a CPU some minutes."""
+    """Return the time that the training must fit into: what was asked for, or some minutes without an NVIDIA GPU."""
     if request.minutes is not None:
         require_one_process("--minutes")
         return request.minutes
-    is_free = request.sweep or request.given_keys & LENGTH_KEYS or os.environ.get("WORLD_SIZE", "1") != "1"
-    return None if is_free or choose_device(config.run.device).type == "cuda" else CPU_MINUTES
+    has_own_length = request.sweep or request.given_keys & LENGTH_KEYS or os.environ.get("WORLD_SIZE", "1") != "1"
+    return None if has_own_length or choose_device(config.run.device).type == "cuda" else CPU_MINUTES
 
 
 def _plan_training(
@@ -207,25 +250,36 @@ def _plan_training(
     The plan is None if even the smallest training takes longer; from scratch, where there is no other way, it then
     trains as long as there is time.
     """
+    device = choose_device(config.run.device)
     if network is not None and not request.given_keys & OPTIMIZER_KEYS:
         config = change_config(config, {"optimizer": choose_optimizer_for_fitted_head(network)})
-    opened = open_training_data(change_config(config, {"data": {"in_memory": False}}).data, request.data)
+    if device.type == "cuda" and not request.given_keys & COMPILER_KEYS:
+        # Compiling takes a minute that a short training does not earn back.
+        config = change_config(config, {"run": {"compile": False, "fused": False}})
+    opened = _open_undecoded(config, request.data)
     sizes: list[tuple[int, int] | None] = [None]
     if network is not None and "image_size" not in request.given_keys and config.model.image_size != network.image_size:
         sizes.append(network.image_size)
+    began = time.monotonic()
     plan = plan_training(
         config,
         sizes,
         request.data,
         network,
         seconds=seconds,
-        images=(len(opened.training), 0 if opened.evaluation is None else len(opened.evaluation)),
+        images=ImageCounts(
+            training=len(opened.training),
+            validation=0 if opened.evaluation is None else len(opened.evaluation),
+            test=len(open_data(request.data, "test")) if _reports_on_test(config, summary) else 0,
+        ),
         pixel_bytes=3 * summary.pixels * summary.images,
-        device=choose_device(config.run.device),
+        device=device,
         fits_head=network is not None,
+        given_keys=request.given_keys,
     )
     if plan is None:
-        return change_config(config, {"run": {"most_seconds": max(seconds, 1.0)}}), None
+        left = max(seconds - (time.monotonic() - began) - REPORT_SECONDS, 1.0)
+        return change_config(config, {"run": {"most_seconds": left}}), None
     return plan.config, plan
 
 
@@ -247,34 +301,36 @@ def list_choices(config: RunConfig, minutes: float | None, plan: Plan | None) ->
     return {name: to_plain(value) for name, value in chosen.items()}
 
 
-def fit_start_head(network: ImageModel, config: RunConfig, data: Data, listener: OnEvent) -> bool:
-    """Give a model a head that is fitted to the training images in closed form, at the size of the training.
+def fit_start_head(network: ImageModel, config: RunConfig, data: Data, listener: OnEvent) -> ImageModel | None:
+    """Return a copy of a model with a head that is fitted to the training images, at the size of the training.
 
     Training then improves a good classifier instead of a head of zeros. Nothing that is held out is used.
 
     Returns:
-        False, and the model as it was, if its head is not a linear layer on its representation.
+        None if the model's head is not a linear layer on its representation.
     """
-    training = open_training_data(change_config(config, {"data": {"in_memory": False}}).data, data).training
+    training = _open_undecoded(config, data).training
+    fitted = copy_model(network)
     if config.model.image_size is not None:
-        network.resize(config.model.image_size)
+        fitted.resize(config.model.image_size)
     options = InferenceOptions(batch_size=config.data.batch_size, device=config.run.device)
-    engine = open_model(network, options)
+    engine = open_model(fitted, options)
     train = extract_features(engine, training, options, cache=None, progress=send_progress(listener, "features"))
     try:
         shrinkage = cross_fit(train.values, train.labels, training.num_classes).shrinkage
         classifier = fit_discriminant(train.values, train.labels, training.num_classes, shrinkage)
-        set_head(network, classifier, training.classes)
+        set_head(fitted, classifier, training.classes)
+        check_head(fitted, classifier, train, training, options)
     except VitrailError:
-        return False
-    return True
+        return None
+    return fitted.cpu()
 
 
 def _try_rates(
     config: RunConfig, rates: Sequence[float], data: Data, start: ImageModel | None, listener: OnEvent
 ) -> tuple[Trial, ...]:
     """Train with each learning rate, and return the trials."""
-    if open_training_data(config.data, data).evaluation is None:
+    if _open_undecoded(config, data).evaluation is None:
         raise ConfigError("a sweep chooses by a part that is held out: leave data.holdout and data.validate_on alone")
     trials = []
     for trial in run_trials(config, rates, source=data, start=start, on_event=listener):
@@ -289,39 +345,37 @@ def score_classifier(result: TrainingResult, data: Data, summary: DataSummary, l
     They are the test split if the data has one, else the half of the validation images that did not choose the weights.
     Of few images both halves are shown, and the accuracy is the cross-fitted one.
     """
-    images, remark = _open_judging_images(result, data, summary)
-    if images is None:
+    if os.environ.get("RANK", "0") != "0":
         return None
-    device = choose_device(result.config.run.device)
-    options = InferenceOptions(batch_size=result.config.data.batch_size, device=str(device))
+    options = InferenceOptions(batch_size=result.config.data.batch_size, device=result.config.run.device)
     names = (str(result.folder), short_name(name_data(data)), None)
     try:
+        images, remark = _open_judging_images(result, data, summary)
+        if images is None:
+            return None
         report, scored = score_model(
             result.model, images, options=options, names=names, progress=send_progress(listener, "measuring")
         )
     except VitrailError as error:
         send_messages(listener)(f"the accuracy could not be measured: {error}")
         return None
-    if result.accuracy is not None and not summary.has_test:
+    if result.accuracy is not None and not _reports_on_test(result.config, summary):
         report = replace(report, top1=result.accuracy)
     return ModelScores(report, scored, remark)
 
 
 def _open_judging_images(result: TrainingResult, data: Data, summary: DataSummary) -> tuple[Source | None, str]:
     """Return the images that judge a classifier, and a sentence about them."""
-    if summary.has_test:
+    if _reports_on_test(result.config, summary):
         test = open_data(data, "test")
         return test, f"The {format_count(len(test), 'image')} of the test split, which chose nothing."
-    config = change_config(result.config, {"data": {"in_memory": False}})
-    parts = divide_validation(config, open_training_data(config.data, data).evaluation)
-    if not parts:
-        return None, ""
-    if len(parts) == 1:
-        count = format_count(len(parts[0]), "image")
-        return parts[0], f"{count} that {'were' if len(parts[0]) > 1 else 'was'} not trained on."
-    if config.data.divide_validation == "halves":
+    whole = _open_undecoded(result.config, data).evaluation
+    parts = divide_validation(result.config, whole)
+    if len(parts) < 2:
+        remark = "Images that were not trained on, but chose the weights: the accuracy may flatter."
+        return whole, remark
+    if result.config.data.divide_validation == "halves":
         return parts[1], f"{format_count(len(parts[1]), 'image')} that were not trained on and chose nothing."
-    whole = open_training_data(config.data, data).evaluation
     return whole, (
         f"{format_count(sum(map(len, parts)), 'image')} that were not trained on. The accuracy is cross-fitted: each "
         "half of them is measured at the step that the other half chose. Mistakes are those of the final model."
