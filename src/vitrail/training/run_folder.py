@@ -9,7 +9,7 @@ runs/name/
     best/                the weights with the best evaluation, if they are not the last ones
     best.json            the step of the best evaluation, and which of the two folders has its weights
     curves.png, .svg     the learning curves
-    start/               the weights that it starts from, if they came from no file
+    start/               the weights that it starts from, if no file has them: a loaded model, or a fitted head
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONFIG_FILE, LOCK_FILE, DATA_FILE, WEIGHTS_FILE = "config.toml", ".lock", ".data
 TRIAL_PREFIX = "sweep-"
 """Folders with this prefix, inside a run's folder, are the runs of a sweep that comes before it."""
 START_FOLDER = "start"
-"""The folder, inside a run's folder, of the weights that the run starts from, if they came from no file."""
+"""The folder, inside a run's folder, of the weights that the run starts from, if no file has them."""
 
 
 @contextmanager

@@ -1,7 +1,6 @@
-"""Make a classifier for some images from a model that has seen others, as the paper does for transfer.
+"""Make a classifier for some images from a model that has seen others.
 
-The resolution is higher than in pre-training, and SGD follows a cosine schedule. A sweep chooses the learning rate on a
-held-out part and then trains again.
+Three ways: as the paper does for transfer, in a given time from a fitted head, or only a head in seconds.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def finetune(
             settings of an architecture, such as model.depth.
         quick: only fit a head to the frozen features, which takes seconds on a CPU, and list doubtful labels.
         minutes: the time for everything; image size and number of steps are chosen to fit, and if even that is too
-            long, a head is fitted as with `quick`. By default 3 on a CPU, and no limit on a GPU.
+            long, a head is fitted as with `quick`. By default 3, and no limit on an NVIDIA GPU.
         sweep: choose the learning rate on a held-out part first, as the paper does.
         labels_from: where the class stands in the names of a folder's images: "NAME_*" for cat_1.jpg, or a regular
             expression with one group.
@@ -81,7 +80,7 @@ def finetune(
     """
     settings = settings if settings is not None else ()
     if minutes is not None and not 0 < minutes < MOST_MINUTES:
-        raise ConfigError(f"minutes = {minutes:g}: give a number above 0, such as 5")
+        raise ConfigError(f"minutes = {minutes:g}: give a number above 0 and up to a year, such as 5")
     start = choose_start(model, settings)
     data = add_labels_from(data, labels_from)
     if isinstance(data, list):
