@@ -17,10 +17,10 @@ from vitrail.training import loop
 from vitrail.training.resolve import resolve
 from vitrail.training.run_training import run_training
 from vitrail.training.validation import (
+    compute_merits,
     estimate_honest_accuracy,
     find_best_evaluation,
     has_stopped_improving,
-    rank_evaluation,
 )
 
 
@@ -88,17 +88,17 @@ def test_choosing_by_chance_does_not_flatter(tmp_path):
 
 def test_of_equal_accuracies_the_lower_loss_is_better_and_no_number_is_never_the_best():
     pairs = [(math.nan, 0.1), (0.5, 2.0), (0.5, 1.0), (0.5, 1.0), (0.4, 0.1)]
-    ranks = [rank_evaluation({"accuracy": a, "loss": loss}, "accuracy")[0] for a, loss in pairs]
-    assert find_best_evaluation(ranks) == 2
-    assert find_best_evaluation(ranks[:1]) is None
+    merits = [compute_merits({"accuracy": a, "loss": loss}, "accuracy")[0] for a, loss in pairs]
+    assert find_best_evaluation(merits) == 2
+    assert find_best_evaluation(merits[:1]) is None
 
 
 def test_patience(tmp_path):
-    ranks = [[0.1], [0.5], [0.4], [0.3], [0.9]]
+    merits = [[0.1], [0.5], [0.4], [0.3], [0.9]]
     patient = config(tmp_path, "cross-fit", patience=2)
-    assert find_best_evaluation(ranks) == 4
-    assert find_best_evaluation(ranks, patience=2) == 1
-    evaluations = [[rank] for rank in ranks]
+    assert find_best_evaluation(merits) == 4
+    assert find_best_evaluation(merits, patience=2) == 1
+    evaluations = [[merit] for merit in merits]
     assert not has_stopped_improving(evaluations[:3], patient)
     assert has_stopped_improving(evaluations[:4], patient)
     assert not has_stopped_improving(evaluations[:4], config(tmp_path, "cross-fit"))

@@ -13,7 +13,7 @@ from vitrail.training.config import RunConfig
 from vitrail.training.resolve import hide_config_folders, to_toml
 from vitrail.training.run import Progress, TrainingRun
 from vitrail.training.trained_model import build_trained_model, training_cost
-from vitrail.training.validation import find_best_evaluation, rank_by_choosing_images
+from vitrail.training.validation import compute_choosing_merit, find_best_evaluation
 from vitrail.weights.save import save
 from vitrail.weights.source import BEST_FILE, BEST_FOLDER, LAST_FOLDER
 
@@ -36,10 +36,10 @@ def find_best(config: RunConfig, records: list[dict[str, Any]]) -> BestEvaluatio
     """
     metric = "accuracy" if config.objective.kind == "classification" else "loss"
     evaluations = [record for record in records if record["kind"] == "evaluation" and {"loss", metric} <= record.keys()]
-    ranks = [rank_by_choosing_images(record, metric, config.data) for record in evaluations]
-    if (number := find_best_evaluation(ranks)) is None:
+    merits = [compute_choosing_merit(record, metric, config.data) for record in evaluations]
+    if (number := find_best_evaluation(merits)) is None:
         return None
-    return BestEvaluation(evaluations[number]["step"], metric, abs(ranks[number][0]))
+    return BestEvaluation(evaluations[number]["step"], metric, abs(merits[number][0]))
 
 
 def read_best(run: TrainingRun, best: BestEvaluation) -> ImageModel | None:

@@ -22,10 +22,10 @@ from vitrail.training.step import autocast, train_step, wait_for_pending_step
 from vitrail.training.stopping import listen_for_stop
 from vitrail.training.trackers import name_values
 from vitrail.training.validation import (
+    compute_choosing_merit,
+    compute_merits,
     has_stopped_improving,
     is_usable,
-    rank_by_choosing_images,
-    rank_evaluation,
 )
 
 
@@ -121,11 +121,11 @@ def evaluate(run: TrainingRun, state: RunState) -> bool:
     measured: dict[str, Any] = compute_means(add_parts(parts))
     if len(parts) > 1:
         measured["halves"] = [{"images": int(part["loss"][1]), **compute_means(part)} for part in parts]
-    rank = rank_by_choosing_images(measured, metric, run.config.data)
-    is_best = is_usable(rank) and (progress.best is None or rank > progress.best_rank)
+    merit = compute_choosing_merit(measured, metric, run.config.data)
+    is_best = is_usable(merit) and (progress.best is None or merit > progress.best_merit)
     if is_best:
-        progress.best, progress.best_rank = (progress.step, rank[0]), rank
-    progress.evaluations.append(rank_evaluation(measured, metric))
+        progress.best, progress.best_merit = (progress.step, merit[0]), merit
+    progress.evaluations.append(compute_merits(measured, metric))
     clock = {"seconds": time.perf_counter() - began}
     part = run.config.data.validate_on
     write_record(run, state, {"kind": "evaluation", "step": progress.step, "part": part, **measured, "clock": clock})

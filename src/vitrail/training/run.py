@@ -104,14 +104,14 @@ class Progress:
     """Length of the last step's gradient."""
     seconds: float = 0.0
     """Training time so far, over all starts."""
-    best_rank: list[float] = field(default_factory=list)
-    """The rank of the best evaluation (see validation.py)."""
+    best_merit: list[float] = field(default_factory=list)
+    """The merit of the best evaluation (see validation.py)."""
     evaluations: list[list[list[float]]] = field(default_factory=list)
-    """The ranks of all evaluations so far, as `rank_evaluation` returns them."""
+    """The merits of all evaluations so far, as `compute_merits` returns them."""
     has_ended: bool = False
     """Whether the run is over before its last step."""
 
-    ADDED: ClassVar = ("best_rank", "evaluations", "has_ended")
+    ADDED: ClassVar = ("best_merit", "evaluations", "has_ended")
     """Fields that checkpoints of earlier versions do not have."""
 
     @classmethod
@@ -120,7 +120,7 @@ class Progress:
         progress = cls(**{name: saved[name] for name in vars(cls()) if name in saved or name not in cls.ADDED})
         if progress.best is not None:
             progress.best = (progress.best[0], progress.best[1])
-            progress.best_rank = progress.best_rank or [progress.best[1]]
+            progress.best_merit = progress.best_merit or [progress.best[1]]
         return progress
 
 

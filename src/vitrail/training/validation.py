@@ -18,11 +18,11 @@ from vitrail.system.intervals import Estimate, estimate_share
 from vitrail.training.config import DataConfig, RunConfig
 
 FIRST, SECOND = 1, 2
-"""Places of the halves in the list of `rank_evaluation`."""
+"""Places of the halves in the list of `compute_merits`."""
 UNUSABLE = -1e300
 """Stands for a value that is not finite: JSON has no word for infinity."""
 
-Rank = list[float]
+Merit = list[float]
 """Numbers that are compared one after the other; larger is better."""
 
 
@@ -34,20 +34,20 @@ class HonestAccuracy(NamedTuple):
     is_cross_fitted: bool
 
 
-def rank_measurements(measured: Mapping[str, Any], metric: str) -> Rank:
-    """Return the rank of measurements: a higher accuracy, and of equal ones the lower loss; or only the lower loss."""
+def compute_merit(measured: Mapping[str, Any], metric: str) -> Merit:
+    """Return the merit of measurements: a higher accuracy, and of equal ones the lower loss; or only the lower loss."""
     values = [measured["accuracy"], -measured["loss"]] if metric == "accuracy" else [-measured["loss"]]
     return [value if math.isfinite(value) else UNUSABLE for value in values]
 
 
-def is_usable(rank: Rank) -> bool:
-    """Return whether a rank is of a finite value."""
-    return rank[0] != UNUSABLE
+def is_usable(merit: Merit) -> bool:
+    """Return whether a merit is of a finite value."""
+    return merit[0] != UNUSABLE
 
 
-def rank_evaluation(record: Mapping[str, Any], metric: str) -> list[Rank]:
-    """Return the ranks of an evaluation record on all validation images and, if they are divided, on each half."""
-    return [rank_measurements(part, metric) for part in (record, *record.get("halves", ()))]
+def compute_merits(record: Mapping[str, Any], metric: str) -> list[Merit]:
+    """Return the merits of an evaluation record on all validation images and, if they are divided, on each half."""
+    return [compute_merit(part, metric) for part in (record, *record.get("halves", ()))]
 
 
 def get_choosing_part(record: Mapping[str, Any], config: DataConfig) -> Mapping[str, Any]:
@@ -56,28 +56,28 @@ def get_choosing_part(record: Mapping[str, Any], config: DataConfig) -> Mapping[
     return record["halves"][0] if uses_half else record
 
 
-def rank_by_choosing_images(record: Mapping[str, Any], metric: str, config: DataConfig) -> Rank:
-    """Return the rank of an evaluation record on the images that choose."""
-    return rank_measurements(get_choosing_part(record, config), metric)
+def compute_choosing_merit(record: Mapping[str, Any], metric: str, config: DataConfig) -> Merit:
+    """Return the merit of an evaluation record on the images that choose."""
+    return compute_merit(get_choosing_part(record, config), metric)
 
 
-def find_best_evaluation(ranks: Sequence[Rank], patience: int | None = None) -> int | None:
+def find_best_evaluation(merits: Sequence[Merit], patience: int | None = None) -> int | None:
     """Return the number of the first best evaluation; None if there is none.
 
     With `patience`, the search ends after so many evaluations without a better one, as a run does.
     """
     best: int | None = None
-    for number, rank in enumerate(ranks):
-        if not is_usable(rank):
+    for number, merit in enumerate(merits):
+        if not is_usable(merit):
             continue
-        if best is None or rank > ranks[best]:
+        if best is None or merit > merits[best]:
             best = number
         elif patience is not None and number - best >= patience:
             break
     return best
 
 
-def has_stopped_improving(evaluations: Sequence[list[Rank]], config: RunConfig) -> bool:
+def has_stopped_improving(evaluations: Sequence[list[Merit]], config: RunConfig) -> bool:
     """Return whether nothing that chooses has found a better evaluation for `schedule.patience` evaluations.
 
     With halves, the first one chooses alone: when a run ends is a choice too. With cross-fitting, each half and both
@@ -90,7 +90,7 @@ def has_stopped_improving(evaluations: Sequence[list[Rank]], config: RunConfig) 
     places = [FIRST] if config.data.divide_validation == "halves" and count > FIRST else range(count)
     ways = [[evaluation[place] for evaluation in evaluations] for place in places]
     last = len(evaluations) - 1
-    return all(last - (find_best_evaluation(ranks) or 0) >= patience for ranks in ways)
+    return all(last - (find_best_evaluation(merits) or 0) >= patience for merits in ways)
 
 
 def estimate_honest_accuracy(records: Sequence[Mapping[str, Any]], config: RunConfig) -> HonestAccuracy | None:
@@ -106,10 +106,10 @@ def estimate_honest_accuracy(records: Sequence[Mapping[str, Any]], config: RunCo
     ]
     if not evaluations:
         return None
-    ranks = [rank_evaluation(record, "accuracy") for record in evaluations]
+    merits = [compute_merits(record, "accuracy") for record in evaluations]
 
     def count_hits(chooser: int, judge: int) -> tuple[int, int]:
-        chosen = find_best_evaluation([rank[chooser] for rank in ranks], config.schedule.patience) or 0
+        chosen = find_best_evaluation([merit[chooser] for merit in merits], config.schedule.patience) or 0
         half = evaluations[chosen]["halves"][judge - FIRST]
         return (round(half["accuracy"] * half["images"]) if half["images"] else 0), half["images"]
 

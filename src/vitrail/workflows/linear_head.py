@@ -109,7 +109,9 @@ def fit_linear_head(
         engine, options = open_feature_engine(network, source, options, listener)
         train = extract_features(engine, source, options, progress=progress)
         check_classes(data_name, source, train)
-        listener("features", {"precision": engine.precision, **_describe(network, name_model(start), source, train)})
+        listener(
+            "features", {"precision": engine.precision, **_describe_features(network, name_model(start), source, train)}
+        )
         checked = check_by_cross_fitting(train, summary.classes)
         listener("cross_validation", {"accuracy": to_plain(checked.accuracy), "images": checked.images})
         classifier = fit_discriminant(train.values, train.labels, summary.classes, checked.shrinkage)
@@ -166,7 +168,7 @@ def choose_workers(device: str) -> int:
     return min(8, max((os.cpu_count() or 1) // 2, 1)) if device != "cpu" else 0
 
 
-def _describe(network: ImageModel, name: str, source: Source, train: Features) -> dict[str, Any]:
+def _describe_features(network: ImageModel, name: str, source: Source, train: Features) -> dict[str, Any]:
     """Return the values of a `features` event."""
     return {
         "model": name,
