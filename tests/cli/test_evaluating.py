@@ -164,7 +164,9 @@ def test_what_training_cost_travels_with_the_weights_and_adds_up(tmp_path):
     assert second.flops == cost.flops + 3 * flops * 2 * 32
     assert second.device_seconds > cost.device_seconds
     assert second.devices == ("CPU",)
-    assert "training cost" in (tmp_path / "second" / "model" / "README.md").read_text()
+    card = (tmp_path / "second" / "model" / "README.md").read_text()
+    assert "cost of pre-training" in card
+    assert "cost of fine-tuning" in card
 
 
 def test_weights_of_unknown_cost_make_it_incomplete():

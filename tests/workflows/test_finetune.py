@@ -173,8 +173,8 @@ def test_data_with_a_test_part_alone_holds_some_out(here):
     stripes(here / "data/test", classes=2, images=5)
     result = finetune("data", sweep=True, settings=SHORT)
     assert len(result.trials) == 3
-    assert "holdout = 0.1" in (here / "runs/data-scratch/sweep-0.001/config.toml").read_text()
-    assert "holdout = 0.0" in (here / "runs/data-scratch/config.toml").read_text()
+    assert result.config.data.holdout == 0.2, "which chooses the rate and the weights"
+    assert result.evaluated == 10, "the test split reports"
 
 
 def test_a_learning_rate_and_a_sweep_for_it_are_one_too_many(folder, here):
@@ -184,7 +184,7 @@ def test_a_learning_rate_and_a_sweep_for_it_are_one_too_many(folder, here):
 
 @pytest.mark.slow
 def test_a_learning_rate_that_leads_nowhere_does_not_end_the_sweep(folder, here, monkeypatch):
-    monkeypatch.setattr("vitrail.workflows.finetune.SCRATCH_LEARNING_RATES", (0.001, 1e30))
+    monkeypatch.setattr("vitrail.workflows.train_classifier.SCRATCH_LEARNING_RATES", (0.001, 1e30))
     settings = [*SHORT, "run.most_skipped=2", "optimizer.clip_norm=none"]
     result = finetune(folder, "scratch", sweep=True, settings=settings)
     assert [bool(trial.failure) for trial in result.trials] == [False, True]
