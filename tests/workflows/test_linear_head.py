@@ -30,15 +30,19 @@ SIZE = {"image_size": 20}
 CPU = InferenceOptions(device="cpu")
 
 
-def fit(data, model, **options):
-    """The result, and the events without progress."""
+def fit(data, model, report=False, settings=None, **options):
+    """The result, and the events without progress; without a report, which takes seconds, unless it is asked for."""
     events = []
+    if isinstance(settings, list):
+        settings = [*settings, f"run.report={str(report).lower()}"]
+    else:
+        settings = {"run.report": report, **(settings or {})}
 
     def listen(kind, values):
         if kind != "progress":
             events.append((kind, values))
 
-    return fit_linear_head(data, model, options=CPU, on_event=listen, **options), events
+    return fit_linear_head(data, model, options=CPU, settings=settings, on_event=listen, **options), events
 
 
 def same_weights(one, other) -> bool:
@@ -80,7 +84,7 @@ def accuracy_of(model, source) -> float:
 
 def test_a_folder_becomes_a_classifier(here, model):
     stripes(here / "photos", classes=3, images=20)
-    result, events = fit("photos", model)
+    result, events = fit("photos", model, report=True)
     assert [kind for kind, _ in events] == ["features", "cross_validation", "report"]
     features = {"images": 60, "all_images": 60, "classes": 3, "image_size": [16, 16], "features": 32}
     features["precision"] = "fp32"
@@ -99,7 +103,7 @@ def test_a_folder_becomes_a_classifier(here, model):
         torch.equal(value, saved.state_dict()[name])
         for name, value in before.encoder.state_dict(prefix="encoder.").items()
     )
-    again, _ = fit("photos", model)
+    again, _ = fit("photos", model, report=True)
     assert again == result, "the same call gives the same"
     assert same_weights(again.model, result.model)
 
