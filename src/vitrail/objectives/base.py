@@ -66,3 +66,7 @@ class Objective(nn.Module, ABC):
     def images(self, batch: Batch) -> Tensor:
         """Return the (B, C, height, width) images as float32, normalised for the model."""
         return (batch.images.float() / 255 - self.mean) / self.std
+
+    def embed(self, batch: Batch) -> Tensor:
+        """Return the (B, D) representations of the images, as the model without the objective computes them."""
+        return self.model.embed(self.images(batch))

@@ -13,7 +13,12 @@ from vitrail.training.config import RunConfig
 from vitrail.training.resolve import hide_config_folders, to_toml
 from vitrail.training.run import Progress, TrainingRun
 from vitrail.training.trained_model import build_trained_model, training_cost
-from vitrail.training.validation import compute_choosing_merit, find_best_evaluation
+from vitrail.training.validation import (
+    compute_choosing_merit,
+    find_best_evaluation,
+    get_choosing_kind,
+    get_metric,
+)
 from vitrail.weights.save import save
 from vitrail.weights.source import BEST_FILE, BEST_FOLDER, LAST_FOLDER
 
@@ -25,7 +30,7 @@ class BestEvaluation(NamedTuple):
 
     step: int
     metric: str
-    """What decides: "accuracy", of which more is better, or "loss"."""
+    """What decides: "accuracy" or "few-shot accuracy", of which more is better, or "loss"."""
     value: float
 
 
@@ -34,12 +39,14 @@ def find_best(config: RunConfig, records: list[dict[str, Any]]) -> BestEvaluatio
 
     Of equal accuracies the one with the lower loss is better, and of equals in both the first.
     """
-    metric = "accuracy" if config.objective.kind == "classification" else "loss"
-    evaluations = [record for record in records if record["kind"] == "evaluation" and {"loss", metric} <= record.keys()]
+    kind, metric = get_choosing_kind(config), get_metric(config)
+    needed = {metric} if kind == "fewshot" else {metric, "loss"}
+    evaluations = [record for record in records if record["kind"] == kind and needed <= record.keys()]
     merits = [compute_choosing_merit(record, metric, config.data) for record in evaluations]
     if (number := find_best_evaluation(merits)) is None:
         return None
-    return BestEvaluation(evaluations[number]["step"], metric, abs(merits[number][0]))
+    name = f"few-shot {metric}" if kind == "fewshot" else metric
+    return BestEvaluation(evaluations[number]["step"], name, abs(merits[number][0]))
 
 
 def read_best(run: TrainingRun, best: BestEvaluation) -> ImageModel | None:
@@ -67,9 +74,10 @@ def save_best(run: TrainingRun, progress: Progress, records: list[dict[str, Any]
     if not is_result:
         if (model := read_best(run, best)) is None:
             return
+        part = "" if run.config.schedule.choose_by == "fewshot" else f" on the part {run.config.data.validate_on}"
         notes = (
-            f"The weights after step {best.step:,} of {run.steps:,}, where the {best.metric} on the part "
-            f"{run.config.data.validate_on} was the best of the run: {best.value:.4g}. The last weights are in "
+            f"The weights after step {best.step:,} of {run.steps:,}, where the {best.metric}{part} "
+            f"was the best of the run: {best.value:.4g}. The last weights are in "
             f"`{LAST_FOLDER}`, beside this folder.\n\n```toml\n{to_toml(hide_config_folders(run.config))}```"
         )
         save(model, folder / BEST_FOLDER, notes=notes)

@@ -41,6 +41,7 @@ from vitrail.training.averaging import Average
 from vitrail.training.checkpoint_folder import CheckpointFolder
 from vitrail.training.config import DataConfig, RunConfig
 from vitrail.training.distributed import distribute
+from vitrail.training.fewshot import Fewshot, FewshotRun, OpenFewshot, choose_place, open_run_fewshot
 from vitrail.training.fused_kernels import describe_computation, use_fused_kernels
 from vitrail.training.graph_step import GraphStep, check_graphs
 from vitrail.training.optim import build_optimizer, initialise_state
@@ -62,7 +63,12 @@ class TrainingData:
 
 
 def prepare_run(
-    config: RunConfig, ranks: Ranks, *, source: Data | None = None, start: ImageModel | None = None
+    config: RunConfig,
+    ranks: Ranks,
+    *,
+    source: Data | None = None,
+    start: ImageModel | None = None,
+    open_fewshot: OpenFewshot | None = None,
 ) -> RunSetup:
     """Open the data, check the configuration against it and build what learns. Nothing is written.
 
@@ -71,6 +77,7 @@ def prepare_run(
         ranks: The processes that train.
         source: Images in place of those of `data.source`.
         start: The model of `model.weights`, if it is loaded already. It becomes the model that learns.
+        open_fewshot: Opens the images for few-shot accuracy, if the configuration asks for it.
 
     Raises:
         ConfigError: The configuration does not fit the data, the model or the machine.
@@ -79,6 +86,7 @@ def prepare_run(
     data = open_training_data(config.data, source)
     steps = count_steps(config, len(data.training))
     check_run(config, data, ranks)
+    fewshot = open_run_fewshot(config, data.training, data.evaluation, open_fewshot)
     precision = choose_precision(config.run.precision, ranks.device)
     model = build_model(config, data.training, start)
     digest = compute_weights_digest(model) if config.model.weights is not None and ranks.is_first else ""
@@ -94,6 +102,7 @@ def prepare_run(
         ),
         checkpoints=CheckpointFolder(config.run.folder / "checkpoints", ranks, config.run.keep),
         records=Records(config.run.folder / "metrics.jsonl"),
+        fewshot=None if fewshot is None else build_fewshot(config, fewshot, model, ranks),
         unused_holdout=data.unused_holdout,
         data_fingerprint=compute_fingerprint(data.training),
         weights_digest=digest,
@@ -375,12 +384,14 @@ def divide_validation(config: RunConfig, source: Source | None) -> tuple[Source,
 
 
 def build_evaluation_loader(
-    config: RunConfig, source: Source, model: ImageModel, ranks: Ranks
+    config: RunConfig, source: Source, model: ImageModel, ranks: Ranks, kept_on: torch.device | None = None
 ) -> EvaluationLoader | CachedBatches:
-    """Return a loader over images to validate on.
+    """Return a loader over images to evaluate on.
 
-    It keeps its prepared batches if the training images stay on the device too.
+    It keeps its prepared batches on `kept_on`; if left out, on the training device if the training images stay there.
     """
+    if kept_on is None and config.data.on_device:
+        kept_on = ranks.device
     share = max(config.data.batch_size // config.optimizer.accumulate, ranks.size)
     loader = EvaluationLoader(
         source,
@@ -391,4 +402,17 @@ def build_evaluation_loader(
         ranks=ranks.size,
         pin_memory=ranks.device.type == "cuda",
     )
-    return CachedBatches(loader, ranks.device) if config.data.on_device else loader
+    return loader if kept_on is None else CachedBatches(loader, kept_on)
+
+
+def build_fewshot(config: RunConfig, task: Fewshot, model: ImageModel, ranks: Ranks) -> FewshotRun:
+    """Return what measures few-shot accuracy. Its images are prepared once and kept."""
+    image_bytes = model.in_channels * math.prod(model.image_size)
+    places = [choose_place(source, image_bytes, ranks.device) for source in task.sources]
+    return FewshotRun(
+        task,
+        tuple(
+            build_evaluation_loader(config, source, model, ranks, kept_on)
+            for source, kept_on in zip(task.sources, places, strict=True)
+        ),
+    )

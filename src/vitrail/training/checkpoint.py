@@ -57,7 +57,8 @@ def resume(setup: RunSetup) -> RunState:
             total = torch.tensor(pair, dtype=torch.float64, device=float64_device(ranks.device))
             state.window[name] = total if ranks.is_first else torch.zeros_like(total)
     if ranks.is_first:
-        setup.records.keep_until(state.progress.step, state.progress.owes_evaluation)
+        # Without a checkpoint the run begins again, and even what was measured before its first step is repeated.
+        setup.records.keep_until(-1 if path is None else state.progress.step, state.progress.owed)
     return state
 
 

@@ -218,6 +218,9 @@ class ScheduleConfig(Section):
     """Training ends after so many evaluations in a row without a better one. If left out: after the last step."""
     result: Literal["last", "best"] = "last"
     """Which weights the run writes as its model: the last, or those of the best evaluation."""
+    choose_by: Literal["validation", "fewshot"] = "validation"
+    """Which evaluations `patience` and `result` compare: those on validation images, by accuracy or else by loss; or
+    those of few-shot accuracy, which `run.fewshot_every` asks for."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -270,6 +273,16 @@ class RunSection(Section):
     """Steps from one evaluation to the next; there is always one at the end."""
     evaluate_start: bool = False
     """Whether to evaluate before the first step too, so that the weights at the start can be the best."""
+    fewshot_every: Positive | None = None
+    """Steps from one measurement of few-shot accuracy to the next, as `vitrail fewshot` computes it by least squares;
+    there is also one at the end. If left out: it is not measured."""
+    fewshot_data: str | None = None
+    """DATA with classes for few-shot accuracy, divided as for `vitrail fewshot`. If left out: the run's own; the
+    training images give the shots, and the validation images are scored."""
+    fewshot_shots: Positive = 10
+    """Images of each class that a few-shot classifier is fitted to. The accuracy is the mean of three draws."""
+    fewshot_images: Positive = 10_000
+    """The most images that few-shot accuracy is scored on; out of more, always the same are chosen."""
     most_seconds: PositiveFloat | None = None
     """Training ends after so many seconds, over all starts, even if steps are left."""
     checkpoint_every: Positive = 1000

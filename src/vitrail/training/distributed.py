@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.nn.parallel import DistributedDataParallel
 
 from vitrail.errors import ConfigError
@@ -50,6 +50,7 @@ def distribute(objective: Objective, ranks: Ranks, parallel: str, precision: tor
     # The root is resharded after a forward pass too. Otherwise the next pass would compute with tensors gathered before
     # the average and the weights changed places.
     fully_shard(objective, reshard_after_forward=True, **options)
+    register_fsdp_forward_method(objective, "embed")  # it gathers tensors too
     return objective.to(ranks.device)
 
 

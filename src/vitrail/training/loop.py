@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from vitrail.data.loader import EvaluationLoader
+from vitrail.data.loader import Batch, EvaluationLoader
 from vitrail.data.order import derive_seed
 from vitrail.data.resident import CachedBatches
 from vitrail.errors import DataError, Stopped, TrainingError
 from vitrail.model.cost import FORWARD_AND_BACKWARD, compute_cost
+from vitrail.objectives.base import Objective
 from vitrail.objectives.metrics import Sums, add_sums, compute_means
 from vitrail.training.checkpoint import save_checkpoint
+from vitrail.training.fewshot import embed_batch, gather_features
 from vitrail.training.run import Progress, RunState, TrainingRun
 from vitrail.training.step import autocast, train_step, wait_for_pending_step
 from vitrail.training.stopping import listen_for_stop
@@ -24,9 +26,13 @@ from vitrail.training.trackers import name_values
 from vitrail.training.validation import (
     compute_choosing_merit,
     compute_merits,
+    get_choosing_kind,
+    get_metric,
     has_stopped_improving,
     is_usable,
 )
+
+T = TypeVar("T")
 
 
 def train(run: TrainingRun, state: RunState) -> None:
@@ -39,7 +45,9 @@ def train(run: TrainingRun, state: RunState) -> None:
     began = time.perf_counter() - progress.seconds
     with listen_for_stop() as state.stop_request:
         owes_first = options.evaluate_start and progress.step == 0 and not progress.evaluations
-        if (progress.owes_evaluation or owes_first) and evaluate(run, state) and owes_first:
+        if owes_first:
+            progress.owed = [*run.evaluation_kinds]
+        if evaluate(run, state) and owes_first:
             save_checkpoint(run, state)  # the start may turn out to be the best
         while progress.step < run.steps and not progress.has_ended and not state.is_stopping:
             train_step(run, state)
@@ -52,9 +60,9 @@ def train(run: TrainingRun, state: RunState) -> None:
             send_event(run, state, "step", {"step": progress.step, "steps": run.steps})
             if is_recording:
                 record_training(run, state)
-            is_best = (is_last or is_due(progress.step, options.evaluate_every)) and evaluate(run, state)
-            is_last = is_last or has_stopped_improving(progress.evaluations, run.config)
-            progress.has_ended = is_last and not progress.owes_evaluation
+            progress.owed = list_due_evaluations(run, progress.step, is_last)
+            is_best = evaluate(run, state)
+            progress.has_ended = is_last = is_last or has_stopped_improving(progress.evaluations, run.config)
             if is_last or state.is_stopping or is_best or is_due(progress.step, options.checkpoint_every):
                 wait_for_pending_step(run, state)
                 send_event(run, state, "checkpoint", {"step": progress.step})
@@ -67,6 +75,12 @@ def train(run: TrainingRun, state: RunState) -> None:
 
 def is_due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
+
+
+def list_due_evaluations(run: TrainingRun, step: int, is_last: bool) -> list[str]:
+    """Return the kinds of evaluations to make after a step; all of them after the last one."""
+    every = {"evaluation": run.config.run.evaluate_every, "fewshot": run.config.run.fewshot_every}
+    return [kind for kind in run.evaluation_kinds if is_last or is_due(step, every[kind])]
 
 
 def is_out_of_time(run: TrainingRun, progress: Progress) -> bool:
@@ -106,30 +120,61 @@ def check_broken_images(run: TrainingRun) -> None:
 
 
 def evaluate(run: TrainingRun, state: RunState) -> bool:
-    """Evaluate on the part set aside, if there is one, and return whether the result is the best so far.
+    """Make the evaluations that are owed, and return whether one of them is the best so far.
 
-    An evaluation may take long, so a stop request ends it. The next start then repeats it.
+    They may take long, so a stop request ends them. The next start then makes those that are still owed. If the run
+    ends because nothing improves, its last weights are evaluated in all ways.
     """
-    if not run.evaluation_loaders:
-        return False
-    wait_for_pending_step(run, state)
-    began, progress, metric = time.perf_counter(), state.progress, run.learner.objective.better
-    parts = [measure(run, state, loader) for loader in run.evaluation_loaders]
-    progress.owes_evaluation = state.is_stopping
-    if state.is_stopping:
-        return False
-    measured: dict[str, Any] = compute_means(add_parts(parts))
-    if len(parts) > 1:
-        measured["halves"] = [{"images": int(part["loss"][1]), **compute_means(part)} for part in parts]
+    progress, is_best = state.progress, False
+    while progress.owed and not state.is_stopping:
+        wait_for_pending_step(run, state)
+        began, kind = time.perf_counter(), progress.owed[0]
+        measured = measure_validation(run, state) if kind == "evaluation" else measure_fewshot(run, state)
+        if state.is_stopping:
+            break
+        del progress.owed[0]
+        if kind == get_choosing_kind(run.config):
+            is_best = compare_with_best(run, progress, measured)
+            if has_stopped_improving(progress.evaluations, run.config):
+                progress.owed = [other for other in run.evaluation_kinds if other != kind]
+        clock = {"seconds": time.perf_counter() - began}
+        write_record(run, state, {"kind": kind, "step": progress.step, **measured, "clock": clock})
+    return is_best
+
+
+def compare_with_best(run: TrainingRun, progress: Progress, measured: dict[str, Any]) -> bool:
+    """Add an evaluation that chooses to those so far, and return whether it is the best."""
+    metric = get_metric(run.config)
     merit = compute_choosing_merit(measured, metric, run.config.data)
     is_best = is_usable(merit) and (progress.best is None or merit > progress.best_merit)
     if is_best:
         progress.best, progress.best_merit = (progress.step, merit[0]), merit
     progress.evaluations.append(compute_merits(measured, metric))
-    clock = {"seconds": time.perf_counter() - began}
-    part = run.config.data.validate_on
-    write_record(run, state, {"kind": "evaluation", "step": progress.step, "part": part, **measured, "clock": clock})
     return is_best
+
+
+def measure_validation(run: TrainingRun, state: RunState) -> dict[str, Any]:
+    """Return the measurements on the part set aside, and on each half of it if it is divided."""
+    parts = [measure(run, state, loader) for loader in run.evaluation_loaders]
+    if state.is_stopping:
+        return {}
+    measured: dict[str, Any] = {"part": run.config.data.validate_on, **compute_means(add_parts(parts))}
+    if len(parts) > 1:
+        measured["halves"] = [{"images": int(part["loss"][1]), **compute_means(part)} for part in parts]
+    return measured
+
+
+def measure_fewshot(run: TrainingRun, state: RunState) -> dict[str, Any]:
+    """Return the few-shot accuracy. All ranks compute features, and the first one scores them."""
+    assert run.fewshot is not None
+    task, features = run.fewshot.task, []
+    for loader in run.fewshot.loaders:
+        batches = compute_batches(run, state, loader, f"{task.name} features", embed_batch)
+        if state.is_stopping:
+            return {}
+        features.append(gather_features(batches, run.ranks))
+    scores = task.score(features) if run.ranks.is_first else None
+    return {"part": task.name, **run.ranks.broadcast_from_first(scores)}
 
 
 def add_parts(parts: Sequence[Sums]) -> Sums:
@@ -140,28 +185,39 @@ def add_parts(parts: Sequence[Sums]) -> Sums:
     return total
 
 
-@torch.no_grad()
 def measure(run: TrainingRun, state: RunState, loader: EvaluationLoader | CachedBatches) -> Sums:
-    """Return the sums over all samples of all ranks; only some of them after a stop request.
+    """Return the sums over all samples of all ranks; only some of them after a stop request."""
+    key = derive_seed(run.config.run.seed)
+    parts = compute_batches(run, state, loader, "evaluating", lambda objective, batch: objective(batch, key=key).sums)
+    return run.ranks.sum_over_ranks(add_parts(parts))
 
-    The averaged weights are measured if there are any.
+
+@torch.no_grad()
+def compute_batches(
+    run: TrainingRun,
+    state: RunState,
+    loader: EvaluationLoader | CachedBatches,
+    task: str,
+    compute: Callable[[Objective, Batch], T],
+) -> list[T]:
+    """Return what is computed for each batch of this rank; a stop request ends the pass.
+
+    The objective is in evaluation mode, and has the averaged weights if there are any.
     """
-    sums: Sums = {}
-    objective, average = run.learner.objective, run.learner.average
+    objective, average, computed = run.learner.objective, run.learner.average, []
     objective.eval()
     with average.use_in_module() if average is not None else nullcontext():
-        send_event(run, state, "progress", {"task": "evaluating", "done": 0, "total": len(loader.source)})
+        send_event(run, state, "progress", {"task": task, "done": 0, "total": len(loader.source)})
         for number, batch in enumerate(loader, start=1):
             state.is_stopping = run.ranks.any(bool(state.stop_request))
             if state.is_stopping:
                 break
             with autocast(run):
-                outcome = objective(batch.to(run.ranks.device), key=derive_seed(run.config.run.seed))
-            add_sums(sums, outcome.sums)
+                computed.append(compute(objective, batch.to(run.ranks.device)))
             done = len(loader.source) * number // len(loader)
-            send_event(run, state, "progress", {"task": "evaluating", "done": done, "total": len(loader.source)})
+            send_event(run, state, "progress", {"task": task, "done": done, "total": len(loader.source)})
     objective.train()
-    return run.ranks.sum_over_ranks(sums)
+    return computed
 
 
 def write_record(run: TrainingRun, state: RunState, record: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
     {"kind": "train", "step": 150, "epoch": 1.2, "loss": 1.25, "accuracy": 0.56, "learning_rate": 0.001,
      "gradient_norm": 0.8, "skipped": 0, "clock": {"seconds": 31.5, "images_per_second": 1234.0, …}}
     {"kind": "evaluation", "step": 150, "part": "val", "loss": 1.5, "accuracy": 0.52, "clock": {"seconds": 2.1, …}}
+    {"kind": "fewshot", "step": 150, "part": "10-shot", "accuracy": 0.41, "deviation": 0.02, "clock": {"seconds": 1.3}}
 
 All that depends on time is under "clock": without it, two runs of one configuration have the same lines. JSON has no
 word for values that are not finite; they are written as "nan", "inf" or "-inf" and read as floats again.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +50,13 @@ class Records:
                 os.ftruncate(file.fileno(), before)  # the next record must not follow half of this one
                 raise
 
-    def keep_until(self, step: int, owes_evaluation: bool = False) -> None:
+    def keep_until(self, step: int, owed: Collection[str] = ()) -> None:
         """Remove every record after `step`, and an incomplete last line, before a run goes on from `step`.
 
         The other lines stay byte for byte. If the machine stops meanwhile, the file is the old one or the new one.
 
         Args:
-            owes_evaluation: Whether the evaluation of `step` will be repeated; its record is removed too.
+            owed: Kinds of evaluations of `step` that will be repeated; their records are removed too.
         """
         if not self.path.exists():
             return
@@ -63,7 +65,7 @@ class Records:
         remaining = []
         for number, line in enumerate(lines, start=1):
             record = _parse(self.path, number, line)
-            is_owed = owes_evaluation and record["kind"] == "evaluation" and record["step"] == step
+            is_owed = record["kind"] in owed and record["step"] == step
             if record["step"] <= step and not is_owed:
                 remaining.append(line)
         if b"".join(remaining) != content:

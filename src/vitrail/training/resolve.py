@@ -137,7 +137,9 @@ def read_toml(path: Path) -> Tree:
 def hide_config_folders(config: RunConfig) -> RunConfig:
     """Return a configuration that names data, weights and run without their folders: for a model card."""
     data = config.data.model_copy(update={"source": hide_folders(config.data.source)})
-    run = config.run.model_copy(update={"folder": Path(hide_folders(str(config.run.folder)))})
+    fewshot = None if config.run.fewshot_data is None else hide_folders(config.run.fewshot_data)
+    folder = Path(hide_folders(str(config.run.folder)))
+    run = config.run.model_copy(update={"folder": folder, "fewshot_data": fewshot})
     weights = None if config.model.weights is None else hide_folders(config.model.weights)
     model = config.model.model_copy(update={"weights": weights})
     return config.model_copy(update={"data": data, "model": model, "run": run})

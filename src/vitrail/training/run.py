@@ -19,10 +19,12 @@ from vitrail.system.ranks import Ranks
 from vitrail.training.averaging import Average
 from vitrail.training.checkpoint_folder import CheckpointFolder
 from vitrail.training.config import RunConfig
+from vitrail.training.fewshot import FewshotRun
 from vitrail.training.graph_step import GraphStep
 from vitrail.training.records import Records
 from vitrail.training.stopping import StopRequest
 from vitrail.training.trackers import Tracker
+from vitrail.training.validation import get_choosing_kind
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class RunSetup:
     """One for the images to validate on, or two if they are divided; none if there are none."""
     checkpoints: CheckpointFolder
     records: Records
+    fewshot: FewshotRun | None
+    """How few-shot accuracy is measured; None if it is not."""
     unused_holdout: float | None
     """The share of `data.holdout`, if nothing is set aside because the data has its own part "val"."""
     data_fingerprint: str
@@ -70,6 +74,12 @@ class RunSetup:
     def validation_images(self) -> int:
         """The number of images to validate on."""
         return sum(len(loader.source) for loader in self.evaluation_loaders)
+
+    @property
+    def evaluation_kinds(self) -> tuple[str, ...]:
+        """The kinds of evaluations that this run makes. The kind that chooses comes first."""
+        kinds = [*(["evaluation"] if self.evaluation_loaders else []), *(["fewshot"] if self.fewshot else [])]
+        return tuple(sorted(kinds, key=lambda kind: kind != get_choosing_kind(self.config)))
 
 
 @dataclass(frozen=True)
@@ -96,8 +106,8 @@ class Progress:
     skipped_in_a_row: int = 0
     best: tuple[int, float] | None = None
     """The step of the best evaluation, and its value."""
-    owes_evaluation: bool = False
-    """Whether a stop request interrupted an evaluation, which the next start makes up for."""
+    owed: list[str] = field(default_factory=list)
+    """Kinds of evaluations that are due. A stop request may interrupt them; the next start then makes up for them."""
     window_total: dict[str, list[float]] = field(default_factory=dict)
     """The sums since the last record, over all ranks."""
     gradient_norm: float = math.nan
@@ -107,17 +117,19 @@ class Progress:
     best_merit: list[float] = field(default_factory=list)
     """The merit of the best evaluation (see validation.py)."""
     evaluations: list[list[list[float]]] = field(default_factory=list)
-    """The merits of all evaluations so far, as `compute_merits` returns them."""
+    """The merits of all evaluations that choose so far, as `compute_merits` returns them."""
     has_ended: bool = False
     """Whether the run is over before its last step."""
 
-    ADDED: ClassVar = ("best_merit", "evaluations", "has_ended")
+    ADDED: ClassVar = ("best_merit", "evaluations", "has_ended", "owed")
     """Fields that checkpoints of earlier versions do not have."""
 
     @classmethod
     def from_saved(cls, saved: dict[str, Any]) -> Self:
         """Return the progress in a checkpoint's state.json."""
         progress = cls(**{name: saved[name] for name in vars(cls()) if name in saved or name not in cls.ADDED})
+        if saved.get("owes_evaluation"):  # of an earlier version
+            progress.owed = ["evaluation"]
         if progress.best is not None:
             progress.best = (progress.best[0], progress.best[1])
             progress.best_merit = progress.best_merit or [progress.best[1]]

@@ -31,6 +31,7 @@ ADJUSTABLE = {"data": {"source", "workers", "in_memory"}, "optimizer": {"accumul
 FIXED = {"seed", "fp8"}
 """Keys under `run` that may not change on resume, because they change what is learned."""
 CONFIG_FILE, LOCK_FILE, DATA_FILE, WEIGHTS_FILE = "config.toml", ".lock", ".data", ".weights"
+FEWSHOT_FILE = ".fewshot"
 TRIAL_PREFIX = "sweep-"
 """Folders with this prefix, inside a run's folder, are the runs of a sweep that comes before it."""
 START_FOLDER = "start"
@@ -52,7 +53,8 @@ def claim_folder(setup: RunSetup) -> Iterator[None]:
             folder.mkdir(parents=True, exist_ok=True)
             check_other_files(folder)
             lock = _lock(folder)
-            check_same_run(setup.config, setup.data_fingerprint, setup.weights_digest)
+            fewshot = None if setup.fewshot is None else setup.fewshot.fingerprint
+            check_same_run(setup.config, setup.data_fingerprint, setup.weights_digest, fewshot)
         except (ConfigError, TrainingError) as error:
             failure = error
         except OSError as error:
@@ -85,13 +87,22 @@ def _lock(folder: Path) -> BinaryIO:
         ) from None
 
 
-def check_same_run(config: RunConfig, data_fingerprint: str, weights_digest: str) -> None:
-    """Check that images, weights and configuration are those the run was started with. The first start saves them."""
+def check_same_run(
+    config: RunConfig, data_fingerprint: str, weights_digest: str, fewshot_fingerprint: str | None = None
+) -> None:
+    """Check that images, weights and configuration are those the run was started with. The first start saves them.
+
+    `fewshot_fingerprint` is None if few-shot accuracy is not measured now; it may have been before.
+    """
     folder = config.run.folder
-    facts = (
+    facts = [
         (folder / DATA_FILE, data_fingerprint, "images", config.data.source),
         (folder / WEIGHTS_FILE, weights_digest, "weights", config.model.weights),
-    )
+    ]
+    if fewshot_fingerprint is not None:
+        run = config.run
+        where = f"{run.fewshot_data or config.data.source} with run.fewshot_shots={run.fewshot_shots}"
+        facts.append((folder / FEWSHOT_FILE, fewshot_fingerprint, "few-shot images", where))
     for path, now, what, where in facts:
         if path.exists() and path.read_text(encoding="utf-8") != now:
             raise ConfigError(

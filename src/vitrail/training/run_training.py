@@ -21,6 +21,7 @@ from vitrail.system.ranks import Ranks, explain_lost_rank, join_ranks
 from vitrail.training.build import build_run, prepare_run
 from vitrail.training.checkpoint import resume
 from vitrail.training.config import RunConfig
+from vitrail.training.fewshot import FewshotRun, OpenFewshot
 from vitrail.training.loop import train
 from vitrail.training.result import TrainingResult, save_result
 from vitrail.training.run import Progress, RunSetup, TrainingRun
@@ -37,6 +38,7 @@ def run_training(
     *,
     source: Data | None = None,
     start: ImageModel | None = None,
+    fewshot: OpenFewshot | None = None,
     on_event: OnEvent | None = None,
 ) -> TrainingResult:
     """Train a model, from the beginning or from the newest checkpoint in the run folder.
@@ -47,6 +49,8 @@ def run_training(
         config: The configuration.
         source: Images in place of those of `data.source`, which is then only a name for them.
         start: The model of `model.weights`, if it is loaded already. It is changed in place.
+        fewshot: What opens the images for few-shot accuracy, if `run.fewshot_every` asks for it; it comes from
+            vitrail/evaluation/training_fewshot.py, because training does not know how to evaluate features.
         on_event: Called with what happens, on the first rank (see vitrail/system/events.py).
 
     Raises:
@@ -62,7 +66,7 @@ def run_training(
         _apply_settings(config),
         _explain_failures(folder, ranks),
     ):
-        setup = prepare_run(config, ranks, source=source, start=start)
+        setup = prepare_run(config, ranks, source=source, start=start, open_fewshot=fewshot)
         with claim_folder(setup), _avoid_broken_attention(setup.learner.objective.model.architecture):
             state = resume(setup)
             with _open_trackers(setup, state.progress.step) as trackers:
@@ -112,7 +116,13 @@ def _describe_run(run: TrainingRun, progress: Progress) -> dict[str, Any]:
         "precision": str(run.learner.precision).removeprefix("torch."),
         "computed_by": run.learner.computed_by,
         "unused_holdout": run.unused_holdout,
+        "fewshot": None if run.fewshot is None else _describe_fewshot(config, run.fewshot),
     }
+
+
+def _describe_fewshot(config: RunConfig, fewshot: FewshotRun) -> dict[str, Any]:
+    drawn, scored = (len(source) for source in fewshot.task.sources)
+    return {"shots": config.run.fewshot_shots, "drawn": drawn, "scored": scored, "every": config.run.fewshot_every}
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """Which evaluation of a run is the best, when a run ends early, and its accuracy on images that chose nothing.
 
+`schedule.choose_by` says which evaluations are compared: those on validation images, or those of few-shot accuracy.
+
 The accuracy of the chosen weights must not come from the images that chose them. So `data.divide_validation` divides
 the validation images into two halves, and every evaluation measures both:
 
@@ -34,9 +36,24 @@ class HonestAccuracy(NamedTuple):
     is_cross_fitted: bool
 
 
+def get_choosing_kind(config: RunConfig) -> str:
+    """Return the kind of the records that are compared to find the best weights: "evaluation" or "fewshot"."""
+    return "fewshot" if config.schedule.choose_by == "fewshot" else "evaluation"
+
+
+def get_metric(config: RunConfig) -> str:
+    """Return the metric that compares two of these records: "accuracy", of which more is better, or "loss"."""
+    has_classes = config.objective.kind == "classification" or config.schedule.choose_by == "fewshot"
+    return "accuracy" if has_classes else "loss"
+
+
 def compute_merit(measured: Mapping[str, Any], metric: str) -> Merit:
-    """Return the merit of measurements: a higher accuracy, and of equal ones the lower loss; or only the lower loss."""
-    values = [measured["accuracy"], -measured["loss"]] if metric == "accuracy" else [-measured["loss"]]
+    """Return the merit of measurements: a higher accuracy, and of equal ones the lower loss; or only the lower loss.
+
+    A few-shot accuracy has no loss.
+    """
+    names = ("accuracy", "loss") if metric == "accuracy" else ("loss",)
+    values = [measured[name] if name == "accuracy" else -measured[name] for name in names if name in measured]
     return [value if math.isfinite(value) else UNUSABLE for value in values]
 
 
