@@ -237,7 +237,6 @@ def test_built_from_plain_values():
     given = batch()
     same = objective(loss="sigmoid", label_smoothing=0.2, mixing=mixing)
     assert torch.equal(built(given, 4).loss, same(given, 4).loss)
-    assert built.better == "accuracy"
 
 
 def test_refusals_say_what_to_do():

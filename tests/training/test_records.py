@@ -188,6 +188,6 @@ def test_an_evaluation_that_is_owed_is_not_there_twice(tmp_path):
     records = Records(tmp_path / "metrics.jsonl")
     for kind, step in (("train", 1), ("evaluation", 1), ("train", 2), ("evaluation", 2), ("train", 3)):
         records.append({"kind": kind, "step": step})
-    records.keep_until(2, owes_evaluation=True)
+    records.keep_until(2, owed=["evaluation"])
     left = [(record["kind"], record["step"]) for record in read_records(records.path)]
     assert left == [("train", 1), ("evaluation", 1), ("train", 2)]

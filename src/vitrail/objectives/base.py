@@ -34,8 +34,6 @@ class Objective(nn.Module, ABC):
     It is a module because sharding and the averaging of gradients over ranks work on module calls.
     """
 
-    better: str
-    """The metric that compares two evaluations: "accuracy" (higher is better) or "loss" (lower is better)."""
     mean: Tensor
     std: Tensor
 

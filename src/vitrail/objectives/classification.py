@@ -29,8 +29,6 @@ class Classification(Objective):
     Training mixes images and smooths targets as configured. Evaluation does neither.
     """
 
-    better = "accuracy"
-
     def __init__(
         self,
         model: ImageModel,

@@ -42,7 +42,6 @@ class MaskedPatches(Objective):
     saved and loaded again has them unfrozen.
     """
 
-    better = "loss"
     model: VisionTransformer
 
     def __init__(

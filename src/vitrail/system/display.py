@@ -97,7 +97,7 @@ class Display:
         self._attempt(self._style.show_step)
 
     def show_record(self, record: Mapping[str, Any]) -> None:
-        """Show a record of metrics.jsonl: a training record moves the bar, an evaluation is printed as a line."""
+        """Show a record of metrics.jsonl: a training record moves the bar, any other is printed as a line."""
         clock = record.get("clock", {})
         if record["kind"] == "train":
             self.update(record["step"], {**record, **clock})

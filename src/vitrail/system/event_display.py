@@ -71,7 +71,7 @@ class EventDisplay:
         elif self._training is not None:
             if kind == "step":
                 self._training.update(values["step"])
-            elif kind in ("train", "evaluation"):
+            elif kind in ("train", "evaluation", "fewshot"):
                 self._training.show_record(values)
 
     def _open_training(self, values: dict[str, Any]) -> None:
@@ -195,6 +195,11 @@ def describe_training(values: dict[str, Any]) -> list[str]:
         lines.append(
             f"data.holdout={values['unused_holdout']:g} sets nothing aside, because the data has its own val; "
             "data.validate_on=holdout would hold out a share of train and leave val for a test"
+        )
+    if (fewshot := values.get("fewshot")) is not None:
+        lines.append(
+            f"few-shot: {fewshot['shots']} images of each class, {fewshot['drawn']:,} in all draws, and "
+            f"{fewshot['scored']:,} to score, every {fewshot['every']:,} steps"
         )
     if values["classes"] is not None:
         names = f", {values['class_names']}" if values["class_names"] else ""

@@ -73,7 +73,7 @@ def draw_curves(records: Sequence[Record], path: Path, title: str, narrow: bool 
 
 def _is_known(record: Any) -> bool:
     """Return whether a record has the fields and types that a run writes."""
-    if not isinstance(record, Mapping) or record.get("kind") not in ("train", "evaluation"):
+    if not isinstance(record, Mapping) or record.get("kind") not in ("train", "evaluation", "fewshot"):
         return False
     step = record.get("step")
     values = [record[name] for name in ("loss", "accuracy", "learning_rate") if record.get(name) is not None]
@@ -127,7 +127,7 @@ def _draw_rates(axes: Axes, rates: tuple[Array, Array]) -> None:
 def _draw_metric(axes: Axes, records: Sequence[Record], name: str) -> None:
     """Draw training values raw and smoothed, and evaluations with a dot each, because they can be rare."""
     training = steps, values = _line(records, None, name)
-    parts = dict.fromkeys(record["part"] for record in records if record["kind"] == "evaluation")
+    parts = dict.fromkeys(record["part"] for record in records if record["kind"] != "train" and name in record)
     evaluations = {part: _line(records, part, name) for part in parts}
     everything = np.concatenate([values, *(line[1] for line in evaluations.values())])
     top = _top(everything) if name == "loss" else np.inf

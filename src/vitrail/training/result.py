@@ -45,6 +45,8 @@ class TrainingResult(Result):
     """The number of images behind the accuracy."""
     choosing: dict[str, float] | None = None
     """The measurements of that evaluation on the images that choose: those of `evaluation`, or of one half."""
+    fewshot: float | None = None
+    """The few-shot accuracy of the model, if it was measured at its step."""
     report: Path | None = None
     """The page about the model; None if none was made."""
 
@@ -53,6 +55,8 @@ class TrainingResult(Result):
         rows = [("accuracy", describe_accuracy(self.accuracy, self.evaluated))]
         if self.evaluation is not None:
             rows += [(name, f"{value:.4f}") for name, value in self.evaluation.items() if name != "accuracy"]
+        if self.fewshot is not None:
+            rows.append((f"{self.config.run.fewshot_shots}-shot accuracy", f"{self.fewshot:.1%}"))
         rows += [("steps", f"{self.steps:,}"), ("weights", str(self.weights))]
         return rows if self.report is None else [*rows, ("report", str(self.report))]
 
@@ -87,7 +91,10 @@ def save_result(run: TrainingRun, progress: Progress) -> TrainingResult:
         save(model, folder / MODEL_FOLDER, notes=card_text(run, progress, records, step, honest))
         save_best(run, progress, records)
         draw_curves(records, folder / CURVES_FILE, str(folder))
-    evaluations = [record for record in records if record["kind"] == "evaluation" and record["step"] == step]
+    evaluations, fewshots = (
+        [record for record in records if record["kind"] == kind and record["step"] == step]
+        for kind in ("evaluation", "fewshot")
+    )
     parts = (evaluations[-1], get_choosing_part(evaluations[-1], run.config.data)) if evaluations else ()
     measured = [{name: value for name, value in part.items() if isinstance(value, float)} for part in parts]
     measured, images = run.ranks.broadcast_from_first(measured), run.validation_images
@@ -101,6 +108,7 @@ def save_result(run: TrainingRun, progress: Progress) -> TrainingResult:
         evaluation=measured[0] if measured else None,
         choosing=measured[1] if measured else None,
         evaluated=images if honest is None else honest.images,
+        fewshot=run.ranks.broadcast_from_first(fewshots[-1]["accuracy"] if fewshots else None),
     )
 
 
@@ -132,6 +140,9 @@ def card_text(
         values = ", ".join(f"{name} {value:.4g}" for name, value in record.items() if isinstance(value, float))
         when = "At the end" if step == progress.step else "There"
         lines.append(f"{when} on the {run.validation_images:,} images of {record['part']}: {values}.")
+    for record in [each for each in records if each["kind"] == "fewshot" and each["step"] == step][-1:]:
+        of = hide_folders(config.run.fewshot_data or config.data.source)
+        lines.append(f"{record['part'].capitalize()} accuracy on `{of}`: {record['accuracy']:.1%}.")
     if honest is not None:
         share = describe_accuracy(honest.accuracy, honest.images)
         lines.append(f"Those images chose these weights. Accuracy by images that did not: {share}.")

@@ -95,7 +95,7 @@ def check_same_run(
     `fewshot_fingerprint` is None if few-shot accuracy is not measured now; it may have been before.
     """
     folder = config.run.folder
-    facts = [
+    facts: list[tuple[Path, str, str, str | None]] = [
         (folder / DATA_FILE, data_fingerprint, "images", config.data.source),
         (folder / WEIGHTS_FILE, weights_digest, "weights", config.model.weights),
     ]

@@ -82,13 +82,13 @@ class Run(Result):
 
     @cached_property
     def metrics(self) -> Mapping[str, Columns]:
-        """What was measured while it trained, as columns: under "train" and under "evaluation".
+        """What was measured while it trained, as columns: under "train", "evaluation" and "fewshot".
 
         Each has the column `step` and one for every value: `loss`, `accuracy`, `learning_rate`, `seconds`,
         `images_per_second` … A value that a record does not have is NaN. `pandas.DataFrame` takes the columns as they
         are.
         """
-        return {kind: _make_columns(self._records, kind) for kind in ("train", "evaluation")}
+        return {kind: _make_columns(self._records, kind) for kind in ("train", "evaluation", "fewshot")}
 
     @cached_property
     def best(self) -> BestEvaluation | None:
@@ -175,12 +175,9 @@ class Run(Result):
         ]
 
     def tables(self) -> Mapping[str, Sequence[Sequence[str]]]:
-        """Return the evaluations, for a notebook."""
-        columns = self.metrics["evaluation"]
-        if not columns["step"]:
-            return {}
-        rows = zip(*columns.values(), strict=True)
-        return {"Evaluations": [list(columns), *([_format_cell(value) for value in row] for row in rows)]}
+        """Return the evaluations and few-shot accuracies, for a notebook."""
+        kinds = {"Evaluations": self.metrics["evaluation"], "Few-shot accuracy": self.metrics["fewshot"]}
+        return {title: _make_table(columns) for title, columns in kinds.items() if columns["step"]}
 
     def figures(self) -> Sequence[Path]:
         """Return the learning curves, which a finished run has."""
@@ -197,6 +194,11 @@ def _make_columns(records: list[Record], kind: str) -> Columns:
     rows = [{**record, **record.get("clock", {})} for record in records if record["kind"] == kind]
     names = dict.fromkeys(["step", *(name for row in rows for name in row if name not in ("kind", "clock", "halves"))])
     return {name: [row.get(name, math.nan) for row in rows] for name in names}
+
+
+def _make_table(columns: Columns) -> list[list[str]]:
+    rows = zip(*columns.values(), strict=True)
+    return [list(columns), *([_format_cell(value) for value in row] for row in rows)]
 
 
 def _format_cell(value: Any) -> str:

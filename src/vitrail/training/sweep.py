@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.data.open import Data
-from vitrail.errors import Diverged, TrainingError
+from vitrail.errors import ConfigError, Diverged, TrainingError
 from vitrail.model.base import ImageModel
 from vitrail.model.create import copy_model
 from vitrail.system.events import OnEvent
 from vitrail.training.config import RunConfig
+from vitrail.training.fewshot import OpenFewshot
 from vitrail.training.run_folder import TRIAL_PREFIX
 from vitrail.training.run_training import run_training
 
@@ -36,6 +37,7 @@ def run_trials(
     *,
     source: Data | None = None,
     start: ImageModel | None = None,
+    fewshot: OpenFewshot | None = None,
     on_event: OnEvent | None = None,
 ) -> Iterator[Trial]:
     """Train with each learning rate, in `sweep-RATE` inside the run's folder, and yield each trial when it is done.
@@ -48,14 +50,20 @@ def run_trials(
         rates: The learning rates.
         source: Images in place of those of `data.source`.
         start: The model of `model.weights`, if it is loaded already. It stays as it is: each trial trains a copy.
+        fewshot: As for `run_training`. It is measured, but does not choose.
         on_event: Called with what happens in each training.
+
+    Raises:
+        ConfigError: The weights of a training are to be chosen by few-shot accuracy.
     """
+    if config.schedule.choose_by == "fewshot":
+        raise ConfigError("a sweep compares accuracies on validation images: leave out schedule.choose_by, or --sweep")
     for rate in rates:
         trial = change_config(config, {"optimizer": {"learning_rate": rate}}, f"{TRIAL_PREFIX}{rate:.3g}")
         folder = trial.run.folder
         try:
             copied = None if start is None else copy_model(start)
-            measured = run_training(trial, source=source, start=copied, on_event=on_event).choosing
+            measured = run_training(trial, source=source, start=copied, fewshot=fewshot, on_event=on_event).choosing
         except Diverged as error:
             yield Trial(rate, folder, failure=str(error))
             continue

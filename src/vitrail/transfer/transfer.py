@@ -20,6 +20,7 @@ import numpy as np
 from vitrail.data.order import Indices
 from vitrail.data.sources.source import Source, compute_fingerprint
 from vitrail.errors import DataError
+from vitrail.evaluation.training_fewshot import open_training_fewshot
 from vitrail.inference.batches import InferenceOptions, open_model, run_batches
 from vitrail.system.events import OnEvent, Progress, send_progress
 from vitrail.system.files import sha256, write_whole
@@ -170,14 +171,14 @@ def _try_rates(
     config: RunConfig, target: TransferTarget, candidates: tuple[float, ...], on_event: OnEvent
 ) -> tuple[Trial, ...]:
     tried = []
-    for trial in run_trials(config, candidates, on_event=on_event):
+    for trial in run_trials(config, candidates, fewshot=open_training_fewshot, on_event=on_event):
         tried.append(trial)
         on_event("trial", {"set": target.name, **_describe_trial(trial), "part": target.chosen_on})
     return tuple(tried)
 
 
 def _train_and_score(config: RunConfig, target: TransferTarget, on_event: OnEvent) -> ScoredRun:
-    result = run_training(config, on_event=on_event)
+    result = run_training(config, fewshot=open_training_fewshot, on_event=on_event)
     weights = result.folder / "model"
     predictions = predict_test_images(config, weights, target.test, send_progress(on_event, "testing"))
     labels = target.test.labels(0, len(target.test))

@@ -63,7 +63,7 @@ def finetune(
             and seconds, of a step and of all that is left, where two steps were measured.
         trial: rate, folder, accuracy, loss, failure, for each learning rate of a sweep.
         chosen: rate, accuracy: the learning rate of a sweep.
-        training, step, train, evaluation, checkpoint, trained: see vitrail/system/events.py.
+        training, step, train, evaluation, fewshot, checkpoint, trained: see vitrail/system/events.py.
         report: folder, path, problem: the report's file, or None and why none could be made.
         progress: passes over images.
         features, cross_validation, score: of a quick head, see `fit_linear_head`.

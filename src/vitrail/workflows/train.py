@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vitrail.data.open import Data, name_data, open_data
 from vitrail.errors import ConfigError
+from vitrail.evaluation.training_fewshot import open_training_fewshot
 from vitrail.recipes import RECIPES, find_recipe
 from vitrail.system.events import OnEvent, open_listener
 from vitrail.training.config import RunConfig
@@ -38,7 +39,7 @@ def train(
         on_event: Called with what happens; None shows a bar on a terminal or in a notebook.
 
     Events:
-        training, step, train, evaluation, checkpoint, trained: see vitrail/system/events.py.
+        training, step, train, evaluation, fewshot, checkpoint, trained: see vitrail/system/events.py.
         report: folder, path, problem: the report's file, or None and why none could be made.
         progress: the passes over images for the report.
 
@@ -57,7 +58,7 @@ def train(
         data = open_data(data)  # once: it remembers what it has computed about the images
     config = build_config(recipe, settings, None if data is None else name_data(data))
     with open_listener(on_event) as listener:
-        result = run_training(config, source=data, on_event=listener)
+        result = run_training(config, source=data, fewshot=open_training_fewshot, on_event=listener)
         return write_run_report(result, source=data, on_event=listener)
 
 

@@ -19,6 +19,7 @@ from vitrail.errors import ConfigError, VitrailError
 from vitrail.evaluation.discriminant import cross_fit, fit_discriminant
 from vitrail.evaluation.evaluate import score_model
 from vitrail.evaluation.features import extract_features
+from vitrail.evaluation.training_fewshot import open_training_fewshot
 from vitrail.inference.batches import InferenceOptions, open_model
 from vitrail.inspection.scores import ModelScores
 from vitrail.model.base import ImageModel
@@ -138,7 +139,7 @@ def train_classifier(request: ClassifierRequest, listener: OnEvent) -> FinetuneR
         best = choose_best(trials)
         listener("chosen", {"rate": best.rate, "accuracy": best.accuracy})
         config = change_config(config, {"optimizer": {"learning_rate": best.rate}})
-    result = run_training(config, source=data, start=network, on_event=listener)
+    result = run_training(config, source=data, start=network, fewshot=open_training_fewshot, on_event=listener)
     scores = score_classifier(result, data, summary, listener)
     written = write_run_report(result, source=data, scores=scores, is_brief=minutes is not None, on_event=listener)
     judged = None if scores is None else scores.report
@@ -205,7 +206,9 @@ def _prepare_start(
 
 def _reports_on_test(config: RunConfig, summary: DataSummary) -> bool:
     """Return whether the test split reports: there is one, and it does not choose."""
-    return summary.has_test and config.data.validate_on != "test"
+    other = config.run.fewshot_data if config.schedule.choose_by == "fewshot" else None
+    chooses = config.data.validate_on == "test" if other is None else other == config.data.source
+    return summary.has_test and not chooses
 
 
 def _make_tree(
@@ -222,6 +225,8 @@ def _set_division(config: RunConfig, data: Data, summary: DataSummary, request: 
     """Return the configuration with its validation images divided as their number requires, or as a setting says."""
     if "divide_validation" in request.given_keys or config.objective.kind != "classification":
         return config
+    if config.schedule.choose_by == "fewshot" and not request.sweep:
+        return config  # validation images choose nothing that halves could be kept out of
     evaluation = _open_undecoded(config, data).evaluation
     count = 0 if evaluation is None else len(evaluation)
     division = choose_division(_reports_on_test(config, summary), count, request.sweep)
@@ -333,7 +338,8 @@ def _try_rates(
     if _open_undecoded(config, data).evaluation is None:
         raise ConfigError("a sweep chooses by a part that is held out: leave data.holdout and data.validate_on alone")
     trials = []
-    for trial in run_trials(config, rates, source=data, start=start, on_event=listener):
+    trained = run_trials(config, rates, source=data, start=start, fewshot=open_training_fewshot, on_event=listener)
+    for trial in trained:
         trials.append(trial)
         listener("trial", to_plain(trial))
     return tuple(trials)
