@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from vitrail.data.open import open_data
+from vitrail.evaluation.training_fewshot import open_training_fewshot
 from vitrail.training.config import RunConfig
 from vitrail.training.resolve import resolve
 from vitrail.training.run_training import run_training
@@ -64,7 +65,7 @@ def begun(config: RunConfig) -> int:
     if child:
         return child
     try:
-        run_training(config)
+        run_training(config, fewshot=open_training_fewshot)
     except BaseException as error:
         print(repr(error), file=sys.stderr, flush=True)
         os._exit(1)

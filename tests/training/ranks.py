@@ -20,6 +20,7 @@ import torch._dynamo  # FSDP would import it in every fork
 
 from vitrail.data.open import open_data
 from vitrail.errors import Stopped, VitrailError
+from vitrail.evaluation.training_fewshot import open_training_fewshot
 from vitrail.training import loop
 from vitrail.training.resolve import resolve
 from vitrail.training.run import RunState, TrainingRun
@@ -56,7 +57,7 @@ def forked(job: dict, rank: int, port: int) -> int:
     code = 0
     try:
         for _ in range(job.get("times", 1)):
-            run_training(resolve(job["tree"]))
+            run_training(resolve(job["tree"]), fewshot=open_training_fewshot)
     except VitrailError as error:
         print(f"rank {rank}: {error}", file=sys.stderr)
         code = 3 if isinstance(error, Stopped) else 1

@@ -177,11 +177,20 @@ def test_the_weights_of_a_run_are_the_same_with_and_without_it(tmp_path, measure
     assert runs.records(tmp_path) == [record for record in runs.records(folder) if record["kind"] != "fewshot"]
 
 
+BOTH = {"run": {"evaluate_every": 10}, "schedule": {"result": "best"}}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that is not stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(folder, **BOTH)
+    return folder
+
+
 @pytest.mark.parametrize("at", ["step", "fewshot", "evaluation"])
-def test_a_run_that_is_stopped_is_the_same_run(tmp_path, monkeypatch, at):
+def test_a_run_that_is_stopped_is_the_same_run(tmp_path, whole, monkeypatch, at):
     """Stopped in a step with a measurement, in a few-shot measurement, and in an evaluation before one."""
-    both = {"run": {"evaluate_every": 10}, "schedule": {"result": "best"}}
-    train(tmp_path / "whole", **both)
     ordinary, stops = loop.compute_batches, [10]
 
     def compute(run, state, loader, task, function):
@@ -197,11 +206,11 @@ def test_a_run_that_is_stopped_is_the_same_run(tmp_path, monkeypatch, at):
 
     monkeypatch.setattr(loop, "compute_batches", compute)
     with pytest.raises(Stopped, match="step 10 of 20"):
-        train(tmp_path / "stopped", on_event=interrupt, **both)
+        train(tmp_path / "stopped", on_event=interrupt, **BOTH)
     owed = runs.state(runs.checkpoints(tmp_path / "stopped")[-1])["owed"]
     assert owed == (["fewshot"] if at == "fewshot" else ["evaluation", "fewshot"])
-    train(tmp_path / "stopped", **both)
-    runs.assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+    train(tmp_path / "stopped", **BOTH)
+    runs.assert_same_run(whole, tmp_path / "stopped")
     assert not stops
 
 

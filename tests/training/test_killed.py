@@ -29,7 +29,8 @@ STEPS = 8
 def test_killed_at_random_moments(tmp_path, changes, kills):
     folders = [tmp_path / "whole", tmp_path / "broken"]
     for folder in folders:
-        tree = runs.tree(folder, **changes, schedule={"steps": kills * STEPS, "warmup_steps": 4})
+        steps = {"steps": kills * STEPS, "warmup_steps": 4}
+        tree = runs.tree(folder, **changes, schedule=steps, run={"fewshot_every": 4, "fewshot_shots": 2})
         folder.with_suffix(".json").write_text(json.dumps(tree))
     child = subprocess.run(
         [
@@ -49,3 +50,4 @@ def test_killed_at_random_moments(tmp_path, changes, kills):
     runs.assert_same_run(*folders)
     steps = [entry["step"] for entry in runs.records(folders[1]) if entry["kind"] == "train"]
     assert steps == list(range(1, kills * STEPS + 1))
+    assert sum(entry["kind"] == "fewshot" for entry in runs.records(folders[1])) == kills * STEPS // 4

@@ -18,7 +18,7 @@ from vitrail.training.checkpoint_folder import read_weights
 
 HERE = Path(__file__).parent
 PLAIN = {"model": {"dropout": 0.0, "stochastic_depth": 0.0}, "schedule": {"steps": 20, "warmup_steps": 4}}
-SELDOM = {"checkpoint_every": 100, "evaluate_every": 10}
+SELDOM = {"checkpoint_every": 100, "evaluate_every": 10, "fewshot_every": 10, "fewshot_shots": 3}
 """Without what is drawn on each rank for itself."""
 HALF = 10
 
@@ -110,6 +110,28 @@ def test_evaluations_agree(finished):
     for ours, theirs in zip(one, two, strict=True):
         assert theirs["accuracy"] == ours["accuracy"]
         assert theirs["loss"] == pytest.approx(ours["loss"], abs=1e-5)
+
+
+def test_few_shot_accuracies_agree(finished):
+    check_same_fewshots(finished["one"], finished["fsdp"])
+
+
+@SLOW
+@pytest.mark.parametrize("way", ["ddp", "ddp parts", "fsdp parts", "fsdp watched", "hybrid"])
+def test_few_shot_accuracies_agree_in_all_ways(finished, more_finished, way):
+    check_same_fewshots(finished["one"], more_finished[way])
+
+
+@SLOW
+def test_few_shot_accuracies_of_masked_patches_agree(more_finished):
+    check_same_fewshots(more_finished["masked one"], more_finished["masked fsdp"])
+
+
+def check_same_fewshots(first: Path, second: Path) -> None:
+    """Up to an image or two, whose scores are so close that the last bits of the weights decide."""
+    one, two = ([e for e in runs.records(folder) if e["kind"] == "fewshot"] for folder in (first, second))
+    assert [e["step"] for e in one] == [e["step"] for e in two] == [10, 20]
+    assert [e["accuracy"] for e in two] == pytest.approx([e["accuracy"] for e in one], abs=0.005)
 
 
 def test_one_process_reads_the_weights_of_all_ranks(finished):
