@@ -18,7 +18,8 @@ FOLDER = Path("runs/two words & $HOME 'quoted'")
 @pytest.mark.parametrize("problem", [None, "stopped", "a full disk"])
 def test_paths_are_quoted(kind, problem):
     config = SimpleNamespace(objective=SimpleNamespace(kind=kind))
-    result = SimpleNamespace(evaluation=None, evaluated=0, folder=FOLDER, weights=FOLDER / "model", config=config)
+    measured = {"evaluation": None, "evaluated": 0, "fewshot": None}
+    result = SimpleNamespace(**measured, folder=FOLDER, weights=FOLDER / "model", config=config)
     path = str(FOLDER / "report.html") if problem is None else None
     report = {"folder": str(FOLDER), "path": path, "problem": problem}
     lines = list(describe_training_result(result, report))

@@ -304,3 +304,21 @@ def test_a_failure_leaves_the_old_pictures(drawn, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         draw_curves(run(10), tmp_path / "curves.png", "x")
     assert {(tmp_path / name).read_bytes() for name in ("curves.png", "curves.svg")} == {b"painted"}
+
+
+@pytest.mark.parametrize("accuracy", [True, False])
+def test_few_shot_accuracies_stand_beside_the_others(drawn, accuracy):
+    """Also where nothing else has an accuracy; and the colour of the validation is the same in both panels."""
+    found = [{"kind": "fewshot", "step": step, "part": "5-shot", "accuracy": step / 1000} for step in (100, 200)]
+    axes = drawn([*found, *run(10, accuracy=accuracy)])
+    assert line(axes["Accuracy"], "5-shot") == ([100, 200], [0.1, 0.2])
+    assert not [each for each in axes["Loss"].lines if "5-shot" in str(each.get_label())]
+    if accuracy:
+        colours = [
+            each.get_color()
+            for panel in ("Loss", "Accuracy")
+            for each in axes[panel].lines
+            if str(each.get_label()).startswith("val")
+        ]
+        assert len(colours) == 2
+        assert len(set(colours)) == 1

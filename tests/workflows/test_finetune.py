@@ -97,6 +97,30 @@ def test_a_sweep_chooses_on_one_half_and_reports_on_the_other(folder, here):
     assert "learning rates" in result._repr_html_()
 
 
+FEWSHOT = ["schedule.choose_by=fewshot", "run.fewshot_every=10", "run.fewshot_shots=3"]
+
+
+def test_few_shot_accuracy_chooses_the_weights(folder, here):
+    """It is scored on the validation images, which therefore flatter; and nothing is gained by dividing them."""
+    result = finetune(folder, "scratch", settings=[*SHORT, *FEWSHOT])
+    found = {r["step"]: r["accuracy"] for r in runs.records(result.folder) if r["kind"] == "fewshot"}
+    assert result.fewshot == max(found.values())
+    assert vitrail.Run(result.folder).best.step == max(found, key=found.get)
+    assert (result.config.data.divide_validation, result.flatters) == ("no", True)
+    with pytest.raises(ConfigError, match="sweep"):
+        finetune(folder, "scratch", sweep=True, folder="swept", settings=[*SHORT, *FEWSHOT])
+
+
+@pytest.mark.parametrize(("data", "flatters"), [("split", True), ("others", False)])
+def test_test_images_that_choose_do_not_report(here, data, flatters):
+    """Few-shot accuracy on the same data is scored on its test split."""
+    for part, images in (("train", 12), ("test", 4)):
+        stripes(here / "split" / part, classes=2, images=images)
+    stripes(here / "others", classes=2, images=8)
+    result = finetune("split", "scratch", settings=[*SHORT, *FEWSHOT, f"run.fewshot_data={data}"])
+    assert result.flatters is flatters
+
+
 def test_what_was_picked_can_be_given(folder, here):
     result = finetune(folder, settings=[*SHORT, "model.image_size=16", "model.name=Ti/4", "run.folder=mine"])
     assert result.model.image_size == vitrail.load(here / "mine").image_size == (16, 16)

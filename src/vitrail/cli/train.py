@@ -91,7 +91,9 @@ def describe_training_result(result: TrainingResult | FinetuneResult, report: di
 
 
 def describe_files(result: TrainingResult | FinetuneResult, report: dict[str, Any]) -> Iterator[str]:
-    """Yield lines on the files and the next commands to type."""
+    """Yield lines on the few-shot accuracy, if it was measured, the files, and the next commands to type."""
+    if result.fewshot is not None and result.config is not None:
+        yield f"few-shot accuracy, {result.config.run.fewshot_shots} images of each class: {result.fewshot:.1%}"
     yield f"curves: {result.folder / 'curves.png'}"
     yield from describe_report(report)
     yield f"model: {result.weights}"

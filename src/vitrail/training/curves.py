@@ -127,7 +127,9 @@ def _draw_rates(axes: Axes, rates: tuple[Array, Array]) -> None:
 def _draw_metric(axes: Axes, records: Sequence[Record], name: str) -> None:
     """Draw training values raw and smoothed, and evaluations with a dot each, because they can be rare."""
     training = steps, values = _line(records, None, name)
-    parts = dict.fromkeys(record["part"] for record in records if record["kind"] != "train" and name in record)
+    measured = [record for record in records if record["kind"] != "train" and name in record]
+    # Few-shot accuracies come last: the others have the same colours in all panels.
+    parts = dict.fromkeys(record["part"] for record in sorted(measured, key=lambda record: record["kind"] == "fewshot"))
     evaluations = {part: _line(records, part, name) for part in parts}
     everything = np.concatenate([values, *(line[1] for line in evaluations.values())])
     top = _top(everything) if name == "loss" else np.inf

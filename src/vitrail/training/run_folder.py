@@ -101,8 +101,8 @@ def check_same_run(
     ]
     if fewshot_fingerprint is not None:
         run = config.run
-        where = f"{run.fewshot_data or config.data.source} with run.fewshot_shots={run.fewshot_shots}"
-        facts.append((folder / FEWSHOT_FILE, fewshot_fingerprint, "few-shot images", where))
+        drawn_from = f"{run.fewshot_data or config.data.source} with run.fewshot_shots={run.fewshot_shots}"
+        facts.append((folder / FEWSHOT_FILE, fewshot_fingerprint, "few-shot images", drawn_from))
     for path, now, what, where in facts:
         if path.exists() and path.read_text(encoding="utf-8") != now:
             raise ConfigError(

@@ -41,6 +41,8 @@ class FinetuneResult(Result):
     """The number of images behind the accuracy."""
     evaluation: dict[str, float] | None = None
     """All measurements of the model's evaluation on the validation images, if there was one."""
+    fewshot: float | None = None
+    """The few-shot accuracy of the model, if it was measured at its step."""
     judged: EvaluationReport | None = field(default=None, compare=False)
     """Classes, confusions and mistakes, on the images behind the accuracy; None if it was not measured."""
     flatters: bool = False

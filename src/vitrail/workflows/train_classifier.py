@@ -152,6 +152,7 @@ def train_classifier(request: ClassifierRequest, listener: OnEvent) -> FinetuneR
         accuracy=judged.top1 if judged is not None and is_tested else result.accuracy,
         evaluated=judged.images if judged is not None and is_tested else result.evaluated,
         evaluation=result.evaluation,
+        fewshot=result.fewshot,
         judged=judged,
         flatters=not is_tested and config.data.divide_validation == "no",
         report=written.report,
