@@ -355,3 +355,26 @@ def test_the_verb_measures_it(tmp_path):
     result = vitrail.train(config, on_event=lambda kind, values: None)
     assert result.fewshot == fewshots(tmp_path)[5]
     assert dict(result.summary())["3-shot accuracy"] == f"{result.fewshot:.1%}"
+
+
+# ---- On a GPU --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"data": {"on_device": True}, "run": {"graphs": True, "compile": False}},
+        {"run": {"compile": True}},
+        {**MASKED, "run": {"compile": True}},
+    ],
+    ids=["graphs", "compiled", "masked and compiled"],
+)
+def test_on_a_gpu_the_weights_are_the_same_too(tmp_path, sections):
+    """CUDA graphs hold addresses of tensors, and compiled code is compiled anew for other shapes."""
+    sections = {**sections, "run": {"device": "cuda", **sections["run"]}}
+    run_training(runs.config(tmp_path / "plain", **sections))
+    train(tmp_path / "measured", **sections)
+    ours, theirs = (runs.tensors(runs.checkpoints(tmp_path / name)[-1]) for name in ("plain", "measured"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert len(fewshots(tmp_path / "measured")) == 4
