@@ -109,9 +109,18 @@ def test_cost_and_shapes_of_any_combination(options):
     assert model(batch).shape == (2, arch.num_classes or arch.representation_size or arch.representation_width)
 
 
+SMALL_ROOTS = [
+    ("BiT-R26x1", {"root": "small", "image_size": 32}),
+    ("BiT-R14x1", {"root": "small", "stage_channels": 32, "image_size": (33, 47)}),
+    ("BiT-R14x2", {"stage_channels": 96, "blocks": (1, 2), "image_size": 64}),
+    ("R26+Ti/16", {"root": "small", "image_size": (32, 48), "depth": 4}),
+    ("R14+Ti/32", {"root": "small", "stage_channels": 32, "patch_size": 2, "image_size": 32, "depth": 2}),
+]
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("R26+S/32", {"patch_size": 2, "image_size": (64, 128)}), ("BiT-R50x1", {"image_size": (33, 47)})],
+    [("R26+S/32", {"patch_size": 2, "image_size": (64, 128)}), ("BiT-R50x1", {"image_size": (33, 47)}), *SMALL_ROOTS],
 )
 def test_cost_of_unusual_sizes(name, options):
     arch = make_architecture(name, **options)

@@ -6,7 +6,7 @@ import re
 from typing import Any, NamedTuple
 
 from vitrail.errors import ConfigError, did_you_mean
-from vitrail.model.architecture import Architecture, Backbone, ResNetArchitecture, VitArchitecture
+from vitrail.model.architecture import BACKBONE_OPTIONS, Architecture, Backbone, ResNetArchitecture, VitArchitecture
 
 
 class Size(NamedTuple):
@@ -32,6 +32,7 @@ SIZES = {
 }
 
 RESNET_BLOCKS = {
+    14: (1, 1, 1, 1),
     26: (2, 2, 2, 2),
     50: (3, 4, 6, 3),
     101: (3, 4, 23, 3),
@@ -61,23 +62,41 @@ _BIT = re.compile(r"BiT-R(\d+)x([1-9]\d*)")
 def make_architecture(name: str, **options: Any) -> Architecture:
     """Return the architecture of a name, with `options` (fields of the architecture) changed.
 
-    `architecture("B/16")`, `architecture("R50+B/16", image_size=384)`, `architecture("BiT-R50x1", num_classes=10)`.
+    A name with a ResNet also takes fields of its backbone: root, stage_channels and blocks. With root="small" the
+    stride of a hybrid is a quarter of the one in its name.
+
+    `architecture("B/16")`, `architecture("R50+B/16", image_size=384)`, `architecture("BiT-R26x1", root="small")`.
     """
     if not isinstance(name, str):
         raise ConfigError(f"a model's name is a string such as 'B/16', not {name!r}")
     if match := _VIT.fullmatch(name):
         letter, patch = match.groups()
+        if given := [option for option in BACKBONE_OPTIONS if option in options]:
+            raise ConfigError(
+                f"{name!r} has no ResNet, so it takes no {' and no '.join(given)}: give a hybrid (R26+{letter}/16) or "
+                "a BiT ResNet (BiT-R26x1)"
+            )
         return VitArchitecture(**{"patch_size": int(patch), **SIZES[letter]._asdict(), **options})
     if match := _HYBRID.fullmatch(name):
         depth, letter, stride = match.groups()
-        backbone = Backbone(blocks=_find_hybrid_blocks(name, int(depth), int(stride)), **HYBRID)
+        fields = {"blocks": _find_hybrid_blocks(name, int(depth), int(stride)), **HYBRID}
+        backbone, options = _make_backbone(fields, options)
         # A patch is one pixel of the feature map unless the options say otherwise.
         return VitArchitecture(**{"patch_size": 1, "backbone": backbone, **SIZES[letter]._asdict(), **options})
     if match := _BIT.fullmatch(name):
         depth, factor = match.groups()
-        backbone = Backbone(blocks=_find_resnet_blocks(name, int(depth)), width_factor=int(factor), **BIT)
+        fields = {"blocks": _find_resnet_blocks(name, int(depth)), "width_factor": int(factor), **BIT}
+        backbone, options = _make_backbone(fields, options)
         return ResNetArchitecture(**{"backbone": backbone, **options})
     raise ConfigError(f"unknown model {name!r}{_suggest_name(name)}; `vitrail models` lists them")
+
+
+def _make_backbone(fields: dict[str, Any], options: dict[str, Any]) -> tuple[Backbone, dict[str, Any]]:
+    """Return the backbone with those options that are its own, and the other options."""
+    own = {option: options[option] for option in BACKBONE_OPTIONS if option in options}
+    if own and "backbone" in options:
+        raise ConfigError(f"a backbone was given whole: put {' and '.join(own)} into it")
+    return Backbone(**{**fields, **own}), {name: value for name, value in options.items() if name not in own}
 
 
 def _suggest_name(name: str) -> str:
