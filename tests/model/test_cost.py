@@ -40,6 +40,17 @@ def test_parameters_with_1000_classes(name, expected):
     assert parameters(vitrail.create_model(name, device="meta")) == expected
 
 
+@pytest.mark.parametrize("patch", [16, 32])
+def test_parameters_of_b(patch):
+    """Summed by hand: a block has 4 matrices of D × D and 2 of D × M with their biases, and two norms."""
+    depth, width, mlp, classes, tokens = 12, 384, 1536, 1000, (224 // patch) ** 2 + 1
+    block = 4 * (width**2 + width) + 2 * width * mlp + mlp + width + 4 * width
+    ends = (3 * patch**2 + 1) * width + width + tokens * width + 2 * width + (width + 1) * classes
+    model = vitrail.create_model(f"b/{patch}", device="meta")
+    assert parameters(model) == depth * block + ends
+    assert 22e6 < parameters(model) < 23e6
+
+
 def test_parameters_of_a_hybrid_at_384():
     assert parameters(vitrail.create_model("R50+B/16", image_size=384, device="meta")) == 98_950_952
 

@@ -98,14 +98,14 @@ def test_forward_against_plain_functions(size):
 
 
 def test_shapes_of_the_two_calls_of_the_documentation():
-    model = vitrail.create_model("BiT-R26x1", root="small", image_size=32, num_classes=10).eval()
-    assert model.forward_features(images(1, (32, 32))).shape == (1, 2048, 4, 4)
-    assert model(images(1, (8, 9))).shape == (1, 10)
+    model = vitrail.create_model("BiT-R26x1", root="small", image_size=32, num_classes=10, device="meta").eval()
+    assert model.forward_features(images(1, (32, 32)).to("meta")).shape == (1, 2048, 4, 4)
+    assert model(images(1, (8, 9)).to("meta")).shape == (1, 10)
     with pytest.raises(vitrail.InputError, match="at least 8×8"):
-        model(images(1, (7, 32)))
-    hybrid = vitrail.create_model("R26+Ti/16", root="small", image_size=32, depth=4, num_classes=10).eval()
+        model(images(1, (7, 32)).to("meta"))
+    hybrid = vitrail.create_model("R26+Ti/16", root="small", image_size=32, depth=4, device="meta").eval()
     assert (hybrid.stride, hybrid.grid, len(hybrid.encoder.blocks)) == (4, (8, 8), 4)
-    assert hybrid(images(1, (32, 32))).shape == (1, 10)
+    assert hybrid(images(1, (32, 32)).to("meta")).shape == (1, 1000)
 
 
 def test_fresh_weights():
@@ -135,7 +135,7 @@ def test_saved_and_loaded(case, tmp_path):
 @pytest.mark.parametrize("name", ["BiT-R14x1", "R14+Ti/32"])
 def test_a_file_from_before_these_fields_has_a_large_root(name, tmp_path):
     options = {"depth": 1, "width": 32, "num_heads": 2, "mlp_dim": 32} if "+" in name else {}
-    model = randomise(vitrail.create_model(name, image_size=32, num_classes=2, **options))
+    model = randomise(vitrail.create_model(name, image_size=32, num_classes=2, blocks=(1, 1), **options))
     folder = vitrail.save(model, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     for field in ("root", "stage_channels"):
@@ -153,10 +153,10 @@ def test_a_file_from_before_these_fields_has_a_large_root(name, tmp_path):
 )
 @pytest.mark.parametrize("to", ["timm", "google"])
 def test_formats_without_such_a_resnet_refuse_it(to, options, words, tmp_path):
-    """Also where the names of all tensors exist there: a 50x1 with another root would load and compute nonsense."""
+    """All of its tensors have names there, so nothing else would stop them."""
     plain = {"width": 32, "depth": 1, "num_heads": 2, "mlp_dim": 48, "pool": "class"}
     for name, more in (("BiT-R14x1", {}), ("R26+Ti/32", plain)):
-        model = vitrail.create_model(name, **{"image_size": 32, **options, **more, "num_classes": 2})
+        model = vitrail.create_model(name, **{"image_size": 32, "blocks": (1, 1), **options, **more, "num_classes": 2})
         source = vitrail.save(model, tmp_path / name.replace("/", ""))
         with pytest.raises(vitrail.WeightsError, match=f"cannot be written as {to}: .*{words}"):
             vitrail.convert(source, tmp_path / "target", to)
@@ -184,9 +184,9 @@ def test_gradient_checkpointing_and_resizing(case):
     assert model.eval()(images(1, (48, 48))).shape == (1, 5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", [BIT_OPTIONS, HYBRID_OPTIONS])
 @torch.no_grad()
 def test_compiled(case):
     model, batch = make(case), images(2, (32, 32))
-    torch.testing.assert_close(torch.compile(model)(batch), model(batch), rtol=1e-4, atol=1e-4)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(batch), model(batch), rtol=1e-4, atol=1e-4)

@@ -12,7 +12,6 @@ import vitrail
 from vitrail.model.architecture import BACKBONE_OPTIONS, VitArchitecture
 from vitrail.model.variants import make_architecture
 
-
 SMALL_ROOT = make_architecture("BiT-R26x1", root="small").backbone
 
 
@@ -53,6 +52,17 @@ def test_any_patch_size_and_the_papers_spelling():
     assert make_architecture("B/7").grid((224, 224)) == (32, 32)
 
 
+def test_the_b_of_figure_4_is_half_of_B():
+    """All hidden sizes, so the heads stay as many and become half as wide. Letters differ by case."""
+    small, base = make_architecture("b/16"), make_architecture("B/16")
+    assert (small.depth, small.num_heads) == (base.depth, base.num_heads) == (12, 12)
+    assert (2 * small.width, 2 * small.mlp_dim) == (base.width, base.mlp_dim)
+    assert 2 * (small.width // small.num_heads) == base.width // base.num_heads
+    assert make_architecture("ViT-b/16") == small
+    assert make_architecture("R50+b/16").width == 384
+    assert make_architecture("S/16", num_heads=12) == small
+
+
 def test_sizes_can_be_overridden():
     arch = make_architecture("B/32", depth=8, width=1024, mlp_dim=2048, num_heads=16)
     assert (arch.depth, arch.width, arch.mlp_dim, arch.num_heads) == (8, 1024, 2048, 16)
@@ -74,7 +84,9 @@ def test_an_architecture_survives_json():
     ("name", "options", "sentence"),
     [
         ("B/17x", {}, "did you mean 'B/16'"),
-        ("b16", {}, "did you mean 'B/16'"),
+        ("b16", {}, r"did you mean 'b/16' or 'B/16'\?"),
+        ("B16", {}, r"did you mean 'B/16'\?"),
+        ("g14", {}, r"did you mean 'g/14' or 'G/14'\?"),
         ("resnet", {}, "unknown model 'resnet'"),
         ("R51+B/16", {}, "R51.*R26, R50, R101"),
         ("R50+B/14", {}, "must end in /16 or /32"),

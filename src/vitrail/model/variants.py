@@ -22,7 +22,10 @@ SIZES = {
     # "How to train your ViT?" (AugReg), arXiv 2106.10270, table 2
     "Ti": Size(depth=12, width=192, mlp_dim=768, num_heads=3),
     "S": Size(depth=12, width=384, mlp_dim=1536, num_heads=6),
-    # The paper, arXiv 2010.11929, table 1
+    # The paper, arXiv 2010.11929, figure 4: B with all hidden dimensions halved. A head's 64 channels are one of them:
+    # 12 heads of 32, not the 6 of 64 of AugReg's S, which is equal otherwise.
+    "b": Size(depth=12, width=384, mlp_dim=1536, num_heads=12),
+    # The paper, table 1
     "B": Size(depth=12, width=768, mlp_dim=3072, num_heads=12),
     "L": Size(depth=24, width=1024, mlp_dim=4096, num_heads=16),
     "H": Size(depth=32, width=1280, mlp_dim=5120, num_heads=16),
@@ -45,7 +48,7 @@ HYBRID: dict[str, Any] = {"form": "hybrid", "norm_eps": 1e-6, "standardise_by": 
 BIT: dict[str, Any] = {"form": "bit", "norm_eps": 1e-5, "standardise_by": "variance", "standardise_eps": 1e-10}
 
 LISTED_NAMES = (
-    *("Ti/16", "S/32", "S/16", "S/8", "B/32", "B/16", "B/8", "L/32", "L/16", "H/14", "g/14", "G/14"),
+    *("Ti/16", "S/32", "S/16", "S/8", "b/32", "b/16", "B/32", "B/16", "B/8", "L/32", "L/16", "H/14", "g/14", "G/14"),
     *("R26+S/32", "R50+B/32", "R50+B/16", "R50+L/32", "R50+L/16"),
     *("BiT-R50x1", "BiT-R50x3", "BiT-R101x1", "BiT-R101x3", "BiT-R152x2", "BiT-R152x4", "BiT-R200x3"),
 )

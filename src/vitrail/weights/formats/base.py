@@ -301,7 +301,7 @@ def infer_grid(rows: int, owners: Mapping[str, int], hint: tuple[int, int] | Non
 def guess_num_heads(width: int, notes: list[str]) -> int:
     """Guess the number of heads, which no tensor shows, from the known sizes, else as width / 64; add a note."""
     for letter, size in SIZES.items():
-        if size.width == width:
+        if size.width == width and letter != "b":  # nobody has released a b, and an S is as wide
             notes.append(
                 f"{size.num_heads} attention heads, as in every {letter} of width {width}: the file does not say"
             )
