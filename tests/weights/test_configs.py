@@ -13,6 +13,7 @@ import vitrail
 from peer_models import TIMM, huggingface_model, images_for, save_tensors, scramble, timm_folder, timm_model
 from peers import timm
 from samples import small_vit
+from vitrail.model.variants import HYBRID
 from vitrail.weights.formats.native import CHECKSUM_FILE, format_checksums
 
 
@@ -170,6 +171,10 @@ def hostile(folder: Path, **changes) -> Path:
         {"architecture__layer_scale": "x"},
         {"architecture__norm_eps": 1e999},
         {"architecture": {"backbone": {"blocks": [10**8] * 4}, "image_size": 64, "num_classes": 1}, "family": "resnet"},
+        {"architecture__backbone": {**HYBRID, "blocks": [10**6] * 3}},
+        {"architecture__backbone": {**HYBRID, "blocks": [1] * 10**5}},
+        {"architecture__backbone": {**HYBRID, "blocks": [1], "width_factor": 10**6, "stage_channels": 2**20}},
+        {"architecture__backbone": {**HYBRID, "blocks": [1], "root": "none"}},
         {"family": "unknown"},
         {"version": 10**6},
         {"labels": ["only one"]},

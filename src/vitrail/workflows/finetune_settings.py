@@ -15,7 +15,7 @@ from vitrail.data.open import Data, has_labelled_test, list_splits, name_data, o
 from vitrail.data.sources.source import Source
 from vitrail.data.transforms.decode import decode_to_pillow
 from vitrail.errors import ConfigError, DataError
-from vitrail.model.architecture import VitArchitecture
+from vitrail.model.architecture import Backbone, VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.model.cost import compute_cost, count_tokens
 from vitrail.model.timm_model import TimmModel, measure_activation_bytes
@@ -146,15 +146,22 @@ def count_batch_parts(model: ImageModel, size: tuple[int, int], batch: int) -> i
     if isinstance(a, VitArchitecture):
         # A layer keeps about 34 bytes per token and channel in bf16.
         image_bytes = 34 * count_tokens(a, size) * a.width * a.depth
+        image_bytes += _estimate_resnet_bytes(a.backbone, size) if a.backbone else 0
     elif isinstance(model, TimmModel):
         image_bytes = measure_activation_bytes(model.architecture.copy_at_size(size)) // 2  # bf16 takes half of float32
     else:
-        image_bytes = 60_000_000 * a.backbone.width_factor * size[0] * size[1] // 224**2  # a ResNet-50's
+        image_bytes = _estimate_resnet_bytes(a.backbone, size)
     free, _ = torch.cuda.mem_get_info()
     parts = 1
     while parts < batch and batch // parts * image_bytes > 0.6 * free:
         parts *= 2
     return parts
+
+
+def _estimate_resnet_bytes(backbone: Backbone, size: tuple[int, int]) -> int:
+    """Return about how many bytes a ResNet keeps for each image in bf16, from what a ResNet-50 keeps at 224 pixels."""
+    pixels = size[0] * size[1] * (1 if backbone.root == "large" else 16)  # a small root does not divide them by 4 × 4
+    return 60_000_000 * backbone.root_channels // 64 * pixels // 224**2
 
 
 def make_scratch_config(summary: DataSummary) -> dict[str, Any]:
