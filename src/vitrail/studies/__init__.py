@@ -3,11 +3,35 @@
 A study of your own is a `Study` with its `Arm`s, a function that measures one, and its checks; `vitrail.study` runs it.
 """
 
-from vitrail.studies.results import StudyResults as StudyResults
-from vitrail.studies.scales import Scale as Scale
-from vitrail.studies.study import Arm as Arm
-from vitrail.studies.study import Study as Study
-from vitrail.studies.verdict import Check as Check
-from vitrail.studies.verdict import check_equal as check_equal
-from vitrail.studies.verdict import check_greater as check_greater
-from vitrail.studies.workbench import Workbench as Workbench
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitrail.studies.results import StudyResults
+    from vitrail.studies.scales import Scale
+    from vitrail.studies.study import Arm, Measured, Study
+    from vitrail.studies.verdict import Check, check_equal, check_greater
+    from vitrail.studies.workbench import Workbench
+
+__all__ = ["Arm", "Check", "Measured", "Scale", "Study", "StudyResults", "Workbench", "check_equal", "check_greater"]
+
+_HOMES = {
+    "Arm": "study",
+    "Check": "verdict",
+    "Measured": "study",
+    "Scale": "scales",
+    "Study": "study",
+    "StudyResults": "results",
+    "Workbench": "workbench",
+    "check_equal": "verdict",
+    "check_greater": "verdict",
+}
+"""The module of each public name: listing studies needs no torch."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

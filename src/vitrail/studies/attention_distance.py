@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vitrail.inspection.measure.attention import mean_attention_distance
 from vitrail.studies.charts import Series, draw_lines
 from vitrail.studies.results import StudyResults
 from vitrail.studies.scales import Scale
 from vitrail.studies.study import Arm, Measured, Study
-from vitrail.studies.study_data import choose_test_images
 from vitrail.studies.verdict import Check, check_greater
-from vitrail.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from vitrail.studies.workbench import Workbench
+
 
 IMAGES = 128
 """As in the paper."""
@@ -34,6 +36,9 @@ def measure(workbench: Workbench, arm: Arm) -> Measured:
 
     Distances are in percent of what uniform attention would have.
     """
+    from vitrail.inspection.measure.attention import mean_attention_distance
+    from vitrail.studies.study_data import choose_test_images
+
     if arm.facts["state"] == TRAINED:
         model = workbench.pretrain(arm.settings).model
     else:

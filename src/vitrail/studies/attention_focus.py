@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import numpy as np
-import torch
+from typing import TYPE_CHECKING
 
-from vitrail.inspection.measure.attention import attention_rollout
 from vitrail.studies.results import StudyResults
 from vitrail.studies.scales import Scale
 from vitrail.studies.study import Arm, Measured, Study
-from vitrail.studies.study_data import choose_test_images, read_object_masks
 from vitrail.studies.verdict import Check, check_greater
-from vitrail.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from vitrail.studies.workbench import Workbench
+
 
 IMAGES = 512
 TUNED, UNTRAINED, CENTRE = "fine-tuned ViT", "untrained ViT", "centre of the image"
-SPREAD = 0.25
-"""Standard deviation of the centre prior, in sides of the image."""
 
 
 def list_arms(scale: Scale) -> list[Arm]:
@@ -25,6 +23,10 @@ def list_arms(scale: Scale) -> list[Arm]:
 
 def measure(workbench: Workbench, arm: Arm) -> Measured:
     """Measure the share of attention rollout on the object, of all that falls on object and background."""
+    from vitrail.inspection.measure.attention import attention_rollout
+    from vitrail.studies.object_masks import make_centre_prior, measure_object_share, read_object_masks
+    from vitrail.studies.study_data import choose_test_images
+
     if arm.name == TUNED:
         model = workbench.finetune(workbench.pretrain()).model
     else:
@@ -32,35 +34,12 @@ def measure(workbench: Workbench, arm: Arm) -> Measured:
     images = choose_test_images(workbench.data.transfer[0].test, IMAGES)
     grid = model.architecture.grid(model.image_size)
     if arm.name == CENTRE:
-        maps = np.broadcast_to(make_centre_prior(grid), (len(images), *grid))
+        maps = make_centre_prior(grid, len(images))
     else:
         prepared = workbench.prepare_images(model, images)
         maps = attention_rollout(model.eval().to(prepared.device), prepared)
     masks = read_object_masks(workbench.data, images, grid, workbench.scale.kept_size)
-    shares = measure_object_share(torch.from_numpy(np.ascontiguousarray(maps)), masks)
-    uniform = measure_object_share(torch.ones(len(images), *grid, dtype=torch.float64), masks)
-    return {"focus": 100 * shares, "uniform": 100 * uniform}
-
-
-def make_centre_prior(grid: tuple[int, int]) -> np.ndarray:
-    """Return a map, (rows, columns), that is brightest in the middle of the image."""
-    rows, columns = ((np.arange(count) + 0.5) / count - 0.5 for count in grid)
-    prior: np.ndarray = np.exp(-(rows[:, None] ** 2 + columns[None] ** 2) / (2 * SPREAD**2))
-    return prior
-
-
-def measure_object_share(maps: torch.Tensor, masks: torch.Tensor) -> float:
-    """Return the mean share of a map on the object.
-
-    Args:
-        maps: (N, rows, columns), not negative.
-        masks: (N, 2, rows, columns), how much of a patch is object and how much background. Images without an object
-            or without background are left out.
-    """
-    on_object, on_background = ((maps * masks[:, part].to(maps)).sum(dim=(1, 2)) for part in (0, 1))
-    counts = (masks[:, 0].sum(dim=(1, 2)) > 0) & (masks[:, 1].sum(dim=(1, 2)) > 0)
-    shares = (on_object / (on_object + on_background))[counts.to(maps.device)]
-    return float(shares.mean())
+    return {"focus": 100 * measure_object_share(maps, masks)}
 
 
 def list_checks(results: StudyResults) -> list[Check]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from vitrail.model.cost import compute_cost
 from vitrail.model.variants import make_architecture
 from vitrail.studies.results import StudyResults
 from vitrail.studies.scales import Scale
 from vitrail.studies.study import Arm, Measured, Study
 from vitrail.studies.verdict import Check, check_greater
-from vitrail.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from vitrail.studies.workbench import Workbench
 
 
 def list_arms(scale: Scale) -> list[Arm]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,8 +17,11 @@ from vitrail.studies.results import StudyResults
 from vitrail.studies.scales import Scale
 from vitrail.studies.study import Arm, Measured, Study
 from vitrail.studies.verdict import Check
-from vitrail.studies.workbench import Workbench
 from vitrail.system.intervals import LEVEL, Estimate
+
+if TYPE_CHECKING:
+    from vitrail.studies.workbench import Workbench
+
 
 VIT, HYBRID, BIT = "ViT", "hybrid", "BiT"
 DEPTHS = {0.5: "small", 1.0: "medium", 2.0: "large"}

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitrail.studies.charts import Series, draw_lines
 from vitrail.studies.results import StudyResults
 from vitrail.studies.scales import Scale
 from vitrail.studies.study import Arm, Measured, Study
 from vitrail.studies.verdict import Check, Deviation, check_greater, pool_deviation
-from vitrail.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from vitrail.studies.workbench import Workbench
+
 
 LENGTHS = {0.03: 0.25, 0.1: 0.4, 0.3: 0.7, 1.0: 1.0}
 """The shares of the data, and the length of the training on each: little data is learned by heart soon."""

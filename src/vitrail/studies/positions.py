@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from vitrail.studies.results import StudyResults
 from vitrail.studies.scales import Scale
 from vitrail.studies.study import Arm, Measured, Study
 from vitrail.studies.verdict import Check, check_equal, check_greater
-from vitrail.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from vitrail.studies.workbench import Workbench
+
 
 NONE, ONE, TWO, RELATIVE = "none", "one-dimensional", "two-dimensional", "relative"
 EVERY_LAYER, SHARED = "one-dimensional, in every layer", "one-dimensional, shared by all layers"

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from vitrail.model.positions import LearnedPositions1d
-from vitrail.model.vit import VisionTransformer
 from vitrail.studies.charts import Series, draw_lines
 from vitrail.studies.results import StudyResults
 from vitrail.studies.scales import Scale
 from vitrail.studies.study import Arm, Measured, Study
 from vitrail.studies.verdict import Check, check_greater
-from vitrail.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from vitrail.studies.workbench import Workbench
+
 
 FACTORS = (0.75, 1.0, 1.5, 2.0)
 """The resolutions of fine-tuning, in that of pre-training."""
 INTERPOLATED, IN_ORDER, FRESH = "interpolated", "not interpolated", "fresh"
-DEVIATION = 0.02
-"""The standard deviation of new position embeddings."""
 
 
 def list_arms(scale: Scale) -> list[Arm]:
@@ -35,38 +32,13 @@ def _make_arm(table: str, size: int, scale: Scale) -> Arm:
 
 
 def measure(workbench: Workbench, arm: Arm) -> Measured:
-    start = workbench.pretrain()
-    if arm.facts["table"] != INTERPOLATED:
-        assert isinstance(start.model, VisionTransformer)
-        changed = replace_positions(start.model, int(arm.facts["size"]), str(arm.facts["table"]), workbench.seed)
+    from vitrail.studies.position_tables import replace_positions
+
+    start, table = workbench.pretrain(), arm.facts["table"]
+    if table != INTERPOLATED:
+        changed = replace_positions(start.model, arm.facts["size"], table == IN_ORDER, workbench.seed)
         start = workbench.save_start(start, changed, arm.name)
     return {"accuracy": workbench.score_test(workbench.finetune(start, arm.settings).model)}
-
-
-@torch.no_grad()
-def replace_positions(model: VisionTransformer, size: int, table: str, seed: int) -> VisionTransformer:
-    """Resize a model, and give its patches other position embeddings than the interpolated ones.
-
-    Args:
-        model: A model with a learned table; it is changed.
-        size: The new resolution.
-        table: `not interpolated` copies the old rows in their order, as far as they go; the rest is fresh.
-        seed: The seed of fresh rows.
-    """
-    old = get_patch_rows(model).clone()
-    model.resize(size)
-    rows = get_patch_rows(model)
-    rows.copy_(DEVIATION * torch.randn(rows.shape, generator=torch.Generator().manual_seed(seed)))
-    if table == IN_ORDER:
-        rows[: len(old)] = old[: len(rows)]
-    return model
-
-
-def get_patch_rows(model: VisionTransformer) -> Tensor:
-    """Return the position embeddings of the patches, (N, D), as a view of the model's table."""
-    (embedding,) = model.position_embedding
-    assert isinstance(embedding, LearnedPositions1d)
-    return embedding.table[embedding.prefix :]
 
 
 def list_checks(results: StudyResults) -> list[Check]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitrail.studies.results import StudyResults
 from vitrail.studies.scales import Scale
 from vitrail.studies.study import Arm, Measured, Study
 from vitrail.studies.verdict import Check, check_greater
-from vitrail.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from vitrail.studies.workbench import Workbench
+
 
 SCRATCH, SHORT, SUPERVISED = "from scratch", "from scratch, fine-tuning alone", "supervised"
 TARGETS = {"mean-colour": "mean colour", "colours-4x4": "4×4 colours", "pixels": "all pixels"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitrail.model.cost import compute_cost
 from vitrail.model.variants import make_architecture
@@ -11,7 +12,10 @@ from vitrail.studies.results import StudyResults
 from vitrail.studies.scales import Scale
 from vitrail.studies.study import Arm, Measured, Study
 from vitrail.studies.verdict import Check, check_greater
-from vitrail.studies.workbench import Workbench
+
+if TYPE_CHECKING:
+    from vitrail.studies.workbench import Workbench
+
 
 BASE = "base"
 DEPTH, WIDTH, MLP, PATCH, ALL = "depth", "width", "MLP", "patch", "all"

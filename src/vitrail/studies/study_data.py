@@ -7,23 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.data.open import Data, choose_test_split, list_splits, name_data, open_data
 from vitrail.data.order import Indices
 from vitrail.data.sources.memory import InMemorySource
-from vitrail.data.sources.source import Sample, Source, Subset, compute_fingerprint, hold_out, read_file
+from vitrail.data.sources.source import Sample, Source, Subset, compute_fingerprint, hold_out
 from vitrail.data.transforms.decode import decode_image
-from vitrail.errors import ConfigError, DataError
+from vitrail.errors import ConfigError
 from vitrail.studies.scales import Scale
 from vitrail.system.events import OnEvent
 
 HELD_OUT = 0.2
 """Share of every class that is tested on if a data set has no part for it."""
-OBJECT, BACKGROUND = 1, 2
-"""Values of a trimap, as Oxford-IIIT Pets has them; pixels with other values belong to neither."""
 
 
 @dataclass(frozen=True)
@@ -150,29 +147,3 @@ def choose_test_images(source: Source, most: int) -> Source:
         return source
     _, out = hold_out(source, most / len(source), 0)
     return Subset(source, np.sort(np.asarray(out.indices)))
-
-
-def read_object_masks(data: StudyData, images: Source, grid: tuple[int, int], kept_size: int | None) -> Tensor:
-    """Return how much of each patch is object and how much background, (N, 2, rows, columns), both in 0…1.
-
-    The masks are trimaps beside the images; without them the images are bright objects on black ground.
-
-    Raises:
-        DataError: An image has no mask.
-    """
-    masks = []
-    for index in range(len(images)):
-        if data.masks is None:
-            content = images.read(index).content
-            pixels = content if isinstance(content, Tensor) else decode_image(content)
-            is_object = pixels.float().mean(dim=0) > 127
-            both = torch.stack([is_object, ~is_object])
-        else:
-            path = data.masks / f"{Path(images.name(index)).stem}.png"
-            if not path.is_file():
-                raise DataError(f"{path} does not exist: every image of the test part needs a mask with its name")
-            trimap = decode_image(read_file(path))[:1]
-            trimap = trimap if kept_size is None else cut_square(trimap, kept_size, "nearest")
-            both = torch.cat([trimap == OBJECT, trimap == BACKGROUND])
-        masks.append(F.adaptive_avg_pool2d(both.float(), grid))
-    return torch.stack(masks)

@@ -20,10 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.data.loader import EvaluationLoader
+from vitrail.data.loader import Batch, EvaluationLoader
 from vitrail.data.open import open_data
 from vitrail.data.resident import CachedBatches
 from vitrail.data.sources.source import Source, Subset, compute_fingerprint
+from vitrail.data.transforms.preprocess import normalise
 from vitrail.evaluation.features import Features
 from vitrail.evaluation.least_squares import SEEDS, choose_shots, score_few_shot
 from vitrail.model.base import ImageModel
@@ -152,7 +153,7 @@ class Workbench:
 
     def prepare_images(self, model: ImageModel, images: Source) -> Tensor:
         """Return images as the model takes them, (N, C, height, width), on the device."""
-        return torch.cat([batch.images[batch.mask] for batch in self._open_batches(model, images)])
+        return torch.cat([_normalise(model, batch) for batch in self._open_batches(model, images)])
 
     @property
     def torch_device(self) -> torch.device:
@@ -166,7 +167,7 @@ class Workbench:
         """Yield what a function of the model returns for each batch of images, and their labels."""
         model.eval().to(self.torch_device)
         for batch in self._open_batches(model, images):
-            yield function(batch.images[batch.mask]), batch.labels[batch.mask]
+            yield function(_normalise(model, batch)), batch.labels[batch.mask]
 
     def _open_batches(self, model: ImageModel, images: Source) -> CachedBatches:
         key = (compute_fingerprint(images), model.preprocessing.model_dump_json())
@@ -200,6 +201,10 @@ class Workbench:
     def _fit_device(self, settings: Settings) -> Settings:
         """Leave out what the device cannot do."""
         return settings if self.torch_device.type == "cuda" else {**settings, "run.graphs": False}
+
+
+def _normalise(model: ImageModel, batch: Batch) -> Tensor:
+    return normalise(batch.images[batch.mask], model.preprocessing)
 
 
 def _pass_on(on_event: OnEvent, kind: str, values: dict[str, Any]) -> None:
