@@ -92,16 +92,16 @@ def check_same_run(config: RunConfig, data_fingerprint: str, weights_digest: str
         (folder / DATA_FILE, data_fingerprint, "images", config.data.source),
         (folder / WEIGHTS_FILE, weights_digest, "weights", config.model.weights),
     )
-    for path, now, what, where in facts:
-        if path.exists() and path.read_text(encoding="utf-8") != now:
-            raise ConfigError(
-                f"the run in {folder} was begun with other {what} than {where} has now: give another run.folder"
-            )
-    if (folder / CONFIG_FILE).exists():
+    if (folder / CONFIG_FILE).exists():  # first: another share or holdout gives other images, and this names the key
         for key, then, now in find_differences(build_config(read_toml(folder / CONFIG_FILE)), config):
             raise ConfigError(
                 f"the run in {folder} was begun with {key} = {then!r}, not {now!r}: give another "
                 "run.folder, or the same value to go on with it"
+            )
+    for path, now, what, where in facts:
+        if path.exists() and path.read_text(encoding="utf-8") != now:
+            raise ConfigError(
+                f"the run in {folder} was begun with other {what} than {where} has now: give another run.folder"
             )
     for path, now, _, _ in facts:
         write_whole(path, now.encode())
