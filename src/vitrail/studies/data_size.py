@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LENGTHS = {0.03: 0.25, 0.1: 0.4, 0.3: 0.7, 1.0: 1.0}
 """The shares of the data, and the length of the training on each: little data is learned by heart soon."""
 WEIGHTS = {"ViT": 1.0, "larger ViT": 3.0, "hybrid": 2.5, "BiT": 3.5}
-EVALUATIONS = 8
+EVALUATIONS = 5
 """How often the held-out images choose the weights: the paper stops early by them."""
 
 

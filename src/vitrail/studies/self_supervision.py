@@ -24,11 +24,11 @@ FINETUNING_LENGTH = 0.5
 
 
 def list_arms(scale: Scale) -> list[Arm]:
-    arms = [Arm(SCRATCH, weight=2.0), Arm(SHORT, weight=0.5), Arm(SUPERVISED, weight=1.5)]
+    arms = [Arm(SCRATCH, weight=6.0), Arm(SHORT, weight=0.5), Arm(SUPERVISED, weight=1.5)]
     for share in SHARES:
         for target, name in TARGETS.items():
             objective = {"objective.kind": "masked-patches", "objective.target": target, "objective.corrupted": share}
-            arms.append(Arm(f"masked patches: {name}, {share:.0%}", {**objective, **MASKED}, weight=2.0))
+            arms.append(Arm(f"masked patches: {name}, {share:.0%}", {**objective, **MASKED}, weight=4.0))
     return arms
 
 
