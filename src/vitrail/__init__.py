@@ -30,6 +30,7 @@ if sys.platform == "darwin":
 
 if TYPE_CHECKING:
     from vitrail import inspection as inspection
+    from vitrail import studies as studies
     from vitrail.benchmark.bench import bench
     from vitrail.config import Preprocessing
     from vitrail.data.check.check import check_data
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from vitrail.model.timm_model import TimmModel
     from vitrail.model.vit import VisionTransformer
     from vitrail.serving.serve import serve
+    from vitrail.studies.run_study import study
     from vitrail.system.doctor import examine_machine
     from vitrail.training.saved_run import Run
     from vitrail.transfer.suite import run_suite
@@ -124,11 +126,12 @@ _HOMES = {
     "run_suite": "vitrail.transfer.suite",
     "save": "vitrail.weights.save",
     "serve": "vitrail.serving.serve",
+    "study": "vitrail.studies.run_study",
     "train": "vitrail.workflows.train",
 }
 """The module of each public name."""
 
-_ROOMS = ("inspection",)
+_ROOMS = ("inspection", "studies")
 """Modules that are reached through the package: `vitrail.inspection.attention_rollout(model, images)`."""
 
 __all__ = [
@@ -177,6 +180,7 @@ __all__ = [
     "run_suite",
     "save",
     "serve",
+    "study",
     "train",
 ]
 

@@ -116,7 +116,17 @@ def escape_unprintable(text: str, keep: str = "") -> str:
 
 
 def did_you_mean(wrong: object, allowed: Iterable[str]) -> str:
-    """Return `", did you mean 'B/16'?"` for the most similar allowed name, or an empty string."""
-    folded = {name.casefold(): name for name in allowed}
-    near = difflib.get_close_matches(str(wrong).casefold(), folded, n=1, cutoff=0.6)
-    return f", did you mean {folded[near[0]]!r}?" if near else ""
+    """Return `", did you mean 'B/16'?"` for the most similar allowed name, or an empty string.
+
+    Names may differ by case alone, as b/16 and B/16 do. A capital letter is typed on purpose and decides between them;
+    a small one may not be, so both are offered.
+    """
+    text, folded = str(wrong), dict[str, list[str]]()
+    for name in dict.fromkeys(allowed):
+        folded.setdefault(name.casefold(), []).append(name)
+    near = difflib.get_close_matches(text.casefold(), folded, n=1, cutoff=0.6)
+    if not near:
+        return ""
+    names = sorted(folded[near[0]], key=lambda name: -difflib.SequenceMatcher(None, text, name).ratio())
+    offered = names if text == text.casefold() else names[:1]
+    return f", did you mean {' or '.join(map(repr, offered))}?"

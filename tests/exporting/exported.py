@@ -25,14 +25,15 @@ def made(name: str = "Ti/4", **options: Any) -> ImageModel:
     return stirred(model)
 
 
-def resnet(form: str) -> ImageModel:
+def resnet(form: str, **fields_of_backbone: Any) -> ImageModel:
     """A small hybrid, or BiT."""
+    shape = {"blocks": (1, 1), **fields_of_backbone}
     if form == "hybrid":
-        fields = {**SMALL, "image_size": 32, "patch_size": 1, "backbone": Backbone(blocks=(1, 1), **HYBRID)}
+        fields = {**SMALL, "image_size": 32, "patch_size": 1, "backbone": Backbone(**shape, **HYBRID)}
         del fields["seed"]
         architecture = VitArchitecture(**fields)
     else:
-        architecture = ResNetArchitecture(image_size=32, num_classes=5, backbone=Backbone(blocks=(1, 1), **BIT))
+        architecture = ResNetArchitecture(image_size=32, num_classes=5, backbone=Backbone(**shape, **BIT))
     model = build_empty_model(architecture).to_empty(device="cpu").eval()
     torch.manual_seed(0)
     initialise(model)

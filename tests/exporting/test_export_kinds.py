@@ -67,9 +67,10 @@ def test_relative_positions_at_their_own_size(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("root", ["large", "small"])
 @pytest.mark.parametrize("form", ["hybrid", "bit"])
-def test_resnets(tmp_path, form):
-    model = resnet(form)
+def test_resnets(tmp_path, form, root):
+    model = resnet(form, root=root, stage_channels=64 if root == "large" else 32)
     own, any_size = exported(model, tmp_path / "a.onnx"), exported(model, tmp_path / "b.onnx", dynamic_size=True)
     assert worst(own, model, [(32, 32)]) <= 1e-4
     sizes = [(32, 32), (48, 64)] if form == "hybrid" else [(32, 32), (45, 61)]

@@ -40,6 +40,17 @@ def test_parameters_with_1000_classes(name, expected):
     assert parameters(vitrail.create_model(name, device="meta")) == expected
 
 
+@pytest.mark.parametrize("patch", [16, 32])
+def test_parameters_of_b(patch):
+    """Summed by hand: a block has 4 matrices of D × D and 2 of D × M with their biases, and two norms."""
+    depth, width, mlp, classes, tokens = 12, 384, 1536, 1000, (224 // patch) ** 2 + 1
+    block = 4 * (width**2 + width) + 2 * width * mlp + mlp + width + 4 * width
+    ends = (3 * patch**2 + 1) * width + width + tokens * width + 2 * width + (width + 1) * classes
+    model = vitrail.create_model(f"b/{patch}", device="meta")
+    assert parameters(model) == depth * block + ends
+    assert 22e6 < parameters(model) < 23e6
+
+
 def test_parameters_of_a_hybrid_at_384():
     assert parameters(vitrail.create_model("R50+B/16", image_size=384, device="meta")) == 98_950_952
 
@@ -109,9 +120,18 @@ def test_cost_and_shapes_of_any_combination(options):
     assert model(batch).shape == (2, arch.num_classes or arch.representation_size or arch.representation_width)
 
 
+SMALL_ROOTS = [
+    ("BiT-R26x1", {"root": "small", "image_size": 32}),
+    ("BiT-R14x1", {"root": "small", "stage_channels": 32, "image_size": (33, 47)}),
+    ("BiT-R14x2", {"stage_channels": 96, "blocks": (1, 2), "image_size": 64}),
+    ("R26+Ti/16", {"root": "small", "image_size": (32, 48), "depth": 4}),
+    ("R14+Ti/32", {"root": "small", "stage_channels": 32, "patch_size": 2, "image_size": 32, "depth": 2}),
+]
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("R26+S/32", {"patch_size": 2, "image_size": (64, 128)}), ("BiT-R50x1", {"image_size": (33, 47)})],
+    [("R26+S/32", {"patch_size": 2, "image_size": (64, 128)}), ("BiT-R50x1", {"image_size": (33, 47)}), *SMALL_ROOTS],
 )
 def test_cost_of_unusual_sizes(name, options):
     arch = make_architecture(name, **options)

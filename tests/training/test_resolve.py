@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from vitrail.data.transforms.augment import Augmentation
 from vitrail.errors import ConfigError
+from vitrail.model.variants import make_architecture
 from vitrail.recipes import RECIPES
 from vitrail.training.config import RunConfig
 from vitrail.training.resolve import SECTIONS, build_config, list_keys, name_settings, read_toml, resolve, to_toml
@@ -32,6 +33,14 @@ def told(tree: dict, *overrides: str) -> str:
     text = str(caught.value)
     assert "\n" not in text
     return text
+
+
+def test_the_options_of_a_resnet_are_keys_of_the_model():
+    config = given_in("model.name=BiT-R14x1", "model.root=small", "stage_channels=32", "blocks=[1, 2]")
+    assert config.model.options == {"root": "small", "stage_channels": 32, "blocks": [1, 2]}
+    assert resolve(tomllib.loads(to_toml(config))) == config
+    assert make_architecture("BiT-R14x1", **config.model.options).backbone.blocks == (1, 2)
+    assert "did you mean 'root'" in told(LEAST, "model.roots=small")
 
 
 # ---- key=value -------------------------------------------------------------------------------------------------------

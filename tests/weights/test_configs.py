@@ -13,6 +13,7 @@ import vitrail
 from peer_models import TIMM, huggingface_model, images_for, save_tensors, scramble, timm_folder, timm_model
 from peers import timm
 from samples import small_vit
+from vitrail.model.variants import HYBRID
 from vitrail.weights.formats.native import CHECKSUM_FILE, format_checksums
 
 
@@ -150,6 +151,10 @@ def test_a_transformers_model_of_another_kind_is_named(tmp_path):
 # Our own, with hashes that fit
 
 
+ONE_PIXEL_PATCHES = {"architecture__patch_size": 1, "architecture__image_size": [32, 32]}
+"""Of a feature map; the size fits, so that nothing but the backbone is wrong."""
+
+
 def hostile(folder: Path, **changes) -> Path:
     edited(folder, **changes)
     (folder / CHECKSUM_FILE).write_text(format_checksums(folder))
@@ -170,6 +175,13 @@ def hostile(folder: Path, **changes) -> Path:
         {"architecture__layer_scale": "x"},
         {"architecture__norm_eps": 1e999},
         {"architecture": {"backbone": {"blocks": [10**8] * 4}, "image_size": 64, "num_classes": 1}, "family": "resnet"},
+        {"architecture__backbone": {**HYBRID, "blocks": [10**6] * 3}, **ONE_PIXEL_PATCHES},
+        {"architecture__backbone": {**HYBRID, "blocks": [1] * 10**5}, **ONE_PIXEL_PATCHES},
+        {
+            "architecture__backbone": {**HYBRID, "blocks": [1], "width_factor": 10**6, "stage_channels": 2**20},
+            **ONE_PIXEL_PATCHES,
+        },
+        {"architecture__backbone": {**HYBRID, "blocks": [1], "root": "none"}, **ONE_PIXEL_PATCHES},
         {"family": "unknown"},
         {"version": 10**6},
         {"labels": ["only one"]},

@@ -26,6 +26,8 @@ from peers import timm, torchvision, transformers
 from vitrail.data.transforms.preprocess import prepare
 from vitrail.system.files import sha256
 from vitrail.weights import convert as convert_module
+from vitrail.weights.formats.base import guess_num_heads
+from vitrail.weights.formats.timm_config import choose_name_and_arguments
 
 TOLERANCE = 2e-5
 SMALL = {"width": 192, "depth": 3, "num_heads": 3, "mlp_dim": 256, "image_size": 64, "num_classes": 10, "gelu": "exact"}
@@ -234,6 +236,36 @@ def test_torchvision_loads_what_we_write(stem, tmp_path):
     ).eval()  # fmt: skip
     theirs.load_state_dict(torch.load(tmp_path / "torchvision" / "model.pth", weights_only=True))
     assert_same(theirs(images_for((64, 64))), model(images_for((64, 64))))
+
+
+@pytest.mark.parametrize("to", ["timm", "huggingface", "torchvision", "google"])
+@torch.no_grad()
+def test_the_12_heads_of_b_survive(to, tmp_path):
+    """An S of the same width has 6, which no tensor shows; both compute, and only one is right."""
+    gelu = "tanh" if to == "google" else "exact"
+    model = scramble(vitrail.create_model("b/32", image_size=64, depth=2, num_classes=3, gelu=gelu))
+    batch = images_for((64, 64))
+    vitrail.save(model, tmp_path / "native")
+    vitrail.convert(tmp_path / "native", tmp_path / to, to)
+    loaded = vitrail.load(tmp_path / to)
+    assert loaded.architecture.num_heads == 12
+    if to == "timm":
+        loaded = timm.create_model(f"local-dir:{tmp_path / to}", pretrained=True).eval()
+    if to == "huggingface":
+        loaded = transformers.ViTForImageClassification.from_pretrained(tmp_path / to).eval()
+    output = loaded(batch)
+    assert_same(getattr(output, "logits", output), model(batch))
+
+
+def test_a_whole_b_has_a_name_in_timm():
+    name, arguments = choose_name_and_arguments(vitrail.create_model("b/16", device="meta").architecture)
+    assert (name, arguments["num_heads"]) == ("vit_small_patch16_224", 12)
+
+
+def test_weights_of_that_width_without_a_config_are_still_an_S():
+    notes: list[str] = []
+    assert guess_num_heads(384, notes) == 6
+    assert "every S of width 384" in notes[0]
 
 
 REFUSED = [

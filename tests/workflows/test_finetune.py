@@ -13,7 +13,13 @@ import vitrail
 from vitrail.errors import ConfigError, DataError
 from vitrail.training.run_training import run_training
 from vitrail.workflows.finetune import finetune
-from vitrail.workflows.finetune_settings import choose_image_size, name_run_folder, summarise_data
+from vitrail.workflows.finetune_settings import (
+    DataSummary,
+    choose_image_size,
+    make_scratch_config,
+    name_run_folder,
+    summarise_data,
+)
 
 SMALL = [
     "model.width=32",
@@ -246,3 +252,23 @@ def test_a_sweep_from_a_model_tries_the_papers_four(folder, here):
     # Of the paper's .001 .003 .01 .03 at a batch of 512, those for this batch of 8.
     assert tried == pytest.approx([rate * (8 / 512) ** 0.5 for rate in (0.001, 0.003, 0.01, 0.03)], rel=0.05)
     assert result.model.num_classes == vitrail.load(here / "mine").num_classes == 3
+
+
+def test_a_share_decides_batch_and_steps_but_not_what_is_held_out(here):
+    summary = DataSummary(images=2_400, classes=3, short_side=32, pixels=1024, has_validation=False, has_test=False)
+    whole, tenth = make_scratch_config(summary), make_scratch_config(summary, share=0.1)
+    assert tenth["data"]["holdout"] == whole["data"]["holdout"]
+    assert tenth["schedule"]["steps"] == max(200, -(-30 * 240 // tenth["data"]["batch_size"]))
+    assert whole["schedule"]["steps"] == -(-30 * 2_400 // whole["data"]["batch_size"])
+    assert make_scratch_config(summary, share=0.01)["data"]["batch_size"] < 24
+
+
+def test_a_share_of_the_images(folder, here):
+    on_event, events = listen_to(("choices", "training"))
+    settings = ["share=0.25", *SMALL, "schedule.steps=2", "schedule.warmup_steps=0"]
+    result = finetune(folder, "scratch", settings=settings, on_event=on_event)
+    seen = dict(events)
+    assert seen["training"]["training_images"] == 12  # a quarter of the 16 of each class that are not held out
+    assert seen["training"]["validation_images"] == 12
+    assert seen["choices"]["batch_size"] <= 12
+    assert result.config.data.share == 0.25

@@ -322,3 +322,17 @@ def test_a_weak_model_says_that_its_doubts_are_weak(here, model):
     assert result.suspects
     assert result.has_weak_suspects
     assert "own mistakes" in repr(result)
+
+
+def test_a_share_of_the_images(here, model):
+    stripes(here / "photos", classes=3, images=20)
+    events = {}
+    result = vitrail.finetune(
+        "photos",
+        model,
+        quick=True,
+        settings=["data.share=0.25", "report=false"],
+        on_event=lambda kind, values: events.setdefault(kind, values),
+    )
+    assert events["features"]["all_images"] == 15
+    assert result.evaluated == 15

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import vitrail
 from vitrail.system import processor
+from vitrail.system.checkout import read_commit as read_commit
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
@@ -52,17 +51,3 @@ def read_processor_name() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def read_commit() -> str | None:
-    """Return the commit of the checkout that vitrail runs from, with `-dirty` if it has changes; None if installed."""
-    root = Path(vitrail.__file__).parents[2]
-    if not (root / ".git").exists():
-        return None
-    command = ["git", "--no-optional-locks", "-C", str(root)]
-    command += ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        text = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return text or None

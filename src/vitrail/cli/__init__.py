@@ -23,6 +23,7 @@ from vitrail.cli import (
     predict,
     quickstart,
     serve,
+    study,
     train,
 )
 from vitrail.cli.flags import App
@@ -48,6 +49,7 @@ app.command()(models.models)
 app.command()(convert.convert)
 app.command()(export.export)
 app.command(context_settings={"allow_extra_args": True})(serve.serve)
+app.command()(study.study)
 app.command()(bench.bench)
 app.command()(doctor.doctor)
 app.add_typer(data.app, name="data")

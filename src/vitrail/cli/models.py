@@ -18,8 +18,8 @@ def models(
     """Table of the models: parameters, GFLOPs and tokens at an image size.
 
     A GFLOP is 10⁹ multiplications or additions of one forward pass of one image (a multiply-accumulate is two, as in
-    the paper). Any size can have any patch: Ti, S, B, L, H, g, G; hybrids end in /16 or /32. In the full table a model
-    whose patches do not divide the size is shown at the next smaller one.
+    the paper). Any size can have any patch: Ti, S, b, B, L, H, g, G; hybrids end in /16 or /32. In the full table a
+    model whose patches do not divide the size is shown at the next smaller one.
     """
     from vitrail.cli.printing import print_table
     from vitrail.model.catalogue import list_models

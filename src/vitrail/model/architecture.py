@@ -20,6 +20,10 @@ Rate = Annotated[float, Field(ge=0, lt=1)]
 Epsilon = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """The eps of a norm."""
 POOLS_WITH_CLASS_TOKEN = ("class", "class+average", "distilled")
+NORM_GROUPS = 32
+"""Groups of every group norm: they divide its channels."""
+BACKBONE_OPTIONS = ("root", "stage_channels", "blocks")
+"""The fields of a backbone that are options of a model whose name has a ResNet."""
 CONV_LAYER_FIELDS = ("channels", "kernel", "stride", "norm", "activation")
 
 
@@ -36,8 +40,8 @@ class ConvLayer(Config):
     def _check(self) -> Self:
         if self.kernel % 2 == 0 and self.stride == 1:
             raise ValueError(f"conv_stem: an even kernel ({self.kernel}) needs a stride of 2 or more")
-        if self.norm == "group" and self.channels % 32:
-            raise ValueError(f"conv_stem: group norm needs channels divisible by 32, not {self.channels}")
+        if self.norm == "group" and self.channels % NORM_GROUPS:
+            raise ValueError(f"conv_stem: group norm needs channels divisible by {NORM_GROUPS}, not {self.channels}")
         return self
 
 
@@ -59,6 +63,11 @@ class Backbone(Config):
     """Bottleneck blocks in each stage; every stage after the first halves the resolution."""
     width_factor: Positive = 1
     """Factor on all channel counts: the 4 of R152x4."""
+    stage_channels: Positive = 64
+    """Channels inside the bottleneck of the first stage, before the width factor; four times as many leave it."""
+    root: Literal["large", "small"] = "large"
+    """`large`: a 7×7 convolution and a pooling, each of stride 2. `small`: a 3×3 convolution of stride 1, for small
+    images: the first stage sees them at their own size."""
     form: Literal["hybrid", "bit"]
     """`hybrid`: post-activation, a norm on the projection shortcut, TensorFlow's SAME padding (the released ViT
     code). `bit`: pre-activation, symmetric padding (the BiT baselines)."""
@@ -67,15 +76,37 @@ class Backbone(Config):
     """Convolution weights become (w − mean) / (std + eps), or (w − mean) / √(variance + eps)."""
     standardise_eps: Epsilon
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.stage_channels % NORM_GROUPS:
+            raise ValueError(f"stage_channels = {self.stage_channels}: group norm needs a multiple of {NORM_GROUPS}")
+        if self.out_channels > MAX_COUNT:
+            raise ValueError(
+                f"{len(self.blocks)} stages, the first of {self.root_channels} channels and each of twice as many as "
+                f"the one before, end with more than {MAX_COUNT} channels: give fewer"
+            )
+        return self
+
+    @property
+    def root_channels(self) -> int:
+        """Channels of the root, and inside the bottleneck of the first stage."""
+        return self.stage_channels * self.width_factor
+
+    @property
+    def root_kernel(self) -> int:
+        """Side of the root convolution."""
+        return 7 if self.root == "large" else 3
+
     @property
     def stride(self) -> int:
-        """Image pixels for each pixel of the feature map: root convolution 2, pooling 2, then the stages."""
-        return 4 << (len(self.blocks) - 1)
+        """Image pixels for each pixel of the feature map: a large root's convolution 2 and pooling 2, then the
+        stages."""
+        return (4 if self.root == "large" else 1) << (len(self.blocks) - 1)
 
     @property
     def out_channels(self) -> int:
         """Channels of the feature map."""
-        return 256 * self.width_factor << (len(self.blocks) - 1)
+        return 4 * self.root_channels << (len(self.blocks) - 1)
 
 
 class VitArchitecture(Config):
@@ -210,7 +241,8 @@ class ResNetArchitecture(Config):
     """A BiT ResNet: the convolutional baseline that the paper compares with."""
 
     image_size: ImageSize = (224, 224)
-    """Image size of the preprocessing; the network runs at any size of 32 pixels or more."""
+    """Image size of the preprocessing; the network runs at any size from its stride on: 32 pixels, with a small root
+    8."""
     in_channels: Positive = 3
     num_classes: Count = 1000
     backbone: Backbone

@@ -7,15 +7,16 @@ from typing import Self
 from torch import Tensor, nn
 
 from vitrail.errors import InputError
-from vitrail.model.architecture import ResNetArchitecture
+from vitrail.model.architecture import NORM_GROUPS, ResNetArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.model.heads import build_head
 from vitrail.model.initialise import initialise
-from vitrail.model.resnet import GROUPS, ResNetBackbone
+from vitrail.model.resnet import ResNetBackbone
 
 
 class BitResNet(ImageModel):
-    """Backbone → norm → ReLU → mean over the image → linear head. Takes images of any size of 32 pixels or more."""
+    """Backbone → norm → ReLU → mean over the image → linear head. Takes images of any size from its stride on: 32
+    pixels, with a small root 8."""
 
     architecture: ResNetArchitecture
 
@@ -24,7 +25,7 @@ class BitResNet(ImageModel):
         backbone = architecture.backbone
         self.stride = backbone.stride
         self.backbone = ResNetBackbone(architecture.in_channels, backbone)
-        self.norm = nn.GroupNorm(GROUPS, backbone.out_channels, eps=backbone.norm_eps)
+        self.norm = nn.GroupNorm(NORM_GROUPS, backbone.out_channels, eps=backbone.norm_eps)
         self.head = self.build_head()
         initialise(self)
 
@@ -33,7 +34,7 @@ class BitResNet(ImageModel):
         return build_head(self.architecture.representation_width, None, self.num_classes)
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) → (B, D, H/32, W/32): the last feature map, after norm and ReLU."""
+        """(B, C, H, W) → (B, D, H / stride, W / stride): the last feature map, after norm and ReLU."""
         self.check_images(images)
         if min(images.shape[2:]) < self.stride:
             raise InputError(

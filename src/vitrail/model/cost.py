@@ -143,11 +143,14 @@ def _count_resnet(a: ResNetArchitecture, height: int, width: int) -> Iterator[Co
 
 def _count_backbone(b: Backbone, in_channels: int, height: int, width: int) -> Iterator[Cost]:
     hybrid = b.form == "hybrid"
-    channels = 64 * b.width_factor
-    height, width = _halve(height), _halve(width)
-    yield _count_conv(height * width, in_channels, channels, 7)
+    channels = b.root_channels
+    if b.root == "large":
+        height, width = _halve(height), _halve(width)
+    yield _count_conv(height * width, in_channels, channels, b.root_kernel)
     yield Cost(2 * channels * hybrid, 0)
-    height, width, in_channels = _halve(height), _halve(width), channels
+    if b.root == "large":  # its pooling
+        height, width = _halve(height), _halve(width)
+    in_channels = channels
     for stage, blocks in enumerate(b.blocks):
         for index in range(blocks):
             before = height * width

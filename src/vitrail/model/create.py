@@ -11,6 +11,7 @@ from torch import nn
 
 from vitrail.errors import ConfigError
 from vitrail.model.architecture import (
+    BACKBONE_OPTIONS,
     Architecture,
     Backbone,
     ConvLayer,
@@ -39,6 +40,9 @@ def create_model(
     mlp_dim: int | None = None,
     num_heads: int | None = None,
     backbone: Backbone | None = None,
+    root: Literal["large", "small"] | None = None,
+    stage_channels: int | None = None,
+    blocks: Sequence[int] | None = None,
     pool: Literal["class", "average", "attention", "class+average", "distilled"] = "class",
     class_token: bool | None = None,
     registers: int = 0,
@@ -66,7 +70,10 @@ def create_model(
 ) -> VisionTransformer | BitResNet:
     """Create a model with fresh weights, initialised as in the authors' released code.
 
-    A BiT ResNet takes image_size, in_channels, num_classes and backbone, and no other option of the architecture.
+    A BiT ResNet takes image_size, in_channels, num_classes, backbone, root, stage_channels and blocks, and no other
+    option of the architecture.
+
+        vitrail.create_model("BiT-R26x1", root="small", image_size=32, num_classes=10)
 
     Args:
         name: SIZE/PATCH ("Ti/16", "S/8", "B/16", "L/32", "H/14"), a hybrid ("R50+B/16") or a BiT ResNet
@@ -81,6 +88,13 @@ def create_model(
         mlp_dim: width of the hidden layer of each block's MLP.
         num_heads: attention heads; they divide the width.
         backbone: the ResNet of a hybrid.
+        root: the first layers of a ResNet, in a hybrid or BiT. "large" (if None): a 7×7 convolution and a pooling, each
+            of stride 2. "small", for small images: a 3×3 convolution of stride 1. The stride of a hybrid is then a
+            quarter of the one in its name: that of "R26+Ti/16" is 4.
+        stage_channels: channels inside the bottlenecks of a ResNet's first stage, a multiple of 32; 64 if None.
+            Each further stage has twice as many.
+        blocks: bottleneck blocks in each stage of a ResNet; None: by name. Each stage after the first doubles the
+            stride.
         pool: how tokens become the representation. "class+average": both, side by side (DINOv2's classifiers).
             "distilled": the class token and the first register, each with a head, whose logits are averaged (DeiT).
         class_token: whether there is a class token; None: only if `pool` reads it.
@@ -111,11 +125,13 @@ def create_model(
         A `VisionTransformer` or a `BitResNet`, in training mode.
 
     Raises:
-        ConfigError: an unknown name, values that do not fit together, or an option that a BiT ResNet does not have.
+        ConfigError: an unknown name, values that do not fit together, or an option that the named model does
+            not have.
     """
     # Only what differs from the defaults is passed on: a BiT ResNet has none of the Vision Transformer's options.
     arguments, defaults = locals(), create_model.__kwdefaults__ or {}
-    given = [option for option in VitArchitecture.model_fields if arguments[option] != defaults[option]]
+    options = (*VitArchitecture.model_fields, *BACKBONE_OPTIONS)
+    given = [option for option in options if arguments[option] != defaults[option]]
     architecture = make_architecture(name, **{option: arguments[option] for option in given})
     return create_from_architecture(architecture, seed=seed, head_bias=head_bias, device=device, dtype=dtype)
 

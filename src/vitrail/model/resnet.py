@@ -13,11 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from vitrail.model.architecture import Backbone
-
-GROUPS = 32
-STAGE_CHANNELS = 64
-"""Channels inside the bottleneck of the first stage, before the width factor; four times as many leave it."""
+from vitrail.model.architecture import NORM_GROUPS, Backbone
 
 
 class StdConv(nn.Conv2d):
@@ -55,15 +51,15 @@ class HybridUnit(nn.Module):
         super().__init__()
         out_channels = 4 * channels
         self.conv1 = StdConv(in_channels, channels, 1, 1, backbone)
-        self.norm1 = nn.GroupNorm(GROUPS, channels, eps=backbone.norm_eps)
+        self.norm1 = nn.GroupNorm(NORM_GROUPS, channels, eps=backbone.norm_eps)
         self.conv2 = StdConv(channels, channels, 3, stride, backbone)
-        self.norm2 = nn.GroupNorm(GROUPS, channels, eps=backbone.norm_eps)
+        self.norm2 = nn.GroupNorm(NORM_GROUPS, channels, eps=backbone.norm_eps)
         self.conv3 = StdConv(channels, out_channels, 1, 1, backbone)
-        self.norm3 = nn.GroupNorm(GROUPS, out_channels, eps=backbone.norm_eps)
+        self.norm3 = nn.GroupNorm(NORM_GROUPS, out_channels, eps=backbone.norm_eps)
         self.shortcut = nn.Sequential()
         if in_channels != out_channels or stride != 1:
             self.shortcut.append(StdConv(in_channels, out_channels, 1, stride, backbone))
-            self.shortcut.append(nn.GroupNorm(GROUPS, out_channels, eps=backbone.norm_eps))
+            self.shortcut.append(nn.GroupNorm(NORM_GROUPS, out_channels, eps=backbone.norm_eps))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, height, width) → (B, 4·channels, height / stride, width / stride)."""
@@ -80,11 +76,11 @@ class BitUnit(nn.Module):
     def __init__(self, in_channels: int, channels: int, stride: int, backbone: Backbone) -> None:
         super().__init__()
         out_channels = 4 * channels
-        self.norm1 = nn.GroupNorm(GROUPS, in_channels, eps=backbone.norm_eps)
+        self.norm1 = nn.GroupNorm(NORM_GROUPS, in_channels, eps=backbone.norm_eps)
         self.conv1 = StdConv(in_channels, channels, 1, 1, backbone)
-        self.norm2 = nn.GroupNorm(GROUPS, channels, eps=backbone.norm_eps)
+        self.norm2 = nn.GroupNorm(NORM_GROUPS, channels, eps=backbone.norm_eps)
         self.conv2 = StdConv(channels, channels, 3, stride, backbone)
-        self.norm3 = nn.GroupNorm(GROUPS, channels, eps=backbone.norm_eps)
+        self.norm3 = nn.GroupNorm(NORM_GROUPS, channels, eps=backbone.norm_eps)
         self.conv3 = StdConv(channels, out_channels, 1, 1, backbone)
         projects = in_channels != out_channels or stride != 1
         self.shortcut = StdConv(in_channels, out_channels, 1, stride, backbone) if projects else None
@@ -101,15 +97,17 @@ class BitUnit(nn.Module):
 
 
 class ResNetBackbone(nn.Module):
-    """Image → feature map: a root that divides the resolution by 4, then the stages."""
+    """Image → feature map: a root, which divides the resolution by 4 unless it is small, then the stages."""
 
     def __init__(self, in_channels: int, backbone: Backbone) -> None:
         super().__init__()
         unit = HybridUnit if backbone.form == "hybrid" else BitUnit
-        channels = STAGE_CHANNELS * backbone.width_factor
-        self.root = StdConv(in_channels, channels, 7, 2, backbone)
+        channels, self.pools = backbone.root_channels, backbone.root == "large"
+        self.root = StdConv(in_channels, channels, backbone.root_kernel, 2 if self.pools else 1, backbone)
         # BiT's first norm belongs to its first unit.
-        self.root_norm = nn.GroupNorm(GROUPS, channels, eps=backbone.norm_eps) if backbone.form == "hybrid" else None
+        self.root_norm = (
+            nn.GroupNorm(NORM_GROUPS, channels, eps=backbone.norm_eps) if backbone.form == "hybrid" else None
+        )
         self.pool_pad = compute_padding(3, 2, backbone)
         self.units = nn.ModuleList()
         in_channels = channels
@@ -127,7 +125,8 @@ class ResNetBackbone(nn.Module):
         if self.root_norm is not None:
             x = self.root_norm(x).relu()
         # Padded with zeros: the least value after a hybrid's ReLU, and what BiT, without one here, was trained with.
-        x = F.max_pool2d(F.pad(x, self.pool_pad), kernel_size=3, stride=2)
+        if self.pools:
+            x = F.max_pool2d(F.pad(x, self.pool_pad), kernel_size=3, stride=2)
         for unit in self.units:
             if self.gradient_checkpointing and self.training:
                 x = checkpoint(unit, x, use_reentrant=False)

@@ -23,7 +23,7 @@ from vitrail.data.open import (
 )
 from vitrail.data.resident import CachedBatches, ResidentImages, ResidentLoader
 from vitrail.data.sources.memory import InMemorySource
-from vitrail.data.sources.source import Source, compute_fingerprint, halve_source, hold_out
+from vitrail.data.sources.source import Source, compute_fingerprint, halve_source, hold_out, take_share
 from vitrail.errors import ConfigError, DataError
 from vitrail.fast.gpu.cuda_graph import CudaGraph
 from vitrail.model.base import ImageModel
@@ -184,10 +184,12 @@ def can_skip_on_device(
 def open_training_data(config: DataConfig, given: Data | None = None) -> TrainingData:
     """Open the images to train on and those to validate on.
 
-    Images that are held out are never trained on, even if `validate_on` asks for another part. `given` images take
-    the place of `source`.
+    Images that are held out are never trained on, even if `validate_on` asks for another part. `share` is taken of
+    what is left to train on, so that the images to validate on are the same for every share. `given` images take the
+    place of `source`.
 
     Raises:
+        ConfigError: The share leaves no image of a class.
         DataError: There is no such data, or it has no part "test" to validate on.
     """
     source = add_labels_from(config.source if given is None else given, config.labels_from)
@@ -196,7 +198,7 @@ def open_training_data(config: DataConfig, given: Data | None = None) -> Trainin
         whole = open_training_images(source)
         rest, out = hold_out(whole, share or DEFAULT_HOLDOUT, config.holdout_seed)
         _check_not_empty(config, rest, out)
-        return TrainingData(_keep_in_memory(config, rest), _keep_in_memory(config, out))
+        return TrainingData(_keep_in_memory(config, _take_share(config, rest)), _keep_in_memory(config, out))
     if share is None:
         share = DEFAULT_HOLDOUT if part == "val" and not splits else 0.0
     unused = share if "val" in splits and share else None
@@ -217,7 +219,7 @@ def open_training_data(config: DataConfig, given: Data | None = None) -> Trainin
         evaluation = None
     _check_not_empty(config, training, evaluation)
     evaluation = None if evaluation is None else _keep_in_memory(config, evaluation)
-    return TrainingData(_keep_in_memory(config, training), evaluation, unused)
+    return TrainingData(_keep_in_memory(config, _take_share(config, training)), evaluation, unused)
 
 
 def _check_not_empty(config: DataConfig, training: Source, evaluation: Source | None) -> None:
@@ -229,6 +231,11 @@ def _check_not_empty(config: DataConfig, training: Source, evaluation: Source | 
             f"{config.source} has no images to validate on: a class needs two or more before one is held out; add "
             "images, or give data.validate_on=none"
         )
+
+
+def _take_share(config: DataConfig, training: Source) -> Source:
+    """Return the share of the images that is trained on."""
+    return training if config.share is None else take_share(training, config.share, config.share_seed)
 
 
 def _keep_in_memory(config: DataConfig, source: Source) -> Source:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from vitrail.config import Config, ImageSize
 from vitrail.data.transforms.augment import Augmentation, Probability
@@ -104,6 +104,12 @@ class DataConfig(Section):
     data has a part "val", nothing is set aside, and the run says so at its start."""
     holdout_seed: Seed = 0
     """The seed that chooses which images are set aside."""
+    share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of each class that is trained on, for studies of how much data a model needs. It is taken of what is left
+    after holding out: every share has the same validation images, and the images of a smaller share are among those of
+    a larger one. An epoch is one pass over the share. If left out, or 1: everything."""
+    share_seed: Seed = 0
+    """The seed that chooses which images make up the share."""
     divide_validation: Literal["no", "halves", "cross-fit"] = "no"
     """How the accuracy of the chosen weights is measured on images that did not choose them. halves: one half of the
     validation images chooses, the other reports. cross-fit: both choose, and each half is measured at the step that the
@@ -120,6 +126,12 @@ class DataConfig(Section):
     without it, so it cannot be changed on resume."""
     augmentation: Augmentation = Augmentation()
     mixing: Mixing = Mixing()
+
+    @field_validator("share")
+    @classmethod
+    def _take_all(cls, share: float | None) -> float | None:
+        """Write everything in one way, so that a run can be resumed with either."""
+        return None if share == 1 else share
 
     @model_validator(mode="after")
     def _check(self) -> Self:

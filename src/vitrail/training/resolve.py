@@ -11,7 +11,7 @@ import tomli_w
 
 from vitrail.config import Config
 from vitrail.errors import ConfigError, did_you_mean
-from vitrail.model.architecture import VitArchitecture
+from vitrail.model.architecture import BACKBONE_OPTIONS, VitArchitecture
 from vitrail.system.files import hide_folders, read_regular_file
 from vitrail.training.config import ModelConfig, RunConfig
 
@@ -189,9 +189,9 @@ def list_keys(section: str) -> list[str]:
     """Return the keys of a section. The section `model` also has those of the architecture."""
     kind = SECTIONS[section]
     names = list(kind.model_fields)
-    return (
-        names + [name for name in VitArchitecture.model_fields if name not in names] if kind is ModelConfig else names
-    )
+    if kind is ModelConfig:
+        names += [name for name in (*VitArchitecture.model_fields, *BACKBONE_OPTIONS) if name not in names]
+    return names
 
 
 def _value(text: str, path: list[str]) -> Any:

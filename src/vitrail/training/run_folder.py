@@ -103,16 +103,16 @@ def check_same_run(
         run = config.run
         drawn_from = f"{run.fewshot_data or config.data.source} with run.fewshot_shots={run.fewshot_shots}"
         facts.append((folder / FEWSHOT_FILE, fewshot_fingerprint, "few-shot images", drawn_from))
-    for path, now, what, where in facts:
-        if path.exists() and path.read_text(encoding="utf-8") != now:
-            raise ConfigError(
-                f"the run in {folder} was begun with other {what} than {where} has now: give another run.folder"
-            )
-    if (folder / CONFIG_FILE).exists():
+    if (folder / CONFIG_FILE).exists():  # first: another share or holdout gives other images, and this names the key
         for key, then, now in find_differences(build_config(read_toml(folder / CONFIG_FILE)), config):
             raise ConfigError(
                 f"the run in {folder} was begun with {key} = {then!r}, not {now!r}: give another "
                 "run.folder, or the same value to go on with it"
+            )
+    for path, now, what, where in facts:
+        if path.exists() and path.read_text(encoding="utf-8") != now:
+            raise ConfigError(
+                f"the run in {folder} was begun with other {what} than {where} has now: give another run.folder"
             )
     for path, now, _, _ in facts:
         write_whole(path, now.encode())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import vitrail
 from vitrail.config import TrainingCost, show_size
 from vitrail.errors import escape_unprintable
-from vitrail.model.architecture import TimmArchitecture, VitArchitecture
+from vitrail.model.architecture import Backbone, TimmArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
 
 LIBRARIES = {"native": "vitrail", "timm": "timm", "huggingface": "transformers", "torchvision": "torchvision"}
@@ -110,10 +110,11 @@ def list_facts(model: ImageModel) -> list[tuple[str, str]]:
     if isinstance(a, VitArchitecture):
         size = f"{a.depth} layers, width {a.width}, MLP {a.mlp_dim}, {a.num_heads} heads, {a.stride}-pixel patches"
         rows += [("size", size), ("pooling", a.pool), ("position embedding", a.position), ("GELU", a.gelu)]
+        rows += [] if a.backbone is None else [("ResNet", _describe_backbone(a.backbone))]
     elif isinstance(a, TimmArchitecture):
         rows += [("network of timm", a.name)]
     else:
-        rows += [("ResNet", f"blocks {a.backbone.blocks}, width ×{a.backbone.width_factor}")]
+        rows += [("ResNet", _describe_backbone(a.backbone))]
     crop = f", then the central {p.crop_fraction:.4g}" if p.crop_fraction < 1 else ""
     shape = "squashed" if p.resize == "squash" else "shape kept"
     rows += [
@@ -123,6 +124,12 @@ def list_facts(model: ImageModel) -> list[tuple[str, str]]:
         ("mean, deviation", f"{p.mean}, {p.std}"),
     ]
     return [*rows, *list_costs(model.training_cost)]
+
+
+def _describe_backbone(backbone: Backbone) -> str:
+    channels = "" if backbone.stage_channels == 64 else f", {backbone.stage_channels} channels in the first stage"
+    root = "" if backbone.root == "large" else f", a {backbone.root} root"
+    return f"blocks {backbone.blocks}, width ×{backbone.width_factor}{channels}{root}"
 
 
 def list_costs(cost: TrainingCost | None) -> list[tuple[str, str]]:

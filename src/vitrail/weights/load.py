@@ -219,8 +219,8 @@ def _check_layer_count(architecture: Architecture, tensors: int) -> None:
     """Raise a WeightsError if the config names more layers than there are tensors: building would never end."""
     if isinstance(architecture, TimmArchitecture):
         return  # its name decides the number of layers
-    resnet = isinstance(architecture, ResNetArchitecture)
-    layers = sum(architecture.backbone.blocks) if resnet else architecture.depth  # type: ignore[union-attr]
+    layers = 0 if isinstance(architecture, ResNetArchitecture) else architecture.depth
+    layers += sum(architecture.backbone.blocks) if architecture.backbone else 0
     if layers > tensors:
         raise WeightsError(f"its config says {layers} layers, but there are only {tensors} tensors")
 

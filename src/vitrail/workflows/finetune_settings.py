@@ -15,7 +15,7 @@ from vitrail.data.open import Data, has_labelled_test, list_splits, name_data, o
 from vitrail.data.sources.source import Source
 from vitrail.data.transforms.decode import decode_to_pillow
 from vitrail.errors import ConfigError, DataError
-from vitrail.model.architecture import VitArchitecture
+from vitrail.model.architecture import Backbone, VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.model.cost import compute_cost, count_tokens
 from vitrail.model.timm_model import TimmModel, measure_activation_bytes
@@ -116,10 +116,12 @@ def _read_some_sizes(source: Source) -> list[tuple[int, int]]:
     return sizes
 
 
-def make_finetune_config(summary: DataSummary, model: ImageModel, name: str) -> dict[str, Any]:
-    """Return the settings for fine-tuning a model: the paper's, adapted to less data."""
+def make_finetune_config(
+    summary: DataSummary, model: ImageModel, name: str, share: float | None = None
+) -> dict[str, Any]:
+    """Return the settings for fine-tuning a model: the paper's, adapted to less data; `share` is `data.share`."""
     size = choose_image_size(model, summary.short_side, torch.cuda.is_available())
-    tree = _make_shared_config(summary)
+    tree = _make_shared_config(summary, share)
     tree["model"] = {"weights": name, "image_size": size}
     rate = scale_learning_rate(LEARNING_RATES[2], tree["data"]["batch_size"])
     tree["optimizer"] = {"kind": "sgd", "momentum": 0.9, "learning_rate": rate, "clip_norm": 1.0}
@@ -146,10 +148,11 @@ def count_batch_parts(model: ImageModel, size: tuple[int, int], batch: int) -> i
     if isinstance(a, VitArchitecture):
         # A layer keeps about 34 bytes per token and channel in bf16.
         image_bytes = 34 * count_tokens(a, size) * a.width * a.depth
+        image_bytes += _estimate_resnet_bytes(a.backbone, size) if a.backbone else 0
     elif isinstance(model, TimmModel):
         image_bytes = measure_activation_bytes(model.architecture.copy_at_size(size)) // 2  # bf16 takes half of float32
     else:
-        image_bytes = 60_000_000 * a.backbone.width_factor * size[0] * size[1] // 224**2  # a ResNet-50's
+        image_bytes = _estimate_resnet_bytes(a.backbone, size)
     free, _ = torch.cuda.mem_get_info()
     parts = 1
     while parts < batch and batch // parts * image_bytes > 0.6 * free:
@@ -157,30 +160,48 @@ def count_batch_parts(model: ImageModel, size: tuple[int, int], batch: int) -> i
     return parts
 
 
-def make_scratch_config(summary: DataSummary) -> dict[str, Any]:
-    """Return the settings for training from scratch: a small ViT, AdamW and regularisation, for little data."""
+def _estimate_resnet_bytes(backbone: Backbone, size: tuple[int, int]) -> int:
+    """Return about how many bytes a ResNet keeps for each image in bf16, from what a ResNet-50 keeps at 224 pixels."""
+    pixels = size[0] * size[1] * (1 if backbone.root == "large" else 16)  # a small root does not divide them by 4 × 4
+    return 60_000_000 * backbone.root_channels // 64 * pixels // 224**2
+
+
+def make_scratch_config(summary: DataSummary, share: float | None = None) -> dict[str, Any]:
+    """Return the settings for training from scratch: a small ViT, AdamW and regularisation, for little data.
+
+    `share` is `data.share`.
+    """
     # About 64 patches: enough for shapes, few enough for a CPU.
     patch = next((patch for patch in (4, 8, 16) if patch * 8 >= min(summary.short_side, 128)), 16)
     size = patch * 8
-    tree = _make_shared_config(summary)
+    tree = _make_shared_config(summary, share)
     tree["model"] = {"name": f"Ti/{patch}", "image_size": size, "depth": 6, "pool": "average", "stochastic_depth": 0.1}
     tree["optimizer"] = {"kind": "adamw", "learning_rate": SCRATCH_LEARNING_RATES[1], "weight_decay": 0.05}
     return tree
 
 
-def _make_shared_config(summary: DataSummary) -> dict[str, Any]:
-    """Return batch size, length and crops. Few images get small batches, so that an epoch has enough steps."""
+def _make_shared_config(summary: DataSummary, share: float | None) -> dict[str, Any]:
+    """Return batch size, length and crops. Few images get small batches, so that an epoch has enough steps.
+
+    What is held out does not depend on the share, so that all shares are validated on the same images.
+    """
+    images = _count_shared(summary, share)
     most = PAPER_BATCH if torch.cuda.is_available() else 32
-    batch = max(2, min(most, 2 ** int(math.log2(max(summary.images * 0.9 / 4, 2)))))
-    steps = min(max(math.ceil(30 * summary.images / batch), 200), 10_000)
+    batch = max(2, min(most, 2 ** int(math.log2(max(images * 0.9 / 4, 2)))))
+    steps = min(max(math.ceil(30 * images / batch), 200), 10_000)
     # The paper crops down to 5% of the area; with few images that leaves too little to learn from.
-    gentle = {"crop_area": (0.35, 1.0)} if summary.images < FEW else {}
+    gentle = {"crop_area": (0.35, 1.0)} if images < FEW else {}
     held_out = {} if summary.has_validation else {"holdout": HOLDOUT if summary.images >= FEW_TO_TEST else BIG_HOLDOUT}
     return {
-        "data": {"batch_size": batch, "workers": 0 if summary.images < 1000 else 2, **held_out, "augmentation": gentle},
+        "data": {"batch_size": batch, "workers": 0 if images < 1000 else 2, **held_out, "augmentation": gentle},
         "schedule": {"steps": steps, "decay": "cosine", "patience": PATIENCE, "result": "best"},
         "run": {"log_every": 10},
     }
+
+
+def _count_shared(summary: DataSummary, share: float | None) -> int:
+    """Return about how many images a share of the data has; all of them if it is None."""
+    return summary.images if share is None else max(round(summary.images * share), 1)
 
 
 def choose_division(reports_on_test: bool, validation_images: int, is_sweep: bool) -> str:
@@ -229,7 +250,7 @@ def set_intervals(config: RunConfig, given_keys: set[str], summary: DataSummary)
 
     The last of the evaluations is at the last step, or a few steps before it would have been due.
     """
-    steps = count_steps(config, summary.images)
+    steps = count_steps(config, _count_shared(summary, config.data.share))
     often = math.ceil(steps / EVALUATIONS)
     values_by_section = {
         "schedule": {"warmup_steps": steps // 10},

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.data.open import Data, list_splits, name_data, open_data, open_training_images
-from vitrail.data.sources.source import Source, Subset, compute_fingerprint
+from vitrail.data.sources.source import Source, Subset, compute_fingerprint, take_share
 from vitrail.errors import ConfigError, DataError, VitrailError, WeightsError, did_you_mean
 from vitrail.evaluation.discriminant import CrossFit, Shrinkage, cross_fit, fit_discriminant
 from vitrail.evaluation.features import Features, extract_features
@@ -49,7 +49,10 @@ from vitrail.workflows.run_report import write_scored_report
 from vitrail.workflows.start_model import name_model, open_start
 from vitrail.workflows.suspects import SuspectRow, find_suspects, name_suspects, write_suspects
 
-ALLOWED = ("folder", "run.folder", "image_size", "model.image_size", "report", "run.report")
+ALLOWED = (
+    *("folder", "run.folder", "image_size", "model.image_size", "report", "run.report"),
+    *("share", "data.share", "share_seed", "data.share_seed"),
+)
 """Keys that may be set; the other keys of a training run have no meaning here."""
 MODEL_FOLDER = "model"
 WRITTEN = (MODEL_FOLDER, MISLABELLED_FILE, REPORT_FILE, "report_files")
@@ -81,7 +84,7 @@ def fit_linear_head(
         data: DATA, a Source or a list of (image, label) pairs, with at least two classes.
         model: MODEL or a loaded model, whose features are used as they are.
         folder: where the classifier goes; by default runs/DATA-quick, or runs/DATA-quick-from-MODEL.
-        settings: `image_size`, `folder` and `report`, as a dictionary or `key=value` texts.
+        settings: `image_size`, `folder`, `report`, `share` and `share_seed`, as a dictionary or `key=value` texts.
         options: where and in which precision the features are computed; by default in the fastest one that is close
             to fp32 on these images.
         on_event: called with what happens; None shows a bar on a terminal or in a notebook.
@@ -103,6 +106,8 @@ def fit_linear_head(
     with open_listener(on_event) as listener:
         progress = send_progress(listener, "features")
         source = open_training_images(data)
+        if config.data.share is not None:
+            source = take_share(source, config.data.share, config.data.share_seed)
         progress(0, len(source))
         summary = summarise_data(data)
         network = open_start(start, config.model.image_size)
@@ -184,7 +189,7 @@ def resolve_options(data: str, model: str, folder: str | Path | None, settings: 
     """Return folder and image size as the configuration of a training run."""
     for key in sorted(name_settings(settings)):
         if key not in ALLOWED:
-            hint = did_you_mean(key, ALLOWED) or ": folder=…, image_size=… and report=false can be given"
+            hint = did_you_mean(key, ALLOWED) or ": folder=…, image_size=…, share=… and report=false can be given"
             raise ConfigError(f"quick trains nothing, so {key!r} means nothing to it{hint}; or leave --quick out")
         if folder is not None and key.endswith("folder"):
             raise ConfigError("the folder was given twice: leave out run.folder, or the argument folder")

@@ -108,12 +108,8 @@ def train_classifier(request: ClassifierRequest, listener: OnEvent) -> FinetuneR
     name = None if start is None else name_model(start)
     listener("data", {"data": data_name, "start": name, **asdict(summary)})
     network = None if start is None else open_start(start)
-    tree, rates = _make_tree(summary, network, name)
-    tree["data"]["source"] = data_name
-    if isinstance(data, FlatFolder):
-        tree["data"]["labels_from"] = data.labels_from
-    tree["run"]["folder"] = str(request.folder or f"runs/{name_run_folder(data_name, name)}")
-    config = _set_division(resolve(tree, request.settings), data, summary, request)
+    config, rates = _choose_settings(request, summary, network, name)
+    config = _set_division(config, data, summary, request)
     minutes = _choose_minutes(request, config)
     takes_length = not request.sweep and not request.given_keys & LENGTH_KEYS
     if takes_length and (config.run.folder / CONFIG_FILE).is_file():
@@ -212,13 +208,31 @@ def _reports_on_test(config: RunConfig, summary: DataSummary) -> bool:
     return summary.has_test and not chooses
 
 
+def _choose_settings(
+    request: ClassifierRequest, summary: DataSummary, network: ImageModel | None, name: str | None
+) -> tuple[RunConfig, list[float]]:
+    """Return the configuration, chosen for the data or as a setting says, and the learning rates of a sweep."""
+    data, data_name = request.data, name_data(request.data)
+
+    def choose(share: float | None) -> tuple[RunConfig, list[float]]:
+        tree, rates = _make_tree(summary, network, name, share)
+        tree["data"]["source"] = data_name
+        if isinstance(data, FlatFolder):
+            tree["data"]["labels_from"] = data.labels_from
+        tree["run"]["folder"] = str(request.folder or f"runs/{name_run_folder(data_name, name)}")
+        return resolve(tree, request.settings), rates
+
+    config, rates = choose(None)
+    return (config, rates) if config.data.share is None else choose(config.data.share)
+
+
 def _make_tree(
-    summary: DataSummary, network: ImageModel | None, name: str | None
+    summary: DataSummary, network: ImageModel | None, name: str | None, share: float | None
 ) -> tuple[dict[str, Any], list[float]]:
     """Return the chosen settings by section, and the learning rates of a sweep."""
     if network is None or name is None:
-        return make_scratch_config(summary), list(SCRATCH_LEARNING_RATES)
-    tree = make_finetune_config(summary, network, name)
+        return make_scratch_config(summary, share), list(SCRATCH_LEARNING_RATES)
+    tree = make_finetune_config(summary, network, name, share)
     return tree, [scale_learning_rate(rate, tree["data"]["batch_size"]) for rate in LEARNING_RATES]
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from vitrail.data.order import Indices
+from vitrail.data.parallel import resolve_worker_count
 from vitrail.data.sources.source import Sample, Source
 from vitrail.data.transforms.decode import decode_image
 from vitrail.errors import DataError
 
 MOST_BYTES = 64 << 30
 """Bytes of pixels that are allowed."""
+DECODE_CHUNK = 1024
+"""Samples that are decoded before their size is added up."""
 
 
 class InMemorySource(Source):
@@ -54,20 +60,32 @@ class InMemorySource(Source):
 
 
 def _decode_all(source: Source) -> tuple[list[Tensor], dict[int, str]]:
-    pixels, broken, total = [], {}, 0
-    for index in range(len(source)):
-        try:
-            content = source.read(index).content
-            image = content if isinstance(content, Tensor) else decode_image(content)
-        except DataError as error:
-            image, broken[index] = torch.empty(1, 0, 0, dtype=torch.uint8), str(error)
-        total += image.numel()
-        if total > MOST_BYTES:
-            raise DataError(
-                f"more than {MOST_BYTES >> 30} GB of pixels: data.in_memory is for small images; pack them instead"
-            )
-        pixels.append(image)
+    pixels: list[Tensor] = []
+    broken: dict[int, str] = {}
+    total = 0
+    # Decoding releases Python's lock, so threads help.
+    with ThreadPoolExecutor(resolve_worker_count(None)) as threads:
+        for start in range(0, len(source), DECODE_CHUNK):
+            indices = range(start, min(start + DECODE_CHUNK, len(source)))
+            for index, image in zip(indices, threads.map(partial(_decode_or_reason, source), indices), strict=True):
+                if isinstance(image, str):
+                    image, broken[index] = torch.empty(1, 0, 0, dtype=torch.uint8), image
+                total += image.numel()
+                pixels.append(image)
+            if total > MOST_BYTES:
+                raise DataError(
+                    f"more than {MOST_BYTES >> 30} GB of pixels: data.in_memory is for small images; pack them instead"
+                )
     return pixels, broken
+
+
+def _decode_or_reason(source: Source, index: int) -> Tensor | str:
+    """Return the pixels of a sample, or why there are none."""
+    try:
+        content = source.read(index).content
+        return content if isinstance(content, Tensor) else decode_image(content)
+    except DataError as error:
+        return str(error)
 
 
 def _allocate_shared(size: int) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import math
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.data.order import Indices
@@ -156,18 +158,62 @@ def hold_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:
     """
     if not 0 < share < 1:
         raise ConfigError(f"holdout = {share}: give a share between 0 and 1")
+    order, starts, sizes = _order_within_classes(source, seed)
+    taken = np.where(sizes > 1, np.clip(np.round(sizes * share), 1, sizes - 1), 0).astype(np.int64)
+    out = _mark_first(order, starts, sizes, taken)
+    return Subset(source, np.flatnonzero(~out)), Subset(source, np.flatnonzero(out))
+
+
+def take_share(source: Source, share: float, seed: int) -> Subset:
+    """Return about `share` of each class of a source, in the order of the source.
+
+    Shares are nested: the images of a smaller share are among those of every larger share with the same seed. The
+    choice depends only on the seed and the names of the images, so it is the same on every machine and in any order.
+
+    Raises:
+        ConfigError: `share` is not between 0 and 1, or leaves no image of a class that has some.
+    """
+    if not 0 < share <= 1:
+        raise ConfigError(f"share = {share}: give a share above 0, and at most 1")
+    order, starts, sizes = _order_within_classes(source, seed, purpose="share")
+    taken = np.floor(sizes * share + 0.5).astype(np.int64)
+    if not taken.all():
+        smallest = int(sizes.argmin())
+        label = int(source.labels(int(order[starts[smallest]]), int(order[starts[smallest]]) + 1)[0])
+        group = "the images without a label" if label < 0 else f"class {name_class(source, label)!r}"
+        least = math.ceil(500_000 / sizes[smallest]) / 1_000_000  # so that it rounds to one image
+        raise ConfigError(
+            f"share = {share:g} leaves no image of {group}, which has {sizes[smallest]} to train on: give {least:g} or "
+            "more, so that every class keeps one"
+        )
+    return Subset(source, np.flatnonzero(_mark_first(order, starts, sizes, taken)))
+
+
+def name_class(source: Source, label: int) -> str:
+    """Return the name of a label, or its number if the classes have no names."""
+    return source.classes[label] if label < len(source.classes) else str(label)
+
+
+def _order_within_classes(source: Source, seed: int, purpose: str = "") -> tuple[Indices, Indices, Indices]:
+    """Order samples by class, and at random within a class; return their numbers, and starts and sizes of the classes.
+
+    The random order depends on the seed, the names of the samples and the purpose.
+    """
     count = len(source)
     labels = source.labels(0, count)
     salt = seed.to_bytes(16, "big", signed=True)
-    keys = np.fromiter((hash_name(salt, source.identity(index)) for index in range(count)), np.uint64, count)
+    keys = np.fromiter((hash_name(salt, purpose + source.identity(index)) for index in range(count)), np.uint64, count)
     order = np.lexsort((keys, labels))
     starts = np.flatnonzero(np.r_[True, np.diff(labels[order]) != 0]) if count else np.empty(0, np.int64)
-    sizes = np.diff(np.r_[starts, count])
-    taken = np.where(sizes > 1, np.clip(np.round(sizes * share), 1, sizes - 1), 0).astype(np.int64)
-    rank = np.arange(count) - np.repeat(starts, sizes)
-    out = np.zeros(count, dtype=bool)
-    out[order] = rank < np.repeat(taken, sizes)
-    return Subset(source, np.flatnonzero(~out)), Subset(source, np.flatnonzero(out))
+    return order, starts, np.diff(np.r_[starts, count])
+
+
+def _mark_first(order: Indices, starts: Indices, sizes: Indices, taken: Indices) -> NDArray[np.bool_]:
+    """Mark the first `taken` samples of each class; see `_order_within_classes`."""
+    rank = np.arange(len(order)) - np.repeat(starts, sizes)
+    marks = np.zeros(len(order), dtype=bool)
+    marks[order] = rank < np.repeat(taken, sizes)
+    return marks
 
 
 def halve_source(source: Source, seed: int = 1) -> tuple[Subset, Subset]:

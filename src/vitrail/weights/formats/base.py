@@ -264,6 +264,19 @@ def list_residual_units(backbone: Backbone) -> list[tuple[str, int, int]]:
     return [(f"backbone.units.{index}", stage, block) for index, (stage, block) in enumerate(places)]
 
 
+def explain_backbone_refusal(backbone: Backbone) -> str | None:
+    """Return why the authors' ResNets, and so the formats that hold them, lack this backbone; None if they do not."""
+    if backbone.root != "large":
+        return f"its ResNets have a large root, 7×7 and a pooling, and this model has a {backbone.root} one"
+    plain = Backbone.model_fields["stage_channels"].default
+    if backbone.stage_channels != plain:
+        return (
+            f"the first stage of its ResNets has {plain} channels, times a whole width factor, and this model's "
+            f"has {backbone.stage_channels}"
+        )
+    return None
+
+
 def infer_grid(rows: int, owners: Mapping[str, int], hint: tuple[int, int] | None) -> tuple[tuple[int, int], str]:
     """Infer the patch grid of a position table, and which of the tokens before the patches have a row in it.
 
@@ -288,7 +301,7 @@ def infer_grid(rows: int, owners: Mapping[str, int], hint: tuple[int, int] | Non
 def guess_num_heads(width: int, notes: list[str]) -> int:
     """Guess the number of heads, which no tensor shows, from the known sizes, else as width / 64; add a note."""
     for letter, size in SIZES.items():
-        if size.width == width:
+        if size.width == width and letter != "b":  # nobody has released a b, and an S is as wide
             notes.append(
                 f"{size.num_heads} attention heads, as in every {letter} of width {width}: the file does not say"
             )

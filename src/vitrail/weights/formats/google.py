@@ -24,6 +24,7 @@ from vitrail.weights.formats.base import (
     WeightFormat,
     build_preprocessing,
     count_blocks,
+    explain_backbone_refusal,
     find_unsupported_options,
     infer_grid,
     list_residual_units,
@@ -70,6 +71,8 @@ class GoogleFormat(WeightFormat):
         return add_prefix(_vit_lines(architecture, "big_vision" in flavour, norm), prefix)
 
     def explain_refusal(self, architecture: Architecture) -> str | None:
+        if architecture.backbone is not None and (why := explain_backbone_refusal(architecture.backbone)):
+            return why
         if isinstance(architecture, ResNetArchitecture):
             return None
         if architecture.gelu != "tanh":

@@ -23,6 +23,7 @@ from vitrail.weights.formats.base import (
     WeightFormat,
     check_agreement,
     count_blocks,
+    explain_backbone_refusal,
     infer_grid,
     list_residual_units,
     read_patch_size,
@@ -111,6 +112,8 @@ class TimmFormat(WeightFormat):
         return add_prefix(_vit_lines(architecture, release), prefix)
 
     def explain_refusal(self, architecture: Architecture) -> str | None:
+        if architecture.backbone is not None and (why := explain_backbone_refusal(architecture.backbone)):
+            return why
         if isinstance(architecture, ResNetArchitecture):
             return None
         if architecture.block != "plain" or architecture.conv_stem is not None:

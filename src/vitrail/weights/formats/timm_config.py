@@ -212,7 +212,7 @@ def _plain(a: VitArchitecture) -> str:
     if a.input_norm:
         return "vit_base_patch16_clip_224"  # its norms have an eps of 1e-5, which no argument can set
     words = {"Ti": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge", "g": "giant", "G": "gigantic"}
-    letter = next((name for name, size in SIZES.items() if size.width == a.width and size.depth == a.depth), "B")
+    letter = next((name for name in words if SIZES[name].width == a.width and SIZES[name].depth == a.depth), "B")
     return f"vit_{words[letter]}_patch{14 if letter in 'HgG' else 16}_224"
 
 

@@ -1,0 +1,128 @@
+"""The page of a study, and the page of all: written from the raw results alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitrail.studies.charts import draw_dots
+from vitrail.studies.results import StudyResults
+from vitrail.studies.verdict import Check
+from vitrail.system.files import write_whole
+from vitrail.system.intervals import Estimate
+
+FIGURE, PAGE = "figure.png", "page.md"
+SIGNS = {"holds here": "✓", "does not hold here": "✗", "not decided": "?"}
+OUTCOMES = {"holds": "✓ holds", "fails": "✗ fails", "open": "? open"}
+MINUTE = 60
+
+
+def draw_figure(results: StudyResults, path: Path) -> None:
+    """Draw the study's figure as PNG and SVG."""
+    draw = results.study.draw or draw_dots
+    draw(results, path)
+
+
+def write_page(results: StudyResults, path: Path, figure: str) -> None:
+    """Write the study's page as Markdown; `figure` is where the figure is, seen from the page."""
+    write_whole(path, make_page(results, figure).encode())
+
+
+def make_table(results: StudyResults) -> list[list[str]]:
+    """Return a row for each arm: its name, the mean, the interval, and the value of each seed."""
+    digits = results.study.digits
+    rows = [["arm", results.study.unit, "95% interval", "each seed"]]
+    for arm in results.arms:
+        estimate = results.estimate(arm)
+        seeds = ", ".join(f"{value:.{digits}f}" for value in results.list_values(arm))
+        rows.append([arm, f"{estimate.value:.{digits}f}", format_interval(estimate, digits), seeds])
+    return rows
+
+
+def format_interval(estimate: Estimate, digits: int = 1, sign: str = "") -> str:
+    """Return an interval as text."""
+    if not math.isfinite(estimate.low) or not math.isfinite(estimate.high):
+        return "unknown"
+    return f"{estimate.low:{sign}.{digits}f} to {estimate.high:{sign}.{digits}f}"
+
+
+def make_page(results: StudyResults, figure: str) -> str:
+    """Return a study's page: claim, verdict, figure, tables, the paper's numbers, limits, and how it was run."""
+    study, verdict = results.study, results.verdict()
+    parts = [
+        f"# {study.title}",
+        f"> {study.claim}\n>\n> <small>The paper: {study.where}</small>",
+        f"**{SIGNS[verdict]} {verdict[0].upper()}{verdict[1:]}** at the {results.scale} scale, with "
+        f"{results.seeds} seeds for each arm.",
+        f"**The rule**, written before the runs: {study.rule}",
+        f"![{study.unit}]({figure})",
+        format_markdown(make_table(results), numbers=1),
+        "## How the rule decides",
+        format_markdown(make_check_table(results.checks())),
+        "Intervals are Student's, over seeds, with the deviation that all arms have in common unless the limits below "
+        "say otherwise. They tell how another seed would do, not other images.",
+        "## What the paper has",
+        format_markdown([["", "the paper"], *([what, how] for what, how in study.paper)]),
+        "## What this scale cannot show",
+        study.limits,
+        "## How it was run",
+        describe_runs(results),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def make_check_table(checks: Sequence[Check]) -> list[list[str]]:
+    """Return a row for each check: what it says, the difference, and the outcome."""
+    rows = [["the claim says", "measured", "95% interval", "outcome"]]
+    for check in checks:
+        digits = 1 if abs(check.difference.value) >= 1 else 2
+        value = f"{check.difference.value:+.{digits}f}"
+        limit = (
+            f" (within ±{check.high:g})" if math.isfinite(check.high) else f" (by {check.low:g})" if check.low else ""
+        )
+        interval = format_interval(check.difference, digits, "+")
+        rows.append([check.statement + limit, value, interval, OUTCOMES[check.outcome]])
+    return rows
+
+
+def describe_runs(results: StudyResults) -> str:
+    """Say how many runs there were, on which device, and how long they took."""
+    machines = sorted({str(row["machine"]["device"]) for row in results.rows})
+    commits = sorted({str(row["commit"])[:12] for row in results.rows if row.get("commit")})
+    seconds = results.gpu_seconds()
+    time = f"{seconds / MINUTE:.1f} minutes" if seconds > MINUTE else f"{seconds:.0f} seconds"
+    steps = f"`vitrail study {results.study.name} --scale {results.scale}`"
+    code = f", commit {', '.join(commits)}" if commits else ""
+    return (
+        f"{steps}: {len(results.rows)} runs on {', '.join(machines)}, {time} of its time in all (runs that several "
+        f"studies share count once, where they were trained){code}."
+    )
+
+
+def make_overview(all_results: Sequence[StudyResults], folder: str) -> str:
+    """Return the table of all studies: claim, paper, ours, verdict, and a link to each page in `folder`."""
+    rows = [["claim", "the paper", "here", "verdict"]]
+    for results in all_results:
+        study, verdict = results.study, results.verdict()
+        ours = "<br>".join(
+            f"{check.statement}: {check.difference.value:+.1f} ({format_interval(check.difference, 1, '+')})"
+            for check in results.checks()
+        )
+        paper = "<br>".join(f"{what}: {how}" for what, how in study.paper[:2])
+        rows.append(
+            [
+                f"**[{study.title}]({folder}{study.name}.md)**<br>{study.claim}<br><small>{study.where}</small>",
+                paper,
+                ours,
+                f"**{SIGNS[verdict]} {verdict}**",
+            ]
+        )
+    return format_markdown(rows)
+
+
+def format_markdown(rows: Sequence[Sequence[str]], numbers: int = 0) -> str:
+    """Return a Markdown table; the second column and as many as `numbers` says are aligned to the right."""
+    heading, *body = rows
+    rule = ["---:" if 0 < place <= numbers else "---" for place in range(len(heading))]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (heading, rule, *body))

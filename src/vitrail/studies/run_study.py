@@ -1,0 +1,294 @@
+"""Run studies: what has been measured already is kept, the rest is measured, and each study gets its verdict.
+
+runs/studies/SCALE/
+    trainings/           every training, which several studies may share
+    NAME/results.jsonl   the raw results of a study, one run a line
+    NAME/figure.png, .svg
+    NAME/page.md         claim, table, figure and verdict
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vitrail.data.open import Data
+from vitrail.errors import ConfigError, TrainingError
+from vitrail.studies.catalogue import find_study
+from vitrail.studies.page import FIGURE, PAGE, draw_figure, make_table, write_page
+from vitrail.studies.results import RESULTS_FILE, Row, StudyResults, collect_results, read_rows
+from vitrail.studies.scales import Scale, find_scale
+from vitrail.studies.study import Study
+from vitrail.studies.study_data import open_study_data
+from vitrail.studies.trials import Bench, Trial, run_trials
+from vitrail.studies.verdict import Check, Verdict
+from vitrail.system.checkout import read_commit
+from vitrail.system.device import choose_device, device_name
+from vitrail.system.events import OnEvent, open_listener
+from vitrail.system.files import write_whole
+from vitrail.system.results import Result, Rows
+
+DEFAULT_FOLDER = Path("runs/studies")
+TRAININGS = "trainings"
+
+
+@dataclass(frozen=True, repr=False)
+class StudyResult(Result):
+    """The outcome of a study: its verdict, the checks behind it, and where its files are."""
+
+    name: str
+    claim: str
+    scale: str
+    seeds: int
+    verdict: Verdict
+    checks: tuple[Check, ...]
+    folder: Path
+    results: StudyResults = field(compare=False)
+    """All measurements."""
+
+    def summary(self) -> Rows:
+        """Return the claim, the verdict and each check."""
+        rows = [("claim", self.claim), ("verdict", f"{self.verdict} ({self.scale} scale, {self.seeds} seeds)")]
+        rows += [(check.outcome, describe_check(check)) for check in self.checks]
+        return [*rows, ("folder", str(self.folder))]
+
+    def tables(self) -> Mapping[str, Sequence[Sequence[str]]]:
+        """Return the table of all arms."""
+        return {self.results.study.title: make_table(self.results)}
+
+    def figures(self) -> Sequence[Path]:
+        """Return the figure."""
+        return (self.folder / FIGURE,)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verdict, the checks and the raw results."""
+        checks = [
+            {"statement": each.statement, "outcome": each.outcome, **each.difference._asdict()} for each in self.checks
+        ]
+        return {
+            **{name: getattr(self, name) for name in ("name", "claim", "scale", "seeds", "verdict")},
+            **{"folder": str(self.folder), "checks": checks, "rows": list(self.results.rows)},
+        }
+
+
+def describe_check(check: Check) -> str:
+    """Return a check as a sentence with its number."""
+    value, low, high = check.difference
+    return f"{check.statement}: {value:+.2f} (95% interval {low:+.2f} to {high:+.2f})"
+
+
+def study(
+    study: str | Study,
+    *,
+    scale: str | Scale = "tiny",
+    seeds: int | None = None,
+    data: Data | None = None,
+    transfer: Data | Sequence[Data] = (),
+    masks: str | Path | None = None,
+    folder: str | Path = DEFAULT_FOLDER,
+    jobs: int = 1,
+    device: str = "auto",
+    on_event: OnEvent | None = None,
+) -> StudyResult:
+    """Test a claim of the paper: train its arms, compare them, and decide by a rule that was written before.
+
+        result = vitrail.study("positions")
+        result.verdict, result.checks
+
+    Args:
+        study: The name of a study (`vitrail study --list` shows them), or one of your own.
+        scale: `tiny` runs on any machine, on handwritten digits; `small` on one GPU, on images that you give.
+        seeds: How often every arm is trained; the scale's own number if None.
+        data: The images to pre-train on.
+        transfer: The data sets to transfer to, one or several: few-shot accuracy is the mean over them, and
+            fine-tuning uses the first.
+        masks: A folder of trimaps for the first of them, for the study `attention-focus`.
+        folder: Where trainings and results are kept. What is there already is not measured again.
+        jobs: How many trainings run at a time, in processes that share the device.
+        device: cpu, cuda, mps, or auto: a GPU if there is one.
+        on_event: Called with what happens; None shows a bar on a terminal or in a notebook.
+
+    Events:
+        trial: study, arm, seed, metric, value, failure, done, total, seconds_left: a run is done.
+        message, step: see vitrail/system/events.py.
+
+    Returns:
+        The verdict with its checks, and all measurements.
+
+    Raises:
+        ConfigError: There is no such study or scale, or data that it needs was not given.
+        DataError: The data cannot be used.
+        TrainingError: Some runs failed; the same call tries them again.
+    """
+    return run_studies(
+        [study],
+        scale=scale,
+        seeds=seeds,
+        data=data,
+        transfer=transfer,
+        masks=masks,
+        folder=folder,
+        jobs=jobs,
+        device=device,
+        on_event=on_event,
+    )[0]
+
+
+def run_studies(
+    studies: Sequence[str | Study],
+    *,
+    scale: str | Scale = "tiny",
+    seeds: int | None = None,
+    data: Data | None = None,
+    transfer: Data | Sequence[Data] = (),
+    masks: str | Path | None = None,
+    folder: str | Path = DEFAULT_FOLDER,
+    jobs: int = 1,
+    device: str = "auto",
+    on_event: OnEvent | None = None,
+) -> list[StudyResult]:
+    """Run several studies as one list of trials; arguments, events and errors are those of `study`."""
+    chosen = [find_study(each) if isinstance(each, str) else each for each in studies]
+    size = find_scale(scale) if isinstance(scale, str) else scale
+    if not chosen:
+        raise ConfigError("name a study: `vitrail study --list` shows them")
+    if jobs < 1 or (seeds is not None and seeds < 1):
+        raise ConfigError(f"jobs = {jobs}, seeds = {seeds}: give 1 or more")
+    root = Path(folder) / size.name
+    with open_listener(on_event) as listener:
+        books = [_Book(each, size, root / each.name, size.seeds if seeds is None else seeds) for each in chosen]
+        missing = [trial for book in books for trial in book.list_missing()]
+        failures = _measure(books, missing, size, root, data, transfer, masks, jobs, device, listener)
+        results = [book.finish() for book in books if book.is_complete()]
+    if failures:
+        raise TrainingError(
+            f"{len(failures)} of {len(missing)} runs failed, the first ({failures[0][0]}) because: {failures[0][1]}; "
+            "the same command tries them again and keeps the others"
+        )
+    return results
+
+
+class _Book:
+    """The results of one study on disk."""
+
+    def __init__(self, study: Study, scale: Scale, folder: Path, seeds: int) -> None:
+        self.study, self.scale, self.folder = study, scale, folder
+        self.arms, self.seeds = list(study.list_arms(scale)), range(seeds)
+        self.path = folder / RESULTS_FILE
+        self.rows = read_rows(self.path)
+
+    def list_missing(self) -> list[Trial]:
+        """Return the trials without a row. A row counts only if its arm has the settings of today."""
+        return [
+            Trial(self.study, arm, seed)
+            for seed in self.seeds
+            for arm in self.arms
+            if not any(self._is_row_of(row, arm.name, arm.settings, arm.facts, seed) for row in self.rows)
+        ]
+
+    def _is_row_of(self, row: Row, name: str, settings: Mapping[str, Any], facts: Mapping[str, Any], seed: int) -> bool:
+        now = json.loads(json.dumps([name, dict(settings), dict(facts), seed]))
+        return [row["arm"], row["settings"], row["facts"], row["seed"]] == now
+
+    def add(self, row: Row) -> None:
+        """Add a row to the file, which is whole at any moment."""
+        self.rows.append(row)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self.path, "".join(json.dumps(each) + "\n" for each in self.rows).encode())
+
+    def is_complete(self) -> bool:
+        return not self.list_missing()
+
+    def finish(self) -> StudyResult:
+        """Write figure and page, and return the result."""
+        wanted = {(arm.name, seed) for arm in self.arms for seed in self.seeds}
+        rows = [row for row in self.rows if (row["arm"], row["seed"]) in wanted]
+        results = collect_results(self.study, rows, [arm.name for arm in self.arms])
+        draw_figure(results, self.folder / FIGURE)
+        write_page(results, self.folder / PAGE, FIGURE)
+        return StudyResult(
+            name=self.study.name,
+            claim=self.study.claim,
+            scale=self.scale.name,
+            seeds=results.seeds,
+            verdict=results.verdict(),
+            checks=tuple(results.checks()),
+            folder=self.folder,
+            results=results,
+        )
+
+
+def _measure(
+    books: Sequence[_Book],
+    missing: Sequence[Trial],
+    scale: Scale,
+    root: Path,
+    data: Data | None,
+    transfer: Data | Sequence[Data],
+    masks: str | Path | None,
+    jobs: int,
+    device: str,
+    on_event: OnEvent,
+) -> list[tuple[str, str]]:
+    """Run the missing trials and write their rows. Return what failed: which run, and why."""
+    if not missing:
+        return []
+    needs = {need for trial in missing for need in trial.study.needs}
+    sets = transfer if isinstance(transfer, Sequence) and not isinstance(transfer, str) else [transfer]
+    images = open_study_data(scale, needs, data, sets, masks, on_event)  # type: ignore[arg-type]
+    about = {
+        "machine": {"device": device_name(choose_device(device)), "jobs": min(jobs, len(missing)), **_list_versions()},
+        "commit": read_commit(),
+        "data": images.describe(),
+    }
+    by_name = {book.study.name: book for book in books}
+    tell = _TimeLeft(missing)
+    failures = []
+    for outcome in run_trials(Bench(scale, images, root / TRAININGS, device), missing, jobs, on_event):
+        trial = outcome.trial
+        if outcome.row is None:
+            failures.append((f"{trial.study.name}, {trial.arm.name}, seed {trial.seed}", outcome.failure))
+        else:
+            when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            by_name[trial.study.name].add({**outcome.row, **about, "date": when})
+        on_event(
+            "trial",
+            {
+                "study": trial.study.name,
+                "arm": trial.arm.name,
+                "seed": trial.seed,
+                "metric": trial.study.unit,
+                "value": None if outcome.row is None else outcome.row["measured"][trial.study.metric],
+                "failure": outcome.failure,
+                **tell(trial),
+            },
+        )
+    return failures
+
+
+def _list_versions() -> dict[str, str]:
+    import torch
+
+    from vitrail import __version__
+
+    return {"torch": torch.__version__, "vitrail": __version__}
+
+
+class _TimeLeft:
+    """Estimates how long the remaining trials take, from those that are done and the weights of their arms."""
+
+    def __init__(self, trials: Sequence[Trial], clock: Callable[[], float] = time.monotonic) -> None:
+        self._total, self._count = sum(trial.arm.weight for trial in trials), len(trials)
+        self._done, self._number, self._clock = 0.0, 0, clock
+        self._began = clock()
+
+    def __call__(self, trial: Trial) -> dict[str, float]:
+        """Count a trial as done, and return how many are, of how many, and the seconds that are left."""
+        self._done, self._number = self._done + trial.arm.weight, self._number + 1
+        left = (self._clock() - self._began) * (self._total / self._done - 1)
+        return {"done": self._number, "total": self._count, "seconds_left": max(left, 0.0)}
