@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import numpy as np
 import torch
@@ -63,11 +62,15 @@ def _decode_all(source: Source) -> tuple[list[Tensor], dict[int, str]]:
     pixels: list[Tensor] = []
     broken: dict[int, str] = {}
     total = 0
-    # Decoding releases Python's lock, so threads help.
+    # One thread reads the source, many decode: decoding releases Python's lock.
     with ThreadPoolExecutor(resolve_worker_count(None)) as threads:
         for start in range(0, len(source), DECODE_CHUNK):
             indices = range(start, min(start + DECODE_CHUNK, len(source)))
-            for index, image in zip(indices, threads.map(partial(_decode_or_reason, source), indices), strict=True):
+            for index, image in zip(
+                indices,
+                threads.map(_decode_or_reason, [_read_or_reason(source, index) for index in indices]),
+                strict=True,
+            ):
                 if isinstance(image, str):
                     image, broken[index] = torch.empty(1, 0, 0, dtype=torch.uint8), image
                 total += image.numel()
@@ -79,11 +82,18 @@ def _decode_all(source: Source) -> tuple[list[Tensor], dict[int, str]]:
     return pixels, broken
 
 
-def _decode_or_reason(source: Source, index: int) -> Tensor | str:
+def _read_or_reason(source: Source, index: int) -> bytes | Tensor | str:
+    """Return the content of a sample, or why there is none."""
+    try:
+        return source.read(index).content
+    except DataError as error:
+        return str(error)
+
+
+def _decode_or_reason(content: bytes | Tensor | str) -> Tensor | str:
     """Return the pixels of a sample, or why there are none."""
     try:
-        content = source.read(index).content
-        return content if isinstance(content, Tensor) else decode_image(content)
+        return decode_image(content) if isinstance(content, bytes) else content
     except DataError as error:
         return str(error)
 
