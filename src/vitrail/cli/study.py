@@ -54,7 +54,7 @@ def study(
         print_table("Studies", ["name", "claim", "where"], rows, left=3)
         return
     chosen = list(NAMES) if names == ["all"] else names or []
-    with interruptible(INTERRUPTED), stop_on_sigterm(), _show_trials() as on_event:
+    with interruptible(INTERRUPTED), stop_on_sigterm(), _show_runs() as on_event:
         results = run_studies(
             chosen,
             scale=scale,
@@ -75,7 +75,7 @@ def study(
 
 
 @contextmanager
-def _show_trials() -> Iterator[OnEvent]:
+def _show_runs() -> Iterator[OnEvent]:
     """Yield a listener that prints each run on stderr, with the time that is left, and shows steps as a bar."""
     from vitrail.system.display import format_duration
     from vitrail.system.event_display import EventDisplay
@@ -83,10 +83,10 @@ def _show_trials() -> Iterator[OnEvent]:
     with EventDisplay(plain_lines=False) as display:
 
         def listen(kind: str, values: dict[str, Any]) -> None:
-            if kind == "trial":
+            if kind == "measured":
                 display.close()
                 what = f"{values['study']}: {values['arm']}, seed {values['seed']}"
-                found = values["failure"] or f"{values['value']:.2f} ({values['metric']})"
+                found = values["failure"] or f"{values['value']:.2f} ({values['unit']})"
                 left = values["total"] - values["done"]
                 time = f"; about {format_duration(values['seconds_left'])} left" if left else ""
                 print(f"{values['done']} of {values['total']}  {what}: {found}{time}", file=sys.stderr, flush=True)

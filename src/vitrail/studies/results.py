@@ -11,7 +11,7 @@ from typing import Any
 
 from vitrail.errors import DataError
 from vitrail.studies.study import Study
-from vitrail.studies.verdict import Check, Deviation, Verdict, decide, estimate_mean, pool_deviation
+from vitrail.studies.verdict import Check, Deviation, Verdict, decide, estimate_seed_mean, pool_deviation
 from vitrail.system.intervals import Estimate
 
 RESULTS_FILE = "results.jsonl"
@@ -56,11 +56,11 @@ class StudyResults:
 
     def estimate(self, arm: str, metric: str | None = None) -> Estimate:
         """Return the mean of an arm over seeds with its 95% interval."""
-        return estimate_mean(self.list_values(arm, metric), self.deviation(metric))
+        return estimate_seed_mean(self.list_values(arm, metric), self.deviation(metric))
 
     def estimate_alone(self, arm: str, metric: str | None = None) -> Estimate:
         """Return the mean of an arm, with an interval from the deviation of its own seeds alone."""
-        return estimate_mean(self.list_values(arm, metric))
+        return estimate_seed_mean(self.list_values(arm, metric))
 
     def mean(self, arm: str, metric: str | None = None) -> float:
         """Return the mean of an arm over seeds."""

@@ -25,7 +25,7 @@ from vitrail.studies.results import RESULTS_FILE, Row, StudyResults, collect_res
 from vitrail.studies.scales import Scale, find_scale
 from vitrail.studies.study import Study
 from vitrail.studies.study_data import open_study_data
-from vitrail.studies.trials import Bench, Trial, run_trials
+from vitrail.studies.study_runs import StudyContext, StudyRun, measure_runs
 from vitrail.studies.verdict import Check, Verdict
 from vitrail.system.checkout import read_commit
 from vitrail.system.device import choose_device, device_name
@@ -114,7 +114,7 @@ def study(
         on_event: Called with what happens; None shows a bar on a terminal or in a notebook.
 
     Events:
-        trial: study, arm, seed, metric, value, failure, done, total, seconds_left: a run is done.
+        measured: study, arm, seed, unit, value, failure, done, total, seconds_left: a run is done.
         message, step: see vitrail/system/events.py.
 
     Returns:
@@ -152,7 +152,7 @@ def run_studies(
     device: str = "auto",
     on_event: OnEvent | None = None,
 ) -> list[StudyResult]:
-    """Run several studies as one list of trials; arguments, events and errors are those of `study`."""
+    """Run several studies with one list of runs; arguments, events and errors are those of `study`."""
     chosen = [find_study(each) if isinstance(each, str) else each for each in studies]
     size = find_scale(scale) if isinstance(scale, str) else scale
     if not chosen:
@@ -160,17 +160,31 @@ def run_studies(
     if jobs < 1 or (seeds is not None and seeds < 1):
         raise ConfigError(f"jobs = {jobs}, seeds = {seeds}: give 1 or more")
     root = Path(folder) / size.name
+    books = [_Book(each, size, root / each.name, size.seeds if seeds is None else seeds) for each in chosen]
+    missing = [run for book in books for run in book.list_missing()]
+    failures: list[tuple[StudyRun, str]] = []
     with open_listener(on_event) as listener:
-        books = [_Book(each, size, root / each.name, size.seeds if seeds is None else seeds) for each in chosen]
-        missing = [trial for book in books for trial in book.list_missing()]
-        failures = _measure(books, missing, size, root, data, transfer, masks, jobs, device, listener)
-        results = [book.finish() for book in books if book.is_complete()]
+        if missing:
+            needs = {need for run in missing for need in run.study.needs}
+            images = open_study_data(size, needs, data, _list_sets(transfer), masks, listener)
+            context = StudyContext(size, images, root / TRAININGS, device)
+            failures = _measure(context, {book.study.name: book for book in books}, missing, jobs, listener)
+        results = [book.finish() for book in books if not book.list_missing()]
     if failures:
+        run, reason = failures[0]
         raise TrainingError(
-            f"{len(failures)} of {len(missing)} runs failed, the first ({failures[0][0]}) because: {failures[0][1]}; "
-            "the same command tries them again and keeps the others"
+            f"{len(failures)} of {len(missing)} runs failed, the first ({run}) because: {reason}; the same command "
+            "tries them again and keeps the others"
         )
     return results
+
+
+def _list_sets(transfer: Data | Sequence[Data]) -> Sequence[Data]:
+    """Return the data sets to transfer to as a list, also if one was given alone. A list of pairs is one data set."""
+    if isinstance(transfer, Sequence) and not isinstance(transfer, str):
+        is_pairs = bool(transfer) and isinstance(transfer[0], tuple)
+        return [transfer] if is_pairs else list(transfer)  # type: ignore[list-item]
+    return [transfer]  # type: ignore[list-item]
 
 
 class _Book:
@@ -181,28 +195,33 @@ class _Book:
         self.arms, self.seeds = list(study.list_arms(scale)), range(seeds)
         self.path = folder / RESULTS_FILE
         self.rows = read_rows(self.path)
+        self.scale_digest = scale.compute_digest()
 
-    def list_missing(self) -> list[Trial]:
-        """Return the trials without a row. A row counts only if its arm has the settings of today."""
-        return [
-            Trial(self.study, arm, seed)
-            for seed in self.seeds
-            for arm in self.arms
-            if not any(self._is_row_of(row, arm.name, arm.settings, arm.facts, seed) for row in self.rows)
-        ]
+    def list_missing(self) -> list[StudyRun]:
+        """Return the runs that have no row yet. A row counts only if its arm and its scale are those of today."""
+        runs = (StudyRun(self.study, arm, seed) for seed in self.seeds for arm in self.arms)
+        return [run for run in runs if not any(self._is_row_of(run, row) for row in self.rows)]
 
-    def _is_row_of(self, row: Row, name: str, settings: Mapping[str, Any], facts: Mapping[str, Any], seed: int) -> bool:
-        now = json.loads(json.dumps([name, dict(settings), dict(facts), seed]))
-        return [row["arm"], row["settings"], row["facts"], row["seed"]] == now
+    def _is_row_of(self, run: StudyRun, row: Row) -> bool:
+        arm = run.arm
+        now = json.loads(json.dumps([arm.name, dict(arm.settings), dict(arm.facts), run.seed, self.scale_digest]))
+        then = [row["arm"], row["settings"], row["facts"], row["seed"], row["scale_digest"]]
+        return bool(then == now)
+
+    def check_data(self, data: dict[str, str]) -> None:
+        """Raise a ConfigError if there are rows that were measured on other images."""
+        for row in self.rows:
+            for name, fingerprint in row["data"].items():
+                if data.get(name, fingerprint) != fingerprint:
+                    raise ConfigError(
+                        f"{self.path} has runs on other images ({name}): give the same ones, or another --folder"
+                    )
 
     def add(self, row: Row) -> None:
         """Add a row to the file, which is whole at any moment."""
-        self.rows.append(row)
+        self.rows.append({**row, "scale_digest": self.scale_digest})
         self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(self.path, "".join(json.dumps(each) + "\n" for each in self.rows).encode())
-
-    def is_complete(self) -> bool:
-        return not self.list_missing()
 
     def finish(self) -> StudyResult:
         """Write figure and page, and return the result."""
@@ -224,48 +243,37 @@ class _Book:
 
 
 def _measure(
-    books: Sequence[_Book],
-    missing: Sequence[Trial],
-    scale: Scale,
-    root: Path,
-    data: Data | None,
-    transfer: Data | Sequence[Data],
-    masks: str | Path | None,
-    jobs: int,
-    device: str,
-    on_event: OnEvent,
-) -> list[tuple[str, str]]:
-    """Run the missing trials and write their rows. Return what failed: which run, and why."""
-    if not missing:
-        return []
-    needs = {need for trial in missing for need in trial.study.needs}
-    sets = transfer if isinstance(transfer, Sequence) and not isinstance(transfer, str) else [transfer]
-    images = open_study_data(scale, needs, data, sets, masks, on_event)  # type: ignore[arg-type]
+    context: StudyContext, books: Mapping[str, _Book], missing: Sequence[StudyRun], jobs: int, on_event: OnEvent
+) -> list[tuple[StudyRun, str]]:
+    """Measure the missing runs and write their rows. Return what failed: which run, and why."""
+    data = context.data.describe()
+    for book in books.values():
+        book.check_data(data)
+    device = device_name(choose_device(context.device))
     about = {
-        "machine": {"device": device_name(choose_device(device)), "jobs": min(jobs, len(missing)), **_list_versions()},
+        "machine": {"device": device, "jobs": min(jobs, len(missing)), **_list_versions()},
         "commit": read_commit(),
-        "data": images.describe(),
+        "data": data,
     }
-    by_name = {book.study.name: book for book in books}
-    tell = _TimeLeft(missing)
+    time_left = _TimeLeft(missing)
     failures = []
-    for outcome in run_trials(Bench(scale, images, root / TRAININGS, device), missing, jobs, on_event):
-        trial = outcome.trial
-        if outcome.row is None:
-            failures.append((f"{trial.study.name}, {trial.arm.name}, seed {trial.seed}", outcome.failure))
+    for outcome in measure_runs(context, missing, jobs, on_event):
+        run, row = outcome.run, outcome.row
+        if row is None:
+            failures.append((run, outcome.failure))
         else:
             when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            by_name[trial.study.name].add({**outcome.row, **about, "date": when})
+            books[run.study.name].add({**row, **about, "date": when})
         on_event(
-            "trial",
+            "measured",
             {
-                "study": trial.study.name,
-                "arm": trial.arm.name,
-                "seed": trial.seed,
-                "metric": trial.study.unit,
-                "value": None if outcome.row is None else outcome.row["measured"][trial.study.metric],
+                "study": run.study.name,
+                "arm": run.arm.name,
+                "seed": run.seed,
+                "unit": run.study.unit,
+                "value": None if row is None else row["measured"][run.study.metric],
                 "failure": outcome.failure,
-                **tell(trial),
+                **time_left.count(run),
             },
         )
     return failures
@@ -280,15 +288,15 @@ def _list_versions() -> dict[str, str]:
 
 
 class _TimeLeft:
-    """Estimates how long the remaining trials take, from those that are done and the weights of their arms."""
+    """Estimates how long the remaining runs take, from those that are done and the weights of their arms."""
 
-    def __init__(self, trials: Sequence[Trial], clock: Callable[[], float] = time.monotonic) -> None:
-        self._total, self._count = sum(trial.arm.weight for trial in trials), len(trials)
+    def __init__(self, runs: Sequence[StudyRun], clock: Callable[[], float] = time.monotonic) -> None:
+        self._total, self._count = sum(run.arm.weight for run in runs), len(runs)
         self._done, self._number, self._clock = 0.0, 0, clock
         self._began = clock()
 
-    def __call__(self, trial: Trial) -> dict[str, float]:
-        """Count a trial as done, and return how many are, of how many, and the seconds that are left."""
-        self._done, self._number = self._done + trial.arm.weight, self._number + 1
+    def count(self, run: StudyRun) -> dict[str, float]:
+        """Count a run as done, and return how many are, of how many, and the seconds that are left."""
+        self._done, self._number = self._done + run.arm.weight, self._number + 1
         left = (self._clock() - self._began) * (self._total / self._done - 1)
         return {"done": self._number, "total": self._count, "seconds_left": max(left, 0.0)}

@@ -6,6 +6,8 @@ fine-tuning. An arm changes what its study is about, and nothing else.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +56,11 @@ class Scale:
     def patch_size(self) -> int:
         """The patch size of the model that all arms start from."""
         return int(str(self.pretraining["model"]["name"]).rpartition("/")[2])
+
+    def compute_digest(self) -> str:
+        """Return a digest of everything that decides what a run measures."""
+        decisive = [self.name, self.pretraining, self.finetuning, self.shots, self.test_images, self.kept_size]
+        return hashlib.blake2b(json.dumps(decisive, sort_keys=True).encode(), digest_size=8).hexdigest()
 
     def scale_steps(self, factor: float) -> Tree:
         """Return settings of a schedule that is `factor` times as long as a pre-training."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.data.open import Data, choose_test_split, list_splits, name_data, open_data
-from vitrail.data.order import Indices
 from vitrail.data.sources.memory import InMemorySource
-from vitrail.data.sources.source import Sample, Source, Subset, compute_fingerprint, hold_out
-from vitrail.data.transforms.decode import decode_image
+from vitrail.data.sources.source import Source, Subset, compute_fingerprint, hold_out
 from vitrail.errors import ConfigError
 from vitrail.studies.scales import Scale
 from vitrail.system.events import OnEvent
@@ -95,41 +94,14 @@ def _open_transfer(scale: Scale, data: Data, on_event: OnEvent) -> TransferSet:
 
 
 def _keep(scale: Scale, source: Source) -> Source:
-    return InMemorySource(source if scale.kept_size is None else SquareSource(source, scale.kept_size))
-
-
-class SquareSource(Source):
-    """The decoded images of another source as squares: resized so that they cover the square, and cut at the ends.
-
-    A square image that is not larger stays as it is.
-    """
-
-    def __init__(self, whole: Source, size: int) -> None:
-        self.whole, self.size, self.classes = whole, size, whole.classes
-        self.block, self.window = whole.block, whole.window
-
-    def __len__(self) -> int:
-        return len(self.whole)
-
-    def read(self, index: int) -> Sample:
-        sample = self.whole.read(index)
-        content = sample.content
-        return Sample(
-            cut_square(content if isinstance(content, Tensor) else decode_image(content), self.size), sample.label
-        )
-
-    def name(self, index: int) -> str:
-        return self.whole.name(index)
-
-    def identity(self, index: int) -> str:
-        return self.whole.identity(index)
-
-    def labels(self, start: int, stop: int) -> Indices:
-        return self.whole.labels(start, stop)
+    return InMemorySource(source, None if scale.kept_size is None else partial(cut_square, size=scale.kept_size))
 
 
 def cut_square(pixels: Tensor, size: int, mode: str = "bilinear") -> Tensor:
-    """Return (C, height, width) uint8 pixels as a square of `size`, or as they are if they are a smaller one."""
+    """Return (C, height, width) uint8 pixels as a square of `size`: resized to cover it, and cut at the ends.
+
+    A square that is not larger stays as it is.
+    """
     height, width = pixels.shape[1:]
     if height == width <= size:
         return pixels

@@ -97,7 +97,7 @@ def pool_deviation(arms: Sequence[Sequence[float]]) -> Deviation:
     return Deviation(math.sqrt(squares / freedom), freedom)
 
 
-def estimate_mean(values: Sequence[float], deviation: Deviation | None = None) -> Estimate:
+def estimate_seed_mean(values: Sequence[float], deviation: Deviation | None = None) -> Estimate:
     """Return the mean over seeds with its 95% interval; for a single seed, without a known deviation, it is endless."""
     return _estimate(math.fsum(values) / len(values), 1 / len(values), deviation or pool_deviation([values]))
 

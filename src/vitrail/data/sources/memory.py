@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,6 +16,8 @@ from vitrail.data.sources.source import Sample, Source
 from vitrail.data.transforms.decode import decode_image
 from vitrail.errors import DataError
 
+Change = Callable[[Tensor], Tensor]
+"""Takes and returns (C, height, width) uint8 pixels."""
 MOST_BYTES = 64 << 30
 """Bytes of pixels that are allowed."""
 DECODE_CHUNK = 1024
@@ -26,10 +30,11 @@ class InMemorySource(Source):
     A sample that cannot be decoded raises its DataError when it is read.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, change: Change | None = None) -> None:
+        """Decode all samples of a source; `change` replaces the pixels of each by others, such as a smaller image."""
         self.whole, self.classes = source, source.classes
         self.block, self.window = source.block, source.window  # the order of samples depends on them
-        pixels, self.broken = _decode_all(source)
+        pixels, self.broken = _decode_all(source, change)
         sizes = np.array([image.numel() for image in pixels], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum(sizes)])
         self.shapes = np.array([image.shape for image in pixels], dtype=np.int64).reshape(-1, 3)
@@ -58,17 +63,18 @@ class InMemorySource(Source):
         return self.targets[start:stop]
 
 
-def _decode_all(source: Source) -> tuple[list[Tensor], dict[int, str]]:
+def _decode_all(source: Source, change: Change | None) -> tuple[list[Tensor], dict[int, str]]:
     pixels: list[Tensor] = []
     broken: dict[int, str] = {}
     total = 0
+    decode = partial(_decode_or_reason, change=change)
     # One thread reads the source, many decode: decoding releases Python's lock.
     with ThreadPoolExecutor(resolve_worker_count(None)) as threads:
         for start in range(0, len(source), DECODE_CHUNK):
             indices = range(start, min(start + DECODE_CHUNK, len(source)))
             for index, image in zip(
                 indices,
-                threads.map(_decode_or_reason, [_read_or_reason(source, index) for index in indices]),
+                threads.map(decode, [_read_or_reason(source, index) for index in indices]),
                 strict=True,
             ):
                 if isinstance(image, str):
@@ -90,10 +96,13 @@ def _read_or_reason(source: Source, index: int) -> bytes | Tensor | str:
         return str(error)
 
 
-def _decode_or_reason(content: bytes | Tensor | str) -> Tensor | str:
+def _decode_or_reason(content: bytes | Tensor | str, change: Change | None) -> Tensor | str:
     """Return the pixels of a sample, or why there are none."""
+    if isinstance(content, str):
+        return content
     try:
-        return decode_image(content) if isinstance(content, bytes) else content
+        pixels = decode_image(content) if isinstance(content, bytes) else content
+        return pixels if change is None else change(pixels)
     except DataError as error:
         return str(error)
 

@@ -1,0 +1,161 @@
+"""The runs of studies, an arm with a seed each: one after the other, or several at a time on one device."""
+
+from __future__ import annotations
+
+import math
+import queue
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitrail.errors import Stopped, VitrailError
+from vitrail.studies.results import Row
+from vitrail.studies.scales import Scale
+from vitrail.studies.study import Arm, Study
+from vitrail.studies.study_data import StudyData
+from vitrail.studies.workbench import Workbench
+from vitrail.system.events import OnEvent, ignore_event
+
+POLL_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """One arm of a study with one seed."""
+
+    study: Study
+    arm: Arm
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.study.name}: {self.arm.name}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class StudyContext:
+    """What all runs have in common; it is sent to every process."""
+
+    scale: Scale
+    data: StudyData
+    trainings: Path
+    """The folder of all trainings."""
+    device: str
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """The row of a run, or why it has none."""
+
+    run: StudyRun
+    row: Row | None
+    failure: str = ""
+
+
+def measure_runs(context: StudyContext, runs: Sequence[StudyRun], jobs: int, on_event: OnEvent) -> Iterator[RunOutcome]:
+    """Measure every run and yield its outcome as soon as it is there. A run that fails does not end the others.
+
+    Args:
+        context: The scale, the data and the device.
+        runs: What is to be measured. With several jobs the first seed of every arm comes before the second, which then
+            finds its kernels compiled, and long runs come before short ones.
+        jobs: How many are measured at a time; a single one in this process.
+        on_event: Called with the training steps, if there is one job.
+    """
+    if jobs > 1 and len(runs) > 1:
+        yield from _measure_in_processes(context, runs, min(jobs, len(runs)))
+        return
+    kept: dict[Any, Any] = {}
+    for run in runs:
+        yield _measure_run(context, run, kept, on_event)
+
+
+def _measure_run(context: StudyContext, run: StudyRun, kept: dict[Any, Any], on_event: OnEvent) -> RunOutcome:
+    """Measure one run; `kept` holds prepared images from one run to the next."""
+    workbench = Workbench(
+        context.scale, run.seed, context.data, context.trainings, context.device, on_event=on_event, batches=kept
+    )
+    began = time.perf_counter()
+    try:
+        measured = run.study.measure(workbench, run.arm)
+    except Stopped:
+        raise
+    except VitrailError as error:
+        return RunOutcome(run, None, str(error))
+    wrong = [name for name, value in measured.items() if not math.isfinite(value)]
+    if wrong:
+        return RunOutcome(run, None, f"{wrong[0]} is no number")
+    row = {
+        "study": run.study.name,
+        "scale": context.scale.name,
+        "arm": run.arm.name,
+        "settings": dict(run.arm.settings),
+        "facts": dict(run.arm.facts),
+        "seed": run.seed,
+        "measured": {name: float(value) for name, value in measured.items()},
+        "cost": {
+            "seconds": round(workbench.seconds, 3),
+            "flops": workbench.flops,
+            "seconds_in_all": round(time.perf_counter() - began, 3),
+        },
+    }
+    return RunOutcome(run, row)
+
+
+# Several processes
+
+
+def _measure_in_processes(context: StudyContext, runs: Sequence[StudyRun], jobs: int) -> Iterator[RunOutcome]:
+    import torch.multiprocessing as processes
+
+    spawn = processes.get_context("spawn")  # a forked process cannot use CUDA
+    waiting, done = spawn.Queue(), spawn.Queue()
+    left = set(range(len(runs)))
+    for index in sorted(left, key=lambda index: (runs[index].seed, -runs[index].arm.weight)):
+        waiting.put(index)
+    arguments = (context, list(runs), waiting, done)
+    workers = [spawn.Process(target=_work, args=arguments, daemon=True) for _ in range(jobs)]
+    for worker in workers:
+        worker.start()
+    try:
+        while left:
+            try:
+                index, row, failure = done.get(timeout=POLL_SECONDS)
+            except queue.Empty:
+                if any(worker.is_alive() for worker in workers):
+                    continue
+                codes = ", ".join(str(worker.exitcode) for worker in workers)
+                for index in sorted(left):
+                    yield RunOutcome(runs[index], None, f"its process ended (exit codes {codes})")
+                return
+            left.discard(index)
+            yield RunOutcome(runs[index], row, failure)
+    finally:
+        if left:
+            for worker in workers:
+                worker.terminate()  # a training saves a checkpoint first
+        for worker in workers:
+            worker.join()
+
+
+def _work(context: StudyContext, runs: Sequence[StudyRun], waiting: Any, done: Any) -> None:
+    """Measure runs in this process until none is left."""
+    import torch
+
+    torch.set_num_threads(1)  # many processes share the cores
+    kept: dict[Any, Any] = {}
+    while True:
+        try:
+            index = waiting.get(timeout=POLL_SECONDS)
+        except queue.Empty:
+            return
+        try:
+            outcome = _measure_run(context, runs[index], kept, ignore_event)
+        except Stopped:
+            return
+        except Exception as error:
+            traceback.print_exc()
+            outcome = RunOutcome(runs[index], None, f"{type(error).__name__}: {error}")
+        done.put((index, outcome.row, outcome.failure))
