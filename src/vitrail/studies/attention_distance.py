@@ -36,6 +36,7 @@ def measure(workbench: Workbench, arm: Arm) -> Measured:
 
     Distances are in percent of what uniform attention would have.
     """
+    from vitrail.inspection.measure.anatomy import patch_grid, patch_stride
     from vitrail.inspection.measure.attention import mean_attention_distance
     from vitrail.studies.study_data import choose_test_images
 
@@ -45,7 +46,7 @@ def measure(workbench: Workbench, arm: Arm) -> Measured:
         model = workbench.create_model(arm.settings["model"])
     images = workbench.prepare_images(model, choose_test_images(workbench.data.transfer[0].test, IMAGES))
     distances = mean_attention_distance(model.eval().to(images.device), images)
-    share = 100 * distances / _measure_uniform(model.architecture.grid(model.image_size), model.architecture.stride)
+    share = 100 * distances / _measure_uniform(patch_grid(model, images), patch_stride(model))
     layers = {f"layer {number}": float(layer.mean()) for number, layer in enumerate(share, start=1)}
     third = max(len(share) // 3, 1)
     return {

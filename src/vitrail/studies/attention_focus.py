@@ -23,6 +23,7 @@ def list_arms(scale: Scale) -> list[Arm]:
 
 def measure(workbench: Workbench, arm: Arm) -> Measured:
     """Measure the share of attention rollout on the object, of all that falls on object and background."""
+    from vitrail.inspection.measure.anatomy import patch_grid
     from vitrail.inspection.measure.attention import attention_rollout
     from vitrail.studies.object_masks import make_centre_prior, measure_object_share, read_object_masks
     from vitrail.studies.study_data import choose_test_images
@@ -32,11 +33,11 @@ def measure(workbench: Workbench, arm: Arm) -> Measured:
     else:
         model = workbench.create_model(workbench.scale.pretraining["model"])
     images = choose_test_images(workbench.data.transfer[0].test, IMAGES)
-    grid = model.architecture.grid(model.image_size)
+    prepared = workbench.prepare_images(model, images)
+    grid = patch_grid(model, prepared)
     if arm.name == CENTRE:
         maps = make_centre_prior(grid, len(images))
     else:
-        prepared = workbench.prepare_images(model, images)
         maps = attention_rollout(model.eval().to(prepared.device), prepared)
     masks = read_object_masks(workbench.data, images, grid, workbench.scale.kept_size)
     return {"focus": 100 * measure_object_share(maps, masks)}

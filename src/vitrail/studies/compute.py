@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,13 +40,13 @@ def list_arms(scale: Scale) -> list[Arm]:
     return arms
 
 
-def _resize(section: dict[str, object], family: str, factor: float) -> dict[str, object]:
+def _resize(section: dict[str, Any], family: str, factor: float) -> dict[str, Any]:
     """Return the section of a model that is `factor` times as wide; a BiT has other blocks, as R50 and R101 do."""
     if family == BIT:
         blocks = {0.5: (1, 1, 1, 1), 1.0: (2, 2, 2, 2), 2.0: (3, 4, 6, 3)}[factor]
-        return {**section, "blocks": blocks[: len(section.get("blocks", blocks))]}  # type: ignore[arg-type]
-    heads = max(round(section["num_heads"] * factor), 1)  # type: ignore[operator]
-    width = heads * (section["width"] // section["num_heads"])  # type: ignore[operator]
+        return {**section, "blocks": blocks[: len(section.get("blocks", blocks))]}
+    heads = max(round(section["num_heads"] * factor), 1)
+    width = heads * (section["width"] // section["num_heads"])
     return {**section, "num_heads": heads, "width": width, "mlp_dim": 4 * width}
 
 

@@ -181,10 +181,10 @@ def run_studies(
 
 def _list_sets(transfer: Data | Sequence[Data]) -> Sequence[Data]:
     """Return the data sets to transfer to as a list, also if one was given alone. A list of pairs is one data set."""
-    if isinstance(transfer, Sequence) and not isinstance(transfer, str):
-        is_pairs = bool(transfer) and isinstance(transfer[0], tuple)
-        return [transfer] if is_pairs else list(transfer)  # type: ignore[list-item]
-    return [transfer]  # type: ignore[list-item]
+    if not isinstance(transfer, list | tuple):
+        return [transfer]  # type: ignore[list-item]
+    is_pairs = bool(transfer) and isinstance(transfer[0], tuple)
+    return [transfer] if is_pairs else list(transfer)
 
 
 class _Book:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitrail.model.cost import compute_cost
 from vitrail.model.variants import make_architecture
@@ -49,8 +49,8 @@ def list_arms(scale: Scale) -> list[Arm]:
     return arms
 
 
-def _make_arm(name: str, section: dict[str, object], dimension: str) -> Arm:
-    cost = compute_cost(make_architecture(**{**section, "num_classes": 200}))  # type: ignore[arg-type]
+def _make_arm(name: str, section: dict[str, Any], dimension: str) -> Arm:
+    cost = compute_cost(make_architecture(**{**section, "num_classes": 200}))
     facts = {"dimension": dimension, "gigaflops": cost.flops / 1e9, "parameters": cost.parameters}
     return Arm(name, {"model": section}, facts, weight=cost.flops / 3e8)
 

@@ -78,9 +78,9 @@ def _decode_all(source: Source, change: Change | None) -> tuple[list[Tensor], di
                 strict=True,
             ):
                 if isinstance(image, str):
-                    image, broken[index] = torch.empty(1, 0, 0, dtype=torch.uint8), image
-                total += image.numel()
-                pixels.append(image)
+                    broken[index] = image
+                pixels.append(torch.empty(1, 0, 0, dtype=torch.uint8) if isinstance(image, str) else image)
+                total += pixels[-1].numel()
             if total > MOST_BYTES:
                 raise DataError(
                     f"more than {MOST_BYTES >> 30} GB of pixels: data.in_memory is for small images; pack them instead"
