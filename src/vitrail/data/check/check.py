@@ -109,8 +109,8 @@ def check_data(
                 identify_sample(parts[part].source, index, folder) for part, index in overlap.pairs[:, :2].tolist()
             )
             write_out_text(names, "".join(f"{line}\n" for line in lines), "--names")
-        if page is not None and overlap is not None:
-            write_out_text(page, make_page(overlap, name_data(data), name_data(against)), "--page")
+        if page is not None and overlap is not None and against is not None:
+            write_out_text(page, make_page(overlap, data, against), "--page")
     if out is not None:
         write_out_file(out, report.to_dict())
     return report

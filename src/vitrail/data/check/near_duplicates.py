@@ -33,6 +33,8 @@ LEAST_WHOLE, LEAST_DETAIL = 0.8, 0.65
 """The least correlations of aligned 32×32 thumbnails, and of their details."""
 FLATTEST = 3.0
 """Thumbnails whose 8×8 pixels deviate by less, in grey levels, are too uniform to compare."""
+SMALLEST = 16
+"""Images with a shorter side below this many pixels are too small to compare."""
 MOST_SHIFT = 2
 """How far details are shifted in the second step, in pixels of 16."""
 MOST_STRETCH, MOST_MOVED = 1.25, 0.25
@@ -61,13 +63,21 @@ class NearPairs(NamedTuple):
 
 
 def make_thumbnail(image: Image.Image) -> NDArray[np.uint8]:
-    """Return (SIDE²,) grey pixels of an RGB image, squashed to a square."""
+    """Return (SIDE²,) grey pixels of an RGB image, squashed to a square; black for an image that is too small.
+
+    Of very few pixels many unrelated images look alike, such as digits of 8×8.
+    """
+    if min(image.size) < SMALLEST:
+        return np.zeros(SIDE * SIDE, np.uint8)
     grey = image.convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR, reducing_gap=3.0)
     return np.asarray(grey, dtype=np.uint8).reshape(-1)
 
 
 def find_near_duplicates(first: Thumbnails, second: Thumbnails) -> Iterator[tuple[int, NearPairs]]:
     """Compare each thumbnail of A with each of B; yield how many of A are done, and new pairs."""
+    if not len(second):
+        yield len(first), _NO_PAIRS
+        return
     upright = _prepare(second)
     mirrored = _prepare(np.ascontiguousarray(second.reshape(-1, SIDE, SIDE)[:, :, ::-1]).reshape(second.shape))
     for start in range(0, len(first), ROWS):
@@ -90,6 +100,9 @@ def join_pairs(parts: list[NearPairs]) -> NearPairs:
 def find_flat(thumbnails: Thumbnails) -> NDArray[np.bool_]:
     """Return (images,) whether a thumbnail is too uniform to be compared."""
     return _shrink(thumbnails, COARSE).std(axis=1) < FLATTEST
+
+
+_NO_PAIRS = NearPairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_), np.empty(0, np.float32))
 
 
 class _Prepared(NamedTuple):
@@ -119,8 +132,9 @@ def _compare(rows: _Prepared, other: _Prepared, start: int, is_mirrored: bool) -
         parts.append(np.stack([ones, twos])[:, _shift_details(rows.details[ones], other.details[twos])])
     likely = np.concatenate(parts, axis=1) if parts else np.empty((2, 0), np.int64)
     found = [_align(rows, other, *likely[:, begin : begin + PAIRS]) for begin in range(0, likely.shape[1], PAIRS)]
-    none = (likely[0][:0], likely[1][:0], np.empty(0, np.float32))
-    first, second, similarity = (np.concatenate(column) for column in zip(none, *found, strict=True))
+    if not found:
+        return _NO_PAIRS
+    first, second, similarity = (np.concatenate(column) for column in zip(*found, strict=True))
     return NearPairs(first + start, second, np.full(len(first), is_mirrored), similarity)
 
 

@@ -25,6 +25,10 @@ MATCH_KINDS = ("exact", "near", "mirrored")
 """How two images match: the same pixels; nearly the same; nearly the same after mirroring one."""
 
 
+MANY = 0.1
+"""If more than this share of the images are nearly the same as others, a note asks to look at them."""
+
+
 class Repeat(NamedTuple):
     """An image of the first data set, and the image of the second that it is nearest to."""
 
@@ -76,7 +80,7 @@ class Overlap:
     other_images: int
     other_unreadable: int
     flat: int
-    """Images of the first data set that are nearly uniform, and so compared by their pixels alone."""
+    """Images of the first data set that are nearly uniform or tiny, and so compared by their exact pixels alone."""
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -111,8 +115,8 @@ class Overlap:
             return
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.counts.items() if count)
         yield (
-            f"against: {len(self):,} of {self.images:,} images repeat {self.other_repeated:,} of {self.other_images:,} "
-            f"({kinds})"
+            f"against: {len(self):,} of {self.images:,} images {'repeats' if len(self) == 1 else 'repeat'} "
+            f"{self.other_repeated:,} of {self.other_images:,} ({kinds})"
         )
 
     @property
@@ -120,10 +124,14 @@ class Overlap:
         """Remarks about images that were not fully compared."""
         notes = []
         if self.flat:
-            notes.append(f"{format_count(self.flat, 'nearly uniform image')} compared by the exact pixels alone")
+            images = format_count(self.flat, "image")
+            notes.append(f"compared by the exact pixels alone, because nearly uniform or below 16 pixels: {images}")
         if self.other_unreadable:
             images = format_count(self.other_unreadable, "image")
             notes.append(f"{images} of the data to compare with cannot be read and could not be compared")
+        alike = self.counts["near"] + self.counts["mirrored"]
+        if alike > MANY * self.images:
+            notes.append("so many nearly the same are rare among photographs: look at them before leaving any out")
         return notes
 
     def to_dict(self) -> dict[str, Any]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 import html
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
 from vitrail.data.check.overlap import Overlap, pixels_to_image
+from vitrail.data.open import WHOLE, Data, name_data
+from vitrail.data.sample_names import find_data_folder, shorten_name
 from vitrail.data.sources.source import Source
 from vitrail.data.transforms.decode import decode_to_pillow
 from vitrail.errors import DataError
@@ -20,7 +23,8 @@ MOST_SHOWN = 400
 """The most pairs on a page."""
 SIDE = 160
 """The longer side of a picture on the page, in pixels; smaller images are enlarged by the browser."""
-QUALITY = 85
+PHOTOGRAPH, QUALITY = 96, 85
+"""Pictures with a longer side of at least so many pixels are JPEGs of this quality. Smaller ones stay exact."""
 STYLE = """
 :root { --paper: #fff; --ink: #222; --faint: #666; --edge: #ddd }
 @media (prefers-color-scheme: dark) { :root { --paper: #181818; --ink: #eee; --faint: #aaa; --edge: #444 } }
@@ -36,15 +40,16 @@ figcaption span { display: block; color: var(--faint) }
 """
 
 
-def make_page(overlap: Overlap, data: str, against: str) -> str:
+def make_page(overlap: Overlap, data: Data, against: Data) -> str:
     """Return the HTML of a page with the pairs, the least similar first: the doubtful ones are among them.
 
     Args:
         overlap: the pairs.
-        data: the name of the first data set.
-        against: the name of the second.
+        data: the first data set. The folders that lead to it do not stand on the page.
+        against: the second.
     """
-    first, second = (html.escape(hide_folders(name)) for name in (data, against))
+    first, second = (_make_title(*each) for each in ((data, overlap.parts), (against, overlap.others)))
+    folders = find_data_folder(data), find_data_folder(against)
     rows = np.argsort(overlap.similarities, kind="stable")
     shown = rows[:MOST_SHOWN].tolist()
     order = "The least similar come first." if len(shown) == len(rows) else f"The {MOST_SHOWN} least similar are shown."
@@ -58,19 +63,26 @@ def make_page(overlap: Overlap, data: str, against: str) -> str:
             f"<p>{found[:1].upper()}{found[1:]}. {order if rows.size else ''}</p>",
             *(f"<p>{html.escape(note)}.</p>" for note in overlap.notes),
             "<main>",
-            *(figure for row in shown for figure in _draw_pair(overlap, row)),
+            *(figure for row in shown for figure in _draw_pair(overlap, row, folders)),
             "</main>\n</html>\n",
         ]
     )
 
 
-def _draw_pair(overlap: Overlap, row: int) -> Iterator[str]:
+def _make_title(data: Data, splits: Sequence[tuple[str, Source]]) -> str:
+    """Return the name of a data set for a heading, with its split if there is one alone."""
+    only = f" ({splits[0][0]})" if len(splits) == 1 and splits[0][0] != WHOLE else ""
+    return html.escape(hide_folders(name_data(data)) + only)
+
+
+def _draw_pair(overlap: Overlap, row: int, folders: tuple[Path | None, Path | None]) -> Iterator[str]:
     """Yield the lines of a figure: the image of the first data set on the left, that of the second on the right."""
     repeat = overlap.describe(row)
     part, index, other, other_index, _ = overlap.pairs[row].tolist()
     sides = ((overlap.parts[part][1], index), (overlap.others[other][1], other_index))
     how = "the same pixels" if repeat.kind == "exact" else f"{repeat.kind}, similarity {repeat.similarity:.2f}"
-    names = (f"{repeat.name} ({repeat.split})", f"{repeat.other_name} ({repeat.other_split})")
+    splits = ((repeat.name, repeat.split), (repeat.other_name, repeat.other_split))
+    names = [f"{shorten_name(name, folder)} ({split})" for (name, split), folder in zip(splits, folders, strict=True)]
     yield "<figure><div>"
     for (source, number), name in zip(sides, names, strict=True):
         yield f'<img src="{_embed(source, number)}" alt="{html.escape(name)}" loading="lazy">'
@@ -88,5 +100,6 @@ def _embed(source: Source, index: int) -> str:
         return "data:,"
     image.thumbnail((SIDE, SIDE))
     file = io.BytesIO()
-    image.save(file, "JPEG", quality=QUALITY)
-    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+    kind = "jpeg" if max(image.size) >= PHOTOGRAPH else "png"
+    image.save(file, kind, **({"quality": QUALITY} if kind == "jpeg" else {}))
+    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
