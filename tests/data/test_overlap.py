@@ -268,3 +268,12 @@ def test_a_pack_without_a_list_is_as_before(photos, tmp_path):
 def test_other_data_of_which_nothing_can_be_read(photos, tmp_path):
     report = check(photos[0], [(b"nothing", 0)], split="train")
     assert (len(report.overlap), report.overlap.other_unreadable) == (0, 1)
+
+
+def test_the_other_data_needs_no_labels(tmp_path):
+    from pictures import make_parquet, picture
+
+    other = make_parquet(tmp_path / "other.parquet", [-1, 0, 2**40])
+    report = check([(picture(0), 0), (picture(2), 1), (picture(5), 1)], other)
+    assert [each.name for each in report.overlap.repeats()] == ["sample 0", "sample 1"]
+    assert report.overlap.other_unreadable == 0

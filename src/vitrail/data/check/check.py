@@ -81,7 +81,7 @@ def check_data(
     out, page, names = (None if place is None else Path(place) for place in (out, page, names))
     for place, option in ((out, "--out"), (page, "--page"), (names, "--names")):
         check_out_file(place, option)
-    if against is None and not (page is names is against_split is against_labels_from is None):
+    if against is None and any(each is not None for each in (page, names, against_split, against_labels_from)):
         raise ConfigError("page, names, against_split and against_labels_from go with against: name the other data too")
     data = add_labels_from(data, labels_from)
     sources, others = open_splits(data, split), dict[str, Source]()
@@ -94,12 +94,13 @@ def check_data(
         for name, source in sources.items()
     ]
     with open_listener(on_event) as listener:
-        looks = _examine_all(parts, workers, against is not None, send_progress(listener, "checking"))
+        looks = _examine_all(parts, workers, send_progress(listener, "checking"), with_looks=against is not None)
         overlap = None
         if against is not None:
             looked = [LookedSplit(part.split, part.source, look) for part, look in zip(parts, looks, strict=True)]
             compared = [SplitFacts(name, source, np.zeros(len(source), FACTS)) for name, source in others.items()]
-            looks = _examine_all(compared, workers, True, send_progress(listener, "reading the others"))
+            reading = send_progress(listener, "reading the others")
+            looks = _examine_all(compared, workers, reading, with_looks=True, needs_labels=False)
             other = [LookedSplit(part.split, part.source, look) for part, look in zip(compared, looks, strict=True)]
             overlap = compare_looks(looked, other, send_progress(listener, "comparing"))
         report = DataReport(parts, overlap)
@@ -127,7 +128,9 @@ def _check_other_data(data: Data, sources: dict[str, Source], against: Data, oth
         )
 
 
-def _examine_all(parts: Sequence[SplitFacts], workers: int, with_looks: bool, progress: Progress) -> list[NDArray[Any]]:
+def _examine_all(
+    parts: Sequence[SplitFacts], workers: int, progress: Progress, *, with_looks: bool, needs_labels: bool = True
+) -> list[NDArray[Any]]:
     """Check the samples of all splits in many processes; return `LOOKS` of each split, if they are wanted."""
     total, done = sum(len(part.source) for part in parts), 0
     looks = [np.zeros(len(part.source) if with_looks else 0, LOOKS) for part in parts]
@@ -137,7 +140,7 @@ def _examine_all(parts: Sequence[SplitFacts], workers: int, with_looks: bool, pr
         step = max(source.block, JOB_SIZE)
         jobs = (range(start, min(start + step, len(source))) for start in range(0, len(source), step))
         processes = min(workers, max(-(-len(source) // step), 1))
-        examine = partial(_examine, with_look=with_looks)
+        examine = partial(_examine, with_look=with_looks, needs_label=needs_labels)
         with closing(map_samples(examine, source, jobs, processes)) as results:
             for job, found in results:
                 for index, each in zip(job, found, strict=True):
@@ -152,22 +155,23 @@ def _examine_all(parts: Sequence[SplitFacts], workers: int, with_looks: bool, pr
     return looks
 
 
-def _examine(source: Source, index: int, with_look: bool) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
+def _examine(
+    source: Source, index: int, with_look: bool, needs_label: bool
+) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
     """Decode a sample; return a record of `FACTS`, and one of `LOOKS` if it is wanted."""
-    sample = source.read_checked(index)
-    content = sample.content
+    content, label = source.read_checked(index) if needs_label else (source.read(index).content, 0)
     if isinstance(content, Tensor):
         pixels = content.numpy()
         digest = _digest(repr(pixels.shape).encode() + pixels.tobytes())
         grey = bool((pixels[:1] == pixels).all())
-        facts = digest, sample.label, *pixels.shape[1:], NO_FILE, True, grey, False
+        facts = digest, label, *pixels.shape[1:], NO_FILE, True, grey, False
         return facts, make_look(content, None) if with_look else None
     kind, mode = read_format(content)
     image = decode_to_pillow(content)
     suffix = source.name(index).lower().rpartition(".")[2]
     misnamed = f".{suffix}" in IMAGE_SUFFIXES and suffix not in EXTENSIONS[kind]
     grey = mode.split(";")[0] in _GREY_MODES or _looks_grey(image)
-    facts = _digest(content), sample.label, image.height, image.width, FORMATS.index(kind), True, grey, misnamed
+    facts = _digest(content), label, image.height, image.width, FORMATS.index(kind), True, grey, misnamed
     return facts, make_look(content, image) if with_look else None
 
 

@@ -99,7 +99,8 @@ def join_pairs(parts: list[NearPairs]) -> NearPairs:
 
 def find_flat(thumbnails: Thumbnails) -> NDArray[np.bool_]:
     """Return (images,) whether a thumbnail is too uniform to be compared."""
-    return _shrink(thumbnails, COARSE).std(axis=1) < FLATTEST
+    result: NDArray[np.bool_] = _shrink(thumbnails, COARSE).std(axis=1) < FLATTEST
+    return result
 
 
 _NO_PAIRS = NearPairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_), np.empty(0, np.float32))
@@ -263,7 +264,9 @@ def _correlate(first: Tensor, second: Tensor, weights: Tensor) -> Tensor:
     first, second, weights = (part.flatten(1) for part in (first, second, weights))
     total = weights.sum(dim=1, keepdim=True).clamp(min=1)
     first, second = ((part - (part * weights).sum(dim=1, keepdim=True) / total) * weights for part in (first, second))
-    return (first * second).sum(dim=1) / (first.norm(dim=1) * second.norm(dim=1)).clamp(min=1e-6)
+    lengths = torch.linalg.vector_norm(first, dim=1) * torch.linalg.vector_norm(second, dim=1)
+    result: Tensor = (first * second).sum(dim=1) / lengths.clamp(min=1e-6)
+    return result
 
 
 @contextmanager
