@@ -107,6 +107,7 @@ def pack(
     """
     from vitrail.data.packing.pack import pack_data
     from vitrail.system.event_display import EventDisplay
+    from vitrail.system.results import format_count
 
     with EventDisplay(plain_lines=True) as display:
         result = pack_data(
@@ -129,7 +130,7 @@ def pack(
     for note in result.notes:
         print(f"note: {note}", file=sys.stderr)
     if result.without:
-        print(f"{result.without:,} samples left out because {without} names them", file=sys.stderr)
+        print(f"{format_count(result.without, 'sample')} left out because {without} names them", file=sys.stderr)
     for name, group in groupby(result.left_out, key=lambda sample: sample.split):
         samples = list(group)
         for sample in samples:

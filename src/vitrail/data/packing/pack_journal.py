@@ -206,7 +206,7 @@ def check_same_pack(out: Path, existing: Any, plan: Plan) -> None:
         return
     theirs, ours = existing.get("options") or {}, plan["options"]
     differences = [
-        f"{key} = {theirs.get(key)} there, {ours.get(key)} here"
+        "another list --without" if key == "without" else f"{key} = {theirs.get(key)} there, {ours.get(key)} here"
         for key in {**ours, **theirs}
         if theirs.get(key) != ours.get(key)
     ]
