@@ -31,15 +31,32 @@ Workers = Annotated[int | None, typer.Option(min=1, help="Processes; one for eac
 @app.command()
 def check(
     data: Data,
+    split: Annotated[str | None, typer.Option(help="train, val or test; all that are there if not given.")] = None,
     labels_from: LabelsFromOption = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="DATA", help="Other data: find the images that it has too, or nearly.")
+    ] = None,
+    against_split: Annotated[str | None, typer.Option(help="One split of the other data, such as test.")] = None,
+    against_labels_from: Annotated[str | None, typer.Option(help="As --labels-from, for the other data.")] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="With --against: write the pairs, side by side, to this HTML file.")
+    ] = None,
+    names: Annotated[
+        Path | None,
+        typer.Option(help="With --against: write the names of images that repeat one, for `data pack --without`."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the JSON to this file too.")] = None,
     workers: Workers = None,
 ) -> None:
     """Decode every image and name those that are broken, doubled, leaked between splits, misnamed, tiny, grey or huge.
 
-    The exit code is 1 if an image cannot be read or is in two splits. Into a pipe, every finding is a line (kind, path
-    and sentence, separated by tabs), and the summary goes to stderr.
+    With --against, also name the images that repeat one of other data, such as a test set: the same pixels, or resized,
+    recompressed, slightly cropped, brighter, darker or mirrored. --page shows the pairs; `vitrail data pack DATA OUT
+    --without NAMES` leaves out what --names wrote.
+
+    The exit code is 1 if an image cannot be read, is in two splits, or repeats one of --against. Into a pipe, every
+    finding is a line (kind, path and sentence, separated by tabs), and the summary goes to stderr.
     """
     import json
 
@@ -47,7 +64,19 @@ def check(
     from vitrail.system.event_display import EventDisplay
 
     with EventDisplay(plain_lines=True) as display:
-        report = check_data(data, labels_from=labels_from, workers=workers, out=out, on_event=display)
+        report = check_data(
+            data,
+            split=split,
+            labels_from=labels_from,
+            against=against,
+            against_split=against_split,
+            against_labels_from=against_labels_from,
+            page=page,
+            names=names,
+            workers=workers,
+            out=out,
+            on_event=display,
+        )
     if as_json:
         print(json.dumps(report.to_dict(), indent=2))
     else:
@@ -67,6 +96,9 @@ def pack(
     seed: Annotated[int, typer.Option(help="Of the order that samples are written in.")] = 0,
     no_shuffle: Annotated[bool, typer.Option("--no-shuffle", help="Keep the order instead.")] = False,
     skip_broken: Annotated[bool, typer.Option("--skip-broken", help="Leave out what cannot be read.")] = False,
+    without: Annotated[
+        Path | None, typer.Option(metavar="LIST", help="Leave out the samples that this file names, one per line.")
+    ] = None,
     workers: Workers = None,
 ) -> None:
     """Write a data set as shards that read fast: the same bytes every time. The same command resumes a stopped one.
@@ -75,6 +107,7 @@ def pack(
     """
     from vitrail.data.packing.pack import pack_data
     from vitrail.system.event_display import EventDisplay
+    from vitrail.system.results import format_count
 
     with EventDisplay(plain_lines=True) as display:
         result = pack_data(
@@ -88,6 +121,7 @@ def pack(
             shuffle=not no_shuffle,
             seed=seed,
             skip_broken=skip_broken,
+            without=without,
             workers=workers,
             on_event=display,
         )
@@ -95,6 +129,8 @@ def pack(
     print_table(f"Written to {out}", ["file", "samples", "bytes"], rows)
     for note in result.notes:
         print(f"note: {note}", file=sys.stderr)
+    if result.without:
+        print(f"{format_count(result.without, 'sample')} left out because {without} names them", file=sys.stderr)
     for name, group in groupby(result.left_out, key=lambda sample: sample.split):
         samples = list(group)
         for sample in samples:

@@ -116,18 +116,23 @@ def is_folder(path: Path) -> bool:
         return False
 
 
-def check_out_file(out: Path | None) -> None:
+def check_out_file(out: Path | None, option: str = "--out") -> None:
     """Raise a ConfigError if a file to write is a folder, or would lie in a folder that does not exist."""
     if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
-        raise ConfigError(f"--out {out}: give the name of a file in a folder that is there")
+        raise ConfigError(f"{option} {out}: give the name of a file in a folder that is there")
 
 
 def write_out_file(out: Path, content: dict[str, Any]) -> None:
     """Write a result as JSON to a file that `check_out_file` has allowed."""
+    write_out_text(out, json.dumps(content, indent=2) + "\n")
+
+
+def write_out_text(out: Path, text: str, option: str = "--out") -> None:
+    """Write a text to a file that `check_out_file` has allowed."""
     try:
-        write_whole(out, (json.dumps(content, indent=2) + "\n").encode())
+        write_whole(out, text.encode())
     except OSError as error:
-        raise ConfigError(f"--out {out} cannot be written: {error.strerror or error}") from None
+        raise ConfigError(f"{option} {out} cannot be written: {error.strerror or error}") from None
 
 
 def sha256(path: Path) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.data.check.overlap import Overlap
 from vitrail.data.order import Indices
 from vitrail.data.sources.source import Source
 from vitrail.data.transforms.decode import FORMATS, MOST_PIXELS_SERVING
@@ -26,6 +27,7 @@ FINDING_KINDS = {
     "unreadable": "no image, or none that can be used",
     "truncated": "cut short",
     "leak": "also in another split",
+    "repeated": "also in the data to compare with",
     "duplicate": "twice in its split",
     "classes": "splits whose classes differ",
     "extension": "not what the name says",
@@ -35,7 +37,7 @@ FINDING_KINDS = {
     "ignored": "files that are not taken",
 }
 """The kinds of findings, the most serious first."""
-FAILING_KINDS = ("unreadable", "truncated", "leak")
+FAILING_KINDS = ("unreadable", "truncated", "leak", "repeated")
 TINY = 32
 """An image with a shorter side below this many pixels is tiny."""
 NO_FILE = 255
@@ -124,10 +126,12 @@ class DataReport(Result):
     """All findings of a check, with counts, classes and sizes."""
 
     parts: list[SplitFacts]
+    overlap: Overlap | None = None
+    """The images that repeat one of another data set, if there was one to compare with."""
 
     @property
     def failed(self) -> bool:
-        """Whether an image cannot be read, or is in two splits."""
+        """Whether an image cannot be read, is in two splits, or is also in the data to compare with."""
         return any(self.counts[kind] for kind in FAILING_KINDS)
 
     @cached_property
@@ -135,6 +139,7 @@ class DataReport(Result):
         """The number of findings of each kind."""
         counts = Counter(_classify(reason) for part in self.parts for reason in part.reasons.values())
         counts.update({kind: len(pairs) for kind, pairs in self._twins.items()}, classes=len(self._compare_classes()))
+        counts.update(repeated=0 if self.overlap is None else len(self.overlap))
         for part in self.parts:
             counts.update({kind: len(indices) for kind, (indices, _) in self._select_samples(part).items()})
             counts.update(ignored=len(part.ignored))
@@ -142,8 +147,8 @@ class DataReport(Result):
 
     @property
     def notes(self) -> list[str]:
-        """Remarks that apply to more than half of the images."""
-        return [_COMMON[kind] for kind in self._common]
+        """Remarks that apply to more than half of the images, and on images that could not be compared."""
+        return [*(_COMMON[kind] for kind in self._common), *([] if self.overlap is None else self.overlap.notes)]
 
     @property
     def classes(self) -> dict[str, dict[str, Any]]:
@@ -172,6 +177,9 @@ class DataReport(Result):
                 yield from (DataFinding(kind, part.split, part.name(i), part.reasons[i]) for i in broken)
         elif kind in ("leak", "duplicate"):
             yield from (self._describe_twin(kind, *pair) for pair in self._twins[kind].tolist())
+        elif kind == "repeated":
+            repeats = () if self.overlap is None else self.overlap.repeats()
+            yield from (DataFinding(kind, repeat.split, repeat.name, repeat.sentence) for repeat in repeats)
         elif kind == "classes":
             yield from self._compare_classes()
         elif kind == "ignored":
@@ -192,6 +200,8 @@ class DataReport(Result):
                 yield f"{split}: no images of {_join_names(facts['empty'])}"
         for side, values in self.sizes.items():
             yield f"{side}: {values['min']} to {values['max']} pixels, median {values['median']:g}"
+        if self.overlap is not None:
+            yield from self.overlap.lines()
         yield from self.notes
         found = ", ".join(f"{count:,} {kind}" for kind, count in self.counts.items() if count)
         yield f"found: {found or 'nothing'}"
@@ -219,6 +229,7 @@ class DataReport(Result):
             "classes": self.classes,
             "sizes": self.sizes,
             "notes": self.notes,
+            **({} if self.overlap is None else {"against": self.overlap.to_dict()}),
         }
 
     @cached_property

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,14 @@ from vitrail.data.open import Data, add_labels_from, name_data, open_splits
 from vitrail.data.order import Order
 from vitrail.data.packing.pack_journal import BrokenRecord, PackJournal, Plan, read_finished_pack
 from vitrail.data.packing.pack_result import PackResult
+from vitrail.data.packing.without_list import hash_list, leave_out, read_list
 from vitrail.data.packing.writers import WRITERS, PackedSample, ShardWriter
 from vitrail.data.parallel import map_samples, resolve_worker_count
+from vitrail.data.sample_names import find_data_folder, identify_sample, shorten_name
 from vitrail.data.sources.flat_folder import FlatFolder
 from vitrail.data.sources.folder import FileSource
-from vitrail.data.sources.list_source import ListSource
 from vitrail.data.sources.shards import MANIFEST
-from vitrail.data.sources.source import Source, Subset, make_printable
+from vitrail.data.sources.source import Source, make_printable
 from vitrail.data.transforms.decode import EXTENSIONS, decode_to_pillow, read_format
 from vitrail.errors import ConfigError, DataError, did_you_mean
 from vitrail.system.events import OnEvent, open_listener, send_progress
@@ -57,6 +57,7 @@ def pack_data(
     shuffle: bool = True,
     seed: int = 0,
     skip_broken: bool = False,
+    without: str | Path | None = None,
     workers: int | None = None,
     on_event: OnEvent | None = None,
 ) -> PackResult:
@@ -77,6 +78,7 @@ def pack_data(
         shuffle: mix the samples, so that a shard does not consist of one class.
         seed: decides the order.
         skip_broken: leave out samples that cannot be read, and list them in dataset.json, instead of failing.
+        without: a file with the names of samples to leave out, one per line: what `check_data` writes as `names`.
         workers: processes; one per core if None.
         on_event: called with what happens; by default a terminal or notebook shows a bar.
 
@@ -84,17 +86,23 @@ def pack_data(
         The shards, what was left out, and the contents of dataset.json.
 
     Raises:
-        ConfigError: an option is wrong, or `out` holds something else.
+        ConfigError: an option is wrong, `without` names a sample that the data does not have, or `out` holds something
+            else.
         DataError: a sample cannot be read and `skip_broken` is False, or the shards cannot be written.
     """
     _check_options(format, shard_mb, resize)
     data = add_labels_from(data, labels_from)
-    workers, out, folder = resolve_worker_count(workers), Path(out).expanduser(), _find_folder(data)
+    workers, out, folder = resolve_worker_count(workers), Path(out).expanduser(), find_data_folder(data)
     if folder and Path(name_data(data)).expanduser().is_dir() and out.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{out} lies inside {name_data(data)} and would become a part of it: give another folder")
-    sources = open_splits(data, split)
+    names = None if without is None else read_list(Path(without).expanduser())
+    whole = open_splits(data, split)
+    sources = whole if names is None else leave_out(data, whole, names, Path(without or "").name)
     options = {"format": format, "shard_mb": float(shard_mb), "resize": resize, "seed": seed if shuffle else None}
-    plan = _make_plan(data, sources, folder, options)
+    plan = _make_plan(data, sources, folder, options if names is None else {**options, "without": hash_list(names)})
+    plan["sizes"] = {name: _hash_sizes(source) for name, source in whole.items()}
+    if names is not None:
+        plan["without"] = {name: len(whole[name]) - len(source) for name, source in sources.items()}
     try:
         if (out / MANIFEST).exists():
             manifest = read_finished_pack(out, plan)
@@ -128,7 +136,6 @@ def _make_plan(data: Data, sources: dict[str, Source], folder: Path | None, opti
         "options": options,
         "classes": _agree_on_classes(sources),
         "samples": {name: _identify_samples(source, folder) for name, source in sources.items()},
-        "sizes": {name: _hash_sizes(source) for name, source in sources.items()},
     }
 
 
@@ -159,7 +166,7 @@ def _name_broken(
     """Yield the samples of each job; a broken one is a record of its name and the reason."""
     for job, samples in results:
         yield [
-            {"name": _shorten(source.display_name(index), folder), "reason": sample}
+            {"name": shorten_name(source.display_name(index), folder), "reason": sample}
             if isinstance(sample, str)
             else sample
             for index, sample in zip(job, samples, strict=True)
@@ -253,17 +260,9 @@ def _identify_samples(source: Source, folder: Path | None) -> dict[str, Any]:
     digest = hashlib.sha256()
     for start in range(0, len(source), HASH_CHUNK):
         stop = min(start + HASH_CHUNK, len(source))
-        names = (_identify_sample(source, index, folder) for index in range(start, stop))
+        names = (identify_sample(source, index, folder) for index in range(start, stop))
         digest.update(source.labels(start, stop).astype("<i8").tobytes() + "\n".join(names).encode())
     return {"number": len(source), "sha256": digest.hexdigest()}
-
-
-def _identify_sample(source: Source, index: int, folder: Path | None) -> str:
-    """Return the name of a sample; of an image in memory, which has none, a hash."""
-    whole = source
-    while isinstance(whole, Subset):
-        whole = whole.whole
-    return source.identity(index) if isinstance(whole, ListSource) else _shorten(source.display_name(index), folder)
 
 
 def _hash_sizes(source: Source) -> str:
@@ -283,34 +282,11 @@ def _read_size(path: Path) -> int:
         return -1
 
 
-def _find_folder(data: Data) -> Path | None:
-    """Return the folder that sample names start with, if they are paths."""
-    if not isinstance(data, str | Path | FlatFolder):
-        return None
-    path = Path(name_data(data)).expanduser()
-    try:
-        return path if path.is_dir() else path.parent if path.is_file() else None
-    except OSError:  # opening the data will raise it
-        return None
-
-
-def _shorten(name: str, folder: Path | None) -> str:
-    """Return a name without the folder of the data set, however the folder was given, the same on every system."""
-    prefixes = _list_prefixes(folder) if folder else ()
-    short = next((name.removeprefix(prefix) for prefix in prefixes if name.startswith(prefix)), name)
-    return short.replace(os.sep, "/") if folder else short
-
-
-@lru_cache
-def _list_prefixes(folder: Path) -> tuple[str, ...]:
-    return tuple(f"{make_printable(place)}{os.sep}" for place in (folder, folder.absolute(), folder.resolve()))
-
-
 def _choose_title(data: Data) -> str:
     """Return a name of the data set that is the same on every machine."""
     if isinstance(data, str | Path | FlatFolder):
         name = name_data(data)
-        return make_printable(Path(name).expanduser().resolve().name) if _find_folder(data) else name
+        return make_printable(Path(name).expanduser().resolve().name) if find_data_folder(data) else name
     return type(data).__name__ if isinstance(data, Source) else name_data(data)
 
 

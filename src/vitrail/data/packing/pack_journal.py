@@ -205,7 +205,11 @@ def check_same_pack(out: Path, existing: Any, plan: Plan) -> None:
     if all(existing.get(key) == plan[key] for key in COMPARED):
         return
     theirs, ours = existing.get("options") or {}, plan["options"]
-    differences = [f"{key} = {theirs.get(key)} there, {ours[key]} here" for key in ours if theirs.get(key) != ours[key]]
+    differences = [
+        "another list --without" if key == "without" else f"{key} = {theirs.get(key)} there, {ours.get(key)} here"
+        for key in {**ours, **theirs}
+        if theirs.get(key) != ours.get(key)
+    ]
     why = "; ".join(differences) or "other samples or classes"
     raise ConfigError(f"{out} holds a pack of something else ({why}): give a new folder, or delete it")
 

@@ -44,6 +44,8 @@ class PackResult(Result):
     left_out: tuple[LeftOut, ...]
     notes: tuple[str, ...]
     """Sentences about what to take care of."""
+    without: int
+    """How many samples were left out because a list names them."""
     manifest: dict[str, Any]
     """The contents of dataset.json."""
 
@@ -62,7 +64,9 @@ class PackResult(Result):
             for broken in part["broken"]
         ]
         notes = (NO_SPLITS,) if WHOLE in splits else ()
-        return cls(folder, tuple(shards), sum(shard.samples for shard in shards), tuple(left_out), notes, manifest)
+        without = sum(manifest.get("without", {}).values())
+        samples = sum(shard.samples for shard in shards)
+        return cls(folder, tuple(shards), samples, tuple(left_out), notes, without, manifest)
 
     def summary(self) -> Rows:
         size = sum(shard.bytes for shard in self.shards)
@@ -70,7 +74,7 @@ class PackResult(Result):
             ("folder", str(self.folder)),
             ("samples", f"{self.samples:,}"),
             ("shards", f"{len(self.shards):,}, {size:,} bytes"),
-            ("left out", f"{len(self.left_out):,}"),
+            ("left out", f"{len(self.left_out):,} broken, {self.without:,} named by a list"),
             *(("note", note) for note in self.notes),
         ]
 
