@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from toy_study import BASE, TOY, measure_nothing_twice
+from toy_study import BASE, TOY, measure_nothing_twice, measure_or_die
 
 import vitrail
 from vitrail.errors import ConfigError, DataError, TrainingError
@@ -161,6 +161,21 @@ class TestProcesses:
         shared = vitrail.study(TOY, folder=tmp_path / "b", jobs=2, on_event=lambda *_: None)
         assert [row["measured"] for row in alone.results.rows] == [row["measured"] for row in shared.results.rows]
         assert shared.results.rows[0]["machine"]["jobs"] == 2
+
+    def test_a_process_that_ends_is_replaced(self, tmp_path):
+        told = {}
+
+        def listen(kind, values):
+            if kind == "measured":
+                told[values["arm"], values["seed"]] = values["failure"]
+
+        study = dataclasses.replace(TOY, measure=measure_or_die)
+        with pytest.raises(TrainingError, match="2 of 6 runs failed"):
+            vitrail.study(study, folder=tmp_path, seeds=3, jobs=2, on_event=listen)
+        assert told.pop((BASE, 0)) == "its process ended (exit code 7)"
+        assert told.pop(("better", 0)) == "RuntimeError: nobody expected this"
+        assert set(told.values()) == {""}
+        assert len(read_rows(tmp_path / "tiny/toy/results.jsonl")) == 4
 
     def test_real_trainings_agree_bit_by_bit(self, tmp_path):
         alone = vitrail.study("pooling", seeds=1, folder=tmp_path / "a", device="cpu", on_event=lambda *_: None)

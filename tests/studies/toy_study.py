@@ -31,6 +31,17 @@ def measure_nothing_twice(broken):
     return measure_or_fail
 
 
+def measure_or_die(workbench, arm):
+    """End the process in one of the runs, fail in another."""
+    import os
+
+    if workbench.seed == 0:
+        if arm.name == BASE:
+            os._exit(7)
+        raise RuntimeError("nobody expected this")
+    return measure(workbench, arm)
+
+
 TOY = Study(
     name="toy",
     title="A toy",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import queue
 import time
 import traceback
@@ -108,49 +109,84 @@ def _measure_run(context: StudyContext, run: StudyRun, kept: dict[Any, Any], on_
 
 
 def _measure_in_processes(context: StudyContext, runs: Sequence[StudyRun], jobs: int) -> Iterator[RunOutcome]:
+    """Measure runs in processes.
+
+    A process ends after a run that failed, because its device may be unusable then; a new one takes its place.
+    """
     import torch.multiprocessing as processes
 
     spawn = processes.get_context("spawn")  # a forked process cannot use CUDA
-    waiting, done = spawn.Queue(), spawn.Queue()
-    left = set(range(len(runs)))
-    for index in sorted(left, key=lambda index: (runs[index].seed, -runs[index].arm.weight)):
-        waiting.put(index)
-    arguments = (context, list(runs), waiting, done)
-    workers = [spawn.Process(target=_work, args=arguments, daemon=True) for _ in range(jobs)]
-    for worker in workers:
-        worker.start()
+    waiting = sorted(range(len(runs)), key=lambda index: (runs[index].seed, -runs[index].arm.weight))
+    done = spawn.Queue()
+    workers: dict[int, _Worker] = {}
     try:
-        while left:
+        while waiting or workers:
+            while waiting and len(workers) < jobs:
+                worker = _Worker(spawn, context, runs, done)
+                workers[worker.pid] = worker
+                worker.give(waiting.pop(0))
             try:
-                index, row, failure = done.get(timeout=POLL_SECONDS)
+                pid, row, failure = done.get(timeout=POLL_SECONDS)
             except queue.Empty:
-                if any(worker.is_alive() for worker in workers):
-                    continue
-                codes = ", ".join(str(worker.exitcode) for worker in workers)
-                for index in sorted(left):
-                    yield RunOutcome(runs[index], None, f"its process ended (exit codes {codes})")
-                return
-            left.discard(index)
-            yield RunOutcome(runs[index], row, failure)
+                for pid in [pid for pid, worker in workers.items() if not worker.is_alive()]:
+                    worker = workers.pop(pid)
+                    yield RunOutcome(runs[worker.index], None, f"its process ended (exit code {worker.exitcode})")
+                continue
+            worker = workers[pid]
+            yield RunOutcome(runs[worker.index], row, failure)
+            if waiting and not failure:
+                worker.give(waiting.pop(0))
+            else:
+                workers.pop(pid).finish()
     finally:
-        if left:
-            for worker in workers:
-                worker.terminate()  # a training saves a checkpoint first
-        for worker in workers:
-            worker.join()
+        for worker in workers.values():
+            worker.terminate()  # a training saves a checkpoint first
 
 
-def _work(context: StudyContext, runs: Sequence[StudyRun], waiting: Any, done: Any) -> None:
-    """Measure runs in this process until none is left."""
+class _Worker:
+    """A process that measures runs one after the other."""
+
+    def __init__(self, spawn: Any, context: StudyContext, runs: Sequence[StudyRun], done: Any) -> None:
+        self._orders = spawn.Queue()
+        self._process = spawn.Process(target=_work, args=(context, list(runs), self._orders, done), daemon=True)
+        self._process.start()
+        self.index = -1
+
+    @property
+    def pid(self) -> int:
+        return int(self._process.pid)
+
+    @property
+    def exitcode(self) -> int | None:
+        code: int | None = self._process.exitcode
+        return code
+
+    def is_alive(self) -> bool:
+        return bool(self._process.is_alive())
+
+    def give(self, index: int) -> None:
+        """Send it the number of the next run."""
+        self.index = index
+        self._orders.put(index)
+
+    def finish(self) -> None:
+        """Tell it that there is nothing more to do, and wait for its end."""
+        self._orders.put(None)
+        self._process.join()
+
+    def terminate(self) -> None:
+        """End it now, and wait for its end."""
+        self._process.terminate()
+        self._process.join()
+
+
+def _work(context: StudyContext, runs: Sequence[StudyRun], orders: Any, done: Any) -> None:
+    """Measure the runs that are ordered, until there are no more or one fails."""
     import torch
 
     torch.set_num_threads(1)  # many processes share the cores
     kept: dict[Any, Any] = {}
-    while True:
-        try:
-            index = waiting.get(timeout=POLL_SECONDS)
-        except queue.Empty:
-            return
+    while (index := orders.get()) is not None:
         try:
             outcome = _measure_run(context, runs[index], kept, ignore_event)
         except Stopped:
@@ -158,4 +194,6 @@ def _work(context: StudyContext, runs: Sequence[StudyRun], waiting: Any, done: A
         except Exception as error:
             traceback.print_exc()
             outcome = RunOutcome(runs[index], None, f"{type(error).__name__}: {error}")
-        done.put((index, outcome.row, outcome.failure))
+        done.put((os.getpid(), outcome.row, outcome.failure))
+        if outcome.failure:
+            return

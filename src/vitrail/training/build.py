@@ -139,8 +139,11 @@ def build_learner(config: RunConfig, model: ImageModel, ranks: Ranks, precision:
     wants_compiled = config.run.compile if config.run.compile is not None else ranks.device.type == "cuda"
     is_compiled = obstacle is not None and wants_compiled
     if is_compiled:
+        # Kernels of earlier runs in this process would count against torch's limit, after which nothing is compiled.
+        torch.compiler.reset()
         for part in objective.parts_to_compile():
-            part.compile()
+            # A run has few shapes, and kernels for any shape are slower; some cannot be compiled at all.
+            part.compile(dynamic=False)
     optimizer = build_optimizer(objective, config.optimizer, ranks.device)
     initialise_state(optimizer)
     averaging = config.optimizer.averaging
