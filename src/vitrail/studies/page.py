@@ -60,8 +60,7 @@ def make_page(results: StudyResults, figure: str) -> str:
         format_markdown(make_table(results), numbers=1),
         "## How the rule decides",
         format_markdown(make_check_table(results.checks())),
-        "Intervals are Student's, over seeds, with the deviation that all arms have in common unless the limits below "
-        "say otherwise. They tell how another seed would do, not other images.",
+        "Intervals are Student's, over seeds. They tell how another seed would do, not how other images would.",
         "## What the paper has",
         format_markdown([["", "the paper"], *([what, how] for what, how in study.paper)]),
         "## What this scale cannot show",
@@ -92,33 +91,24 @@ def describe_runs(results: StudyResults) -> str:
     commits = sorted({str(row["commit"])[:12] for row in results.rows if row.get("commit")})
     seconds = results.gpu_seconds()
     time = f"{seconds / MINUTE:.1f} minutes" if seconds > MINUTE else f"{seconds:.0f} seconds"
-    steps = f"`vitrail study {results.study.name} --scale {results.scale}`"
-    code = f", commit {', '.join(commits)}" if commits else ""
+    code = f" Commit {', '.join(commits)}." if commits else ""
     return (
-        f"{steps}: {len(results.rows)} runs on {', '.join(machines)}, {time} of its time in all (runs that several "
-        f"studies share count once, where they were trained){code}."
+        f"```bash\n{make_command(results)}\n```\n\n"
+        f"{len(results.rows)} runs on {', '.join(machines)}, {time} of its time in all. A training that several "
+        f"studies share counts once, where it was trained.{code}"
     )
 
 
-def make_overview(all_results: Sequence[StudyResults], folder: str) -> str:
-    """Return the table of all studies: claim, paper, ours, verdict, and a link to each page in `folder`."""
-    rows = [["claim", "the paper", "here", "verdict"]]
-    for results in all_results:
-        study, verdict = results.study, results.verdict()
-        ours = "<br>".join(
-            f"{check.statement}: {check.difference.value:+.1f} ({format_interval(check.difference, 1, '+')})"
-            for check in results.checks()
-        )
-        paper = "<br>".join(f"{what}: {how}" for what, how in study.paper[:2])
-        rows.append(
-            [
-                f"**[{study.title}]({folder}{study.name}.md)**<br>{study.claim}<br><small>{study.where}</small>",
-                paper,
-                ours,
-                f"**{SIGNS[verdict]} {verdict}**",
-            ]
-        )
-    return format_markdown(rows)
+def make_command(results: StudyResults) -> str:
+    """Return the command that measures the same again."""
+    row = results.rows[0]
+    sets = [name.removeprefix("transfer ") for name in row.get("data", {}) if name.startswith("transfer ")]
+    words = ["vitrail study", results.study.name, f"--scale {results.scale}", f"--seeds {results.seeds}"]
+    if results.scale != "tiny":  # which has data of its own
+        words += ["--data DATA", *(f"--transfer {name}" for name in sets)]
+        words += ["--masks MASKS"] if "masks" in results.study.needs else []
+    jobs = int(row["machine"]["jobs"])
+    return " ".join([*words, f"--jobs {jobs}"] if jobs > 1 else words)
 
 
 def format_markdown(rows: Sequence[Sequence[str]], numbers: int = 0) -> str:

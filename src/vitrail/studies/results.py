@@ -100,6 +100,14 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
+def keep_complete_seeds(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of those seeds that every arm has, so that all arms have equally many runs."""
+    arms = {row["arm"] for row in rows}
+    seeds = {row["seed"] for row in rows}
+    complete = {seed for seed in seeds if {row["arm"] for row in rows if row["seed"] == seed} == arms}
+    return [row for row in rows if row["seed"] in complete]
+
+
 def collect_results(study: Study, rows: Sequence[Row], arms: Sequence[str] | None = None) -> StudyResults:
     """Return the results of a study from rows of several; each run counts once, the newest of it.
 

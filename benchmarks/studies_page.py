@@ -1,0 +1,157 @@
+"""Write docs/studies from the raw results of the studies: a page and a figure for each, and the page of all claims.
+
+    python benchmarks/studies_page.py            write them
+    python benchmarks/studies_page.py --check    write nothing; the exit code is 1 if something is out of date
+
+The raw results are benchmarks/results/studies_*.jsonl: the rows that `vitrail study` writes to results.jsonl. Only
+seeds that all arms of a study have are used.
+"""
+
+from __future__ import annotations
+
+import html
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitrail.studies.catalogue import list_studies
+from vitrail.studies.page import OUTCOMES, SIGNS, draw_figure, format_interval, make_page
+from vitrail.studies.results import StudyResults, collect_results, keep_complete_seeds, read_rows
+from vitrail.studies.scales import SMALL
+
+ROOT = Path(__file__).parent.parent
+RAW = ROOT / "benchmarks/results"
+PAGES = ROOT / "docs/studies"
+SCALE = SMALL
+KINDS = {"holds here": "holds", "does not hold here": "fails", "not decided": "open"}
+INTRODUCTION = """# The paper's claims, tested
+
+Most of what the paper concludes is a comparison: over data, compute, resolution, positions, pooling, shape or
+supervision. Here each claim is a command. It trains what is compared, with several seeds, and a rule that was written
+down before the runs says whether the claim **holds here**, **does not hold here**, or is **not decided**. Negative
+results stay.
+
+```bash
+vitrail study positions                       # on handwritten digits, on any machine, in a minute
+vitrail study --list                          # all of them
+vitrail study positions --scale small --data tiny-imagenet/ --transfer pets/ --transfer cifar10/ --jobs 14
+```
+"""
+SCALE_WORDS = """
+## What "here" means
+
+The numbers on this page are of the scale `small`: pre-training on 95,000 images of Tiny-ImageNet at {size} pixels,
+{steps:,} steps of {batch} images ({epochs:.1f} epochs), with a ViT of {depth} layers of width {width} and patches of
+{patch} pixels as the common base. Few-shot accuracy is the mean over Oxford-IIIT Pets and CIFAR-10, {shots} images of
+each class, as the paper measures it; fine-tuning is on Pets. That is about a hundred-thousandth of the paper's compute:
+what a claim needs at a large scale, no verdict here can show, and every page says what this scale leaves open.
+
+Every table and figure is made from the raw results, `benchmarks/results/studies_*.jsonl`, by
+`python benchmarks/studies_page.py`. How studies work, and how to write one of your own:
+[Studies of your own](own.md).
+"""
+
+
+def read_results() -> list[StudyResults]:
+    """Return the results of every study at the small scale; without rows if it has not been run."""
+    rows = [row for path in sorted(RAW.glob("studies_*.jsonl")) for row in read_rows(path)]
+    found = []
+    for study in list_studies():
+        arms = [arm.name for arm in study.list_arms(SCALE)]
+        own = [row for row in rows if row["study"] == study.name and row["scale"] == SCALE.name and row["arm"] in arms]
+        complete = keep_complete_seeds(own) if {row["arm"] for row in own} == set(arms) else []
+        found.append(collect_results(study, complete, arms))
+    return found
+
+
+def make_files(results: Sequence[StudyResults]) -> dict[str, bytes]:
+    """Return the contents of all files below docs/studies, by their names."""
+    files = {"index.md": make_index(results).encode()}
+    for each in results:
+        name = each.study.name
+        if not each.rows:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"{name}.svg"
+            draw_figure(each, path)
+            files[f"images/{name}.svg"] = path.read_bytes()
+        files[f"{name}.md"] = make_page(each, f"images/{name}.svg").encode()
+    return files
+
+
+def make_index(results: Sequence[StudyResults]) -> str:
+    """Return the page of all claims."""
+    verdicts = Counter(each.verdict() for each in results if each.rows)
+    counts = ", ".join(f"{number} {verdict}" for verdict, number in sorted(verdicts.items()))
+    left = sum(not each.rows for each in results)
+    state = f"Of {len(results)} claims: {counts}" + (f", {left} not run at this scale yet." if left else ".")
+    cards = "\n".join(make_card(each) for each in results)
+    pretraining = SCALE.pretraining
+    batch, model = pretraining["data"]["batch_size"], pretraining["model"]
+    words = SCALE_WORDS.format(
+        size=SCALE.image_size,
+        steps=SCALE.steps,
+        batch=batch,
+        epochs=SCALE.steps * batch / 95_000,
+        depth=model["depth"],
+        width=model["width"],
+        patch=SCALE.patch_size,
+        shots=SCALE.shots,
+    )
+    return f'{INTRODUCTION}\n<p class="claims-count">{state}</p>\n\n<div class="claims">\n{cards}\n</div>\n{words}'
+
+
+def make_card(results: StudyResults) -> str:
+    """Return a claim as HTML: its verdict, the figure, what was measured, and the paper's numbers."""
+    study = results.study
+    claim, where, title = (html.escape(text) for text in (study.claim, study.where, study.title))
+    paper = "".join(f"<dt>{html.escape(what)}</dt><dd>{html.escape(how)}</dd>" for what, how in study.paper[:3])
+    if not results.rows:
+        return (
+            f'<section class="claim"><h2>{title}</h2><p class="verdict none">not run at this scale yet</p>'
+            f"<p>{claim} <small>{where}</small></p>"
+            f"<pre><code>vitrail study {study.name}</code></pre></section>"
+        )
+    verdict, link = results.verdict(), f"{study.name}/"
+    checks = "".join(
+        f'<li class="{check.outcome}"><b>{OUTCOMES[check.outcome]}</b> {html.escape(check.statement)}: '
+        f"{check.difference.value:+.1f} ({format_interval(check.difference, 1, '+')})</li>"
+        for check in results.checks()
+    )
+    return (
+        f'<section class="claim"><h2><a href="{link}">{title}</a></h2>'
+        f'<p class="verdict {KINDS[verdict]}">{SIGNS[verdict]} {verdict} <small>{results.seeds} seeds</small></p>'
+        f"<p>{claim} <small>{where}</small></p>"
+        f'<a href="{link}"><img src="images/{study.name}.svg" alt="{html.escape(study.unit)}" loading="lazy"></a>'
+        f'<ul class="checks">{checks}</ul>'
+        f"<details><summary>What the paper has</summary><dl>{paper}</dl></details></section>"
+    )
+
+
+def find_stale(results: Sequence[StudyResults]) -> list[str]:
+    """Return the names of files below docs/studies that are not what the raw results make."""
+    return [
+        name
+        for name, content in make_files(results).items()
+        if not (PAGES / name).exists() or (PAGES / name).read_bytes() != content
+    ]
+
+
+def main() -> int:
+    results = read_results()
+    if "--check" in sys.argv[1:]:
+        stale = find_stale(results)
+        for name in stale:
+            print(f"docs/studies/{name} is out of date: run python benchmarks/studies_page.py")
+        return int(bool(stale))
+    for name, content in make_files(results).items():
+        path = PAGES / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
