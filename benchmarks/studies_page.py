@@ -16,8 +16,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from vitrail.model.cost import FORWARD_AND_BACKWARD, compute_cost
+from vitrail.model.variants import make_architecture
 from vitrail.studies.catalogue import list_studies
-from vitrail.studies.page import OUTCOMES, SIGNS, draw_figure, format_interval, make_page
+from vitrail.studies.page import OUTCOMES, SIGNS, draw_figure, format_interval, format_number, make_page
 from vitrail.studies.results import StudyResults, collect_results, keep_complete_seeds, read_rows
 from vitrail.studies.scales import SMALL
 
@@ -26,7 +28,11 @@ RAW = ROOT / "benchmarks/results"
 PAGES = ROOT / "docs/studies"
 SCALE = SMALL
 KINDS = {"holds here": "holds", "does not hold here": "fails", "not decided": "open"}
-INTRODUCTION = """# The paper's claims, tested
+INTRODUCTION = """---
+hide: [toc]
+---
+
+# The paper's claims, tested
 
 Most of what the paper concludes is a comparison: over data, compute, resolution, positions, pooling, shape or
 supervision. Here each claim is a command. It trains what is compared, with several seeds, and a rule that was written
@@ -45,8 +51,9 @@ SCALE_WORDS = """
 The numbers on this page are of the scale `small`: pre-training on 95,000 images of Tiny-ImageNet at {size} pixels,
 {steps:,} steps of {batch} images ({epochs:.1f} epochs), with a ViT of {depth} layers of width {width} and patches of
 {patch} pixels as the common base. Few-shot accuracy is the mean over Oxford-IIIT Pets and CIFAR-10, {shots} images of
-each class, as the paper measures it; fine-tuning is on Pets. That is about a hundred-thousandth of the paper's compute:
-what a claim needs at a large scale, no verdict here can show, and every page says what this scale leaves open.
+each class, as the paper measures it; fine-tuning is on Pets. Pre-training the base takes {petaflops:.1f} · 10¹⁵ operations,
+where the paper's B/16 on JFT-300M took 224 · 10¹⁸: what a claim needs at a large scale, no verdict here can show, and every
+page says what this scale leaves open.
 
 Every table and figure is made from the raw results, `benchmarks/results/studies_*.jsonl`, by
 `python benchmarks/studies_page.py`. How studies work, and how to write one of your own:
@@ -99,6 +106,7 @@ def make_index(results: Sequence[StudyResults]) -> str:
         width=model["width"],
         patch=SCALE.patch_size,
         shots=SCALE.shots,
+        petaflops=FORWARD_AND_BACKWARD * compute_cost(make_architecture(**model)).flops * SCALE.steps * batch / 1e15,
     )
     return f'{INTRODUCTION}\n<p class="claims-count">{state}</p>\n\n<div class="claims">\n{cards}\n</div>\n{words}'
 
@@ -117,14 +125,14 @@ def make_card(results: StudyResults) -> str:
     verdict, link = results.verdict(), f"{study.name}/"
     checks = "".join(
         f'<li class="{check.outcome}"><b>{OUTCOMES[check.outcome]}</b> {html.escape(check.statement)}: '
-        f"{check.difference.value:+.1f} ({format_interval(check.difference, 1, '+')})</li>"
+        f"{format_number(check.difference.value, 1, '+')} ({format_interval(check.difference, 1, '+')})</li>"
         for check in results.checks()
     )
     return (
         f'<section class="claim"><h2><a href="{link}">{title}</a></h2>'
         f'<p class="verdict {KINDS[verdict]}">{SIGNS[verdict]} {verdict} <small>{results.seeds} seeds</small></p>'
         f"<p>{claim} <small>{where}</small></p>"
-        f'<a href="{link}"><img src="images/{study.name}.svg" alt="{html.escape(study.unit)}" loading="lazy"></a>'
+        f'<a href="{link}"><img src="images/{study.name}.svg" alt="{html.escape(study.unit)}"></a>'
         f'<ul class="checks">{checks}</ul>'
         f"<details><summary>What the paper has</summary><dl>{paper}</dl></details></section>"
     )

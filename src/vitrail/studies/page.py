@@ -30,13 +30,14 @@ def write_page(results: StudyResults, path: Path, figure: str) -> None:
 
 
 def make_table(results: StudyResults) -> list[list[str]]:
-    """Return a row for each arm: its name, the mean, the interval, and the value of each seed."""
-    digits = results.study.digits
-    rows = [["arm", results.study.unit, "95% interval", "each seed"]]
+    """Return a row for each arm: its name, the mean, the interval, the value of each seed, and the paper's number."""
+    digits, beside = results.study.digits, results.study.beside
+    rows = [["arm", results.study.unit, "95% interval", "each seed", *(["the paper"] if beside else [])]]
     for arm in results.arms:
         estimate = results.estimate(arm)
-        seeds = ", ".join(f"{value:.{digits}f}" for value in results.list_values(arm))
-        rows.append([arm, f"{estimate.value:.{digits}f}", format_interval(estimate, digits), seeds])
+        seeds = ", ".join(format_number(value, digits) for value in results.list_values(arm))
+        cells = [arm, format_number(estimate.value, digits), format_interval(estimate, digits), seeds]
+        rows.append([*cells, *([beside.get(arm, "")] if beside else [])])
     return rows
 
 
@@ -44,7 +45,12 @@ def format_interval(estimate: Estimate, digits: int = 1, sign: str = "") -> str:
     """Return an interval as text."""
     if not math.isfinite(estimate.low) or not math.isfinite(estimate.high):
         return "unknown"
-    return f"{estimate.low:{sign}.{digits}f} to {estimate.high:{sign}.{digits}f}"
+    return f"{format_number(estimate.low, digits, sign)} to {format_number(estimate.high, digits, sign)}"
+
+
+def format_number(value: float, digits: int = 1, sign: str = "") -> str:
+    """Return a number as text, with a real minus sign; `sign` "+" gives positive ones a plus."""
+    return f"{value:{sign}.{digits}f}".replace("-", "−")
 
 
 def make_page(results: StudyResults, figure: str) -> str:
@@ -76,7 +82,7 @@ def make_check_table(checks: Sequence[Check]) -> list[list[str]]:
     rows = [["the claim says", "measured", "95% interval", "outcome"]]
     for check in checks:
         digits = 1 if abs(check.difference.value) >= 1 else 2
-        value = f"{check.difference.value:+.{digits}f}"
+        value = format_number(check.difference.value, digits, "+")
         limit = (
             f" (within ±{check.high:g})" if math.isfinite(check.high) else f" (by {check.low:g})" if check.low else ""
         )

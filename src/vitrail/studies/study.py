@@ -57,6 +57,8 @@ class Study:
     """What a small scale cannot show."""
     paper: Sequence[tuple[str, str]] = ()
     """The paper's own numbers: what, and how much."""
+    beside: Mapping[str, str] = field(default_factory=dict)
+    """The paper's numbers that stand beside those of the arms."""
     digits: int = 1
     """Digits after the point in the table."""
     draw: Callable[[StudyResults, Path], None] | None = None
