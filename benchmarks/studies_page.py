@@ -51,9 +51,9 @@ SCALE_WORDS = """
 The numbers on this page are of the scale `small`: pre-training on 95,000 images of Tiny-ImageNet at {size} pixels,
 {steps:,} steps of {batch} images ({epochs:.1f} epochs), with a ViT of {depth} layers of width {width} and patches of
 {patch} pixels as the common base. Few-shot accuracy is the mean over Oxford-IIIT Pets and CIFAR-10, {shots} images of
-each class, as the paper measures it; fine-tuning is on Pets. Pre-training the base takes {petaflops:.1f} · 10¹⁵ operations,
-where the paper's B/16 on JFT-300M took 224 · 10¹⁸: what a claim needs at a large scale, no verdict here can show, and every
-page says what this scale leaves open.
+each class, as the paper measures it; fine-tuning is on Pets. Pre-training the base takes {petaflops:.1f} · 10¹⁵
+operations, where the paper's B/16 on JFT-300M took 224 · 10¹⁸: what a claim needs at a large scale, no verdict here can
+show, and every page says what this scale leaves open.
 
 Every table and figure is made from the raw results, `benchmarks/results/studies_*.jsonl`, by
 `python benchmarks/studies_page.py`. How studies work, and how to write one of your own:
