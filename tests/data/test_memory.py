@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import itertools
 import logging
+import threading
+import time
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
@@ -19,7 +21,7 @@ from vitrail.data.open import open_data
 from vitrail.data.sources import memory
 from vitrail.data.sources.list_source import ListSource
 from vitrail.data.sources.memory import InMemorySource
-from vitrail.data.sources.source import Source
+from vitrail.data.sources.source import Sample, Source
 from vitrail.data.transforms.augment import Augmentation
 from vitrail.data.transforms.decode import decode_image
 from vitrail.errors import DataError
@@ -190,3 +192,39 @@ def test_too_little_shared_memory_is_told(mixed, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "share_memory_", refuse)
     with pytest.raises(DataError, match=r"shared memory.*in_memory=false"):
         InMemorySource(mixed)
+
+
+class _Watched(Source):
+    """Notes which threads read it."""
+
+    def __init__(self, reads_in_threads):
+        self.classes, self.reads_in_threads, self.readers = ("a",), reads_in_threads, set()
+
+    def __len__(self):
+        return 64
+
+    def read(self, index):
+        self.readers.add(threading.get_ident())
+        time.sleep(0.002)
+        return Sample(torch.full((3, 2, 2), index, dtype=torch.uint8), 0)
+
+    def name(self, index):
+        return str(index)
+
+    def labels(self, start, stop):
+        return np.zeros(stop - start, dtype=np.int64)
+
+
+@pytest.mark.parametrize("reads_in_threads", [False, True])
+def test_only_sources_that_allow_it_are_read_in_threads(reads_in_threads):
+    source = _Watched(reads_in_threads)
+    kept = InMemorySource(source)
+    assert source.readers.isdisjoint({threading.get_ident()}) == reads_in_threads
+    assert reads_in_threads or len(source.readers) == 1
+    assert [int(kept.read(index).content[0, 0, 0]) for index in range(64)] == list(range(64))
+
+
+def test_pixels_can_be_changed_while_they_are_decoded():
+    kept = InMemorySource(_Watched(False), change=lambda pixels: pixels[:1, :1] + 1)
+    assert kept.read(5).content.shape == (1, 1, 2)
+    assert int(kept.read(5).content[0, 0, 0]) == 6

@@ -34,6 +34,8 @@ log = logging.getLogger("vitrail")
 class FileSource(Source):
     """Image files with a table of their names and labels. A name is relative to a folder, or, from a CSV, absolute."""
 
+    reads_in_threads = True
+
     def __init__(self, root: Path, table: MappedTable, classes: tuple[str, ...]) -> None:
         self.root, self.table, self.classes = root, table, classes
         self._real_root = os.path.realpath(root)

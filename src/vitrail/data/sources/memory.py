@@ -67,16 +67,14 @@ def _decode_all(source: Source, change: Change | None) -> tuple[list[Tensor], di
     pixels: list[Tensor] = []
     broken: dict[int, str] = {}
     total = 0
+    read = partial(_read_or_reason, source)
     decode = partial(_decode_or_reason, change=change)
-    # One thread reads the source, many decode: decoding releases Python's lock.
     with ThreadPoolExecutor(resolve_worker_count(None)) as threads:
         for start in range(0, len(source), DECODE_CHUNK):
             indices = range(start, min(start + DECODE_CHUNK, len(source)))
-            for index, image in zip(
-                indices,
-                threads.map(decode, [_read_or_reason(source, index) for index in indices]),
-                strict=True,
-            ):
+            # Decoding releases Python's lock, and so does waiting for a file.
+            contents = threads.map(read, indices) if source.reads_in_threads else map(read, indices)
+            for index, image in zip(indices, threads.map(decode, contents), strict=True):
                 if isinstance(image, str):
                     broken[index] = image
                 pixels.append(torch.empty(1, 0, 0, dtype=torch.uint8) if isinstance(image, str) else image)

@@ -53,6 +53,8 @@ class Source(ABC):
     """How many neighbouring samples should be read together."""
     window: int = 1
     """How many samples a shuffle should mix at least, so that a batch does not consist of neighbours."""
+    reads_in_threads: bool = False
+    """Whether several threads may read at the same time."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -109,7 +111,7 @@ class Subset(Source):
 
     def __init__(self, whole: Source, indices: Indices) -> None:
         self.whole, self.indices = whole, indices
-        self.classes = whole.classes
+        self.classes, self.reads_in_threads = whole.classes, whole.reads_in_threads
         self.block, self.window = whole.block, whole.window
 
     def __len__(self) -> int:
