@@ -26,12 +26,22 @@ FINITE = st.floats(-100, 100)
 
 
 class TestIntervals:
-    def test_a_difference_has_students_interval(self):
+    @pytest.mark.parametrize("is_common", [True, False])
+    def test_a_difference_has_students_interval_or_welchs(self, is_common):
         first, second = [52.1, 51.3, 53.0], [50.2, 50.9]
-        expected = stats.ttest_ind(first, second, equal_var=True)
-        interval = expected.confidence_interval(0.95)
-        found = estimate_difference(first, second)
+        interval = stats.ttest_ind(first, second, equal_var=is_common).confidence_interval(0.95)
+        deviation = pool_deviation([first, second]) if is_common else None
+        found = estimate_difference(first, second, deviation)
         assert found == pytest.approx((np.mean(first) - np.mean(second), interval.low, interval.high))
+
+    def test_a_number_that_never_changes_adds_no_certainty(self):
+        values = [52.1, 51.3, 53.0]
+        alone = estimate_seed_mean(values)
+        beside = estimate_difference(values, [50.0] * 3)
+        assert beside == pytest.approx([limit - 50 for limit in alone])
+
+    def test_two_numbers_that_never_change(self):
+        assert estimate_difference([3.0, 3.0], [1.0, 1.0]) == (2.0, 2.0, 2.0)
 
     def test_a_mean_has_students_interval(self):
         values = [3.0, 4.5, 5.0, 4.0]

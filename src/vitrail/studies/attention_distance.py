@@ -101,7 +101,7 @@ def draw(results: StudyResults, path: Path) -> None:
     for arm in results.arms:
         names = [name for name in results.rows[0]["measured"] if name.startswith("layer ")]
         layers = [name for name in names if all(name in row["measured"] for row in results.rows if row["arm"] == arm)]
-        points = [(int(name.split()[1]), results.estimate_alone(arm, name)) for name in layers]
+        points = [(int(name.split()[1]), results.estimate(arm, name)) for name in layers]
         series.append(Series(arm, points))
     draw_lines(path, series, "layer", "mean attention distance, % of uniform attention")
 
@@ -120,8 +120,8 @@ STUDY = Study(
     "lowest layer is nearer than before training; nearest and farthest head differ by more than a fifth of uniform "
     "attention; and the nearest head of a hybrid is less local than that of a ViT.",
     list_checks=list_checks,
-    limits="The image has 8 × 8 patches and a layer 5 heads or fewer, where the paper's models have 14 × 14 and 16. "
-    "Intervals are those of each arm alone, for untrained models vary much less than trained ones.",
+    is_equally_noisy=False,
+    limits="The image has 8 × 8 patches and a layer 5 heads or fewer, where the paper's models have 14 × 14 and 16.",
     paper=(
         ("ViT-L/16, lowest layers", "heads from about 10 to more than 100 of 224 pixels"),
         ("upper layers", "nearly all heads far"),

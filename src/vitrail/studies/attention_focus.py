@@ -63,6 +63,7 @@ STUDY = Study(
     rule="After fine-tuning, more of the rollout falls on the object than with an untrained model, and more than with "
     "a prior for the centre of the image, where most objects are.",
     list_checks=list_checks,
+    is_equally_noisy=False,
     limits="The paper shows single images; a share of the rollout on a mask is our measure. The grid of 8 × 8 patches "
     "is coarse, and rollout adds the residual connections by half, which spreads every map.",
     paper=(("ViT-L/16", "pictures: attention on the object, in most of the images shown"),),

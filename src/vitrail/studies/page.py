@@ -66,7 +66,8 @@ def make_page(results: StudyResults, figure: str) -> str:
         format_markdown(make_table(results), numbers=1),
         "## How the rule decides",
         format_markdown(make_check_table(results.checks())),
-        "Intervals are Student's, over seeds. They tell how another seed would do, not how other images would.",
+        f"Intervals are Student's, over seeds, {describe_deviation(results)}. They tell how another seed would do, not "
+        "how other images would.",
         "## What the paper has",
         format_markdown([["", "the paper"], *([what, how] for what, how in study.paper)]),
         "## What this scale cannot show",
@@ -75,6 +76,13 @@ def make_page(results: StudyResults, figure: str) -> str:
         describe_runs(results),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def describe_deviation(results: StudyResults) -> str:
+    """Say which deviation the intervals come from."""
+    if results.study.is_equally_noisy:
+        return "from the deviation that all arms have in common"
+    return "from each arm's own deviation, for some arms vary much less than others"
 
 
 def make_check_table(checks: Sequence[Check]) -> list[list[str]]:

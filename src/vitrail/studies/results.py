@@ -56,11 +56,8 @@ class StudyResults:
 
     def estimate(self, arm: str, metric: str | None = None) -> Estimate:
         """Return the mean of an arm over seeds with its 95% interval."""
-        return estimate_seed_mean(self.list_values(arm, metric), self.deviation(metric))
-
-    def estimate_alone(self, arm: str, metric: str | None = None) -> Estimate:
-        """Return the mean of an arm, with an interval from the deviation of its own seeds alone."""
-        return estimate_seed_mean(self.list_values(arm, metric))
+        deviation = self.deviation(metric) if self.study.is_equally_noisy else None
+        return estimate_seed_mean(self.list_values(arm, metric), deviation)
 
     def mean(self, arm: str, metric: str | None = None) -> float:
         """Return the mean of an arm over seeds."""

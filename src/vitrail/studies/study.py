@@ -59,6 +59,8 @@ class Study:
     """The paper's own numbers: what, and how much."""
     beside: Mapping[str, str] = field(default_factory=dict)
     """The paper's numbers that stand beside those of the arms."""
+    is_equally_noisy: bool = True
+    """Whether the arms have one deviation over seeds in common, which the table then uses."""
     digits: int = 1
     """Digits after the point in the table."""
     draw: Callable[[StudyResults, Path], None] | None = None

@@ -99,29 +99,40 @@ def pool_deviation(arms: Sequence[Sequence[float]]) -> Deviation:
 
 def estimate_seed_mean(values: Sequence[float], deviation: Deviation | None = None) -> Estimate:
     """Return the mean over seeds with its 95% interval; for a single seed, without a known deviation, it is endless."""
-    return _estimate(math.fsum(values) / len(values), 1 / len(values), deviation or pool_deviation([values]))
+    deviation = deviation or pool_deviation([values])
+    return _estimate(math.fsum(values) / len(values), deviation.value / math.sqrt(len(values)), deviation.freedom)
 
 
 def estimate_difference(
     first: Sequence[float], second: Sequence[float], deviation: Deviation | None = None
 ) -> Estimate:
-    """Return the mean of `first` minus that of `second`, with Student's 95% interval for a common deviation.
+    """Return the mean of `first` minus that of `second`, with its 95% interval.
 
     Args:
         first, second: One number for each seed.
-        deviation: The deviation over seeds; if None, it is estimated from these two alone.
+        deviation: A deviation over seeds that both have in common, for Student's interval; if None, each has its own,
+            for Welch's. Beside numbers that never change, that is the interval of the others alone.
     """
     if not first or not second:
         raise ConfigError("a difference needs a result on both sides")
     value = math.fsum(first) / len(first) - math.fsum(second) / len(second)
-    return _estimate(value, 1 / len(first) + 1 / len(second), deviation or pool_deviation([first, second]))
+    if deviation is not None:
+        return _estimate(value, (1 / len(first) + 1 / len(second)) ** 0.5 * deviation.value, deviation.freedom)
+    squares = [pool_deviation([values]).value ** 2 / len(values) for values in (first, second)]
+    error = math.sqrt(sum(squares))
+    if not error > 0:  # no deviation at all, or a single seed, which tells none
+        return _estimate(value, error, math.inf)
+    parts = (
+        (square / error**2) ** 2 / (len(values) - 1) for square, values in zip(squares, (first, second), strict=True)
+    )
+    return _estimate(value, error, 1 / sum(parts))
 
 
-def _estimate(value: float, share: float, deviation: Deviation) -> Estimate:
-    """Return a value whose variance is `share` of the squared deviation, with its interval."""
+def _estimate(value: float, error: float, freedom: float) -> Estimate:
+    """Return a value with the interval of Student's distribution, from its standard error."""
     from scipy.stats import t
 
-    if not deviation.freedom:
+    if not freedom or math.isnan(error):
         return Estimate(value, -math.inf, math.inf)
-    reach = float(t.ppf(0.5 + LEVEL / 2, deviation.freedom)) * deviation.value * math.sqrt(share)
+    reach = float(t.ppf(0.5 + LEVEL / 2, freedom)) * error
     return Estimate(value, value - reach, value + reach)
