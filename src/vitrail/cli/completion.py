@@ -44,3 +44,10 @@ def complete_recipe(incomplete: str) -> list[str]:
     from vitrail.recipes import RECIPES
 
     return offer(RECIPES)(incomplete)
+
+
+def complete_study(incomplete: str) -> list[str]:
+    """Return the names of studies that begin with what a person has typed, and "all"."""
+    from vitrail.studies.catalogue import NAMES
+
+    return offer([*NAMES, "all"])(incomplete)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrail.cli.completion import complete_device
+from vitrail.cli.completion import complete_device, complete_study, offer
 from vitrail.cli.printing import interruptible, print_lines, print_table, stop_on_sigterm
 from vitrail.system.events import OnEvent
 
@@ -22,7 +22,10 @@ INTERRUPTED = "the runs that are finished are kept, and the same command goes on
 
 
 def study(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME …", help="One or more studies, or all.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME", autocompletion=complete_study, help="One or more studies, or all."),
+    ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="Print all studies with their claims.")] = False,
     scale: Annotated[
         str, typer.Option(help="tiny: digits, any machine. small: one GPU, images that you give.")
