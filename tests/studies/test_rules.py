@@ -46,10 +46,11 @@ def by_name(values, default):
 
 
 def shape_planted(depth, width, patch):
+    """Accuracies that grow by so many points for each doubling of the operations."""
+
     def values(arm):
         gains = {shape.DEPTH: depth, shape.WIDTH: width, shape.PATCH: patch}
-        is_larger = arm.weight > 0.6
-        return 40 + (gains.get(arm.facts["dimension"], 0) if is_larger else 0)
+        return 40 + gains.get(arm.facts["dimension"], 0) * math.log2(arm.facts["gigaflops"])
 
     return values
 
@@ -114,19 +115,19 @@ def test_every_study_is_planted():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_claim_that_holds(name):
     results = plant(name, HOLDS[name])
-    assert results.verdict() == "holds here", results.checks()
+    assert results.decide() == "holds here", results.make_checks()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_claim_that_does_not_hold(name):
     results = plant(name, FAILS[name])
-    assert results.verdict() == "does not hold here", results.checks()
+    assert results.decide() == "does not hold here", results.make_checks()
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "compute"])
 def test_noise_decides_nothing(name):
     results = plant(name, HOLDS[name], LARGE_NOISE)
-    assert results.verdict() == "not decided", results.checks()
+    assert results.decide() == "not decided", results.make_checks()
 
 
 def test_a_noisy_power_law_decides_nothing():
@@ -135,13 +136,24 @@ def test_a_noisy_power_law_decides_nothing():
         jump = 25 if "medium" in arm.name else 0
         return {**compute_planted(1.05)(arm), "error": 50 + jump}
 
-    assert plant("compute", values, (-5.0, 0.0, 5.0)).verdict() == "not decided"
+    assert plant("compute", values, (-5.0, 0.0, 5.0)).decide() == "not decided"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_seed_never_decides_for_a_claim(name):
-    verdict = plant(name, HOLDS[name], (0.0,)).verdict()
-    assert verdict == "not decided" or name == "compute"  # its deviation is that of the points from the lines
+    assert plant(name, HOLDS[name], (0.0,)).decide() == "not decided"
+
+
+def test_families_without_common_compute_decide_nothing():
+    def values(arm):
+        found = compute_planted(1.3)(arm)
+        return {
+            **found,
+            "petaflops": found["petaflops"] * {"ViT": 1, "hybrid": 100, "BiT": 10_000}[arm.facts["family"]],
+        }
+
+    results = plant("compute", values)
+    assert {check.outcome for check in results.make_checks()} == {"open"}
 
 
 def test_power_laws_are_found_again():

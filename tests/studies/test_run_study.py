@@ -71,7 +71,7 @@ class TestRows:
         row = read_rows(result.folder / "results.jsonl")[0]
         assert row["machine"]["device"]
         assert row["machine"]["jobs"] == 1
-        assert set(row["data"]) == {"pretraining", "transfer digits"}
+        assert set(row["data"]) == {"pretraining", "transfer 1 digits"}
         assert row["date"]
 
     def test_an_arm_with_other_settings_is_measured_again(self, tmp_path):
@@ -91,6 +91,41 @@ class TestRows:
         pairs = [(image, label) for image, label in zip(_digits(40), [0, 1] * 20, strict=True)]
         with pytest.raises(ConfigError, match="other images"):
             vitrail.study(TOY, folder=tmp_path, seeds=2, data=pairs, on_event=lambda *_: None)
+
+    def test_the_rows_of_another_scale_do_not_count(self, tmp_path):
+        def measure_by_shots(workbench, arm):
+            return {"score": arm.facts["level"] + workbench.scale.shots + 0.1 * workbench.seed}
+
+        study, other = dataclasses.replace(TOY, measure=measure_by_shots), dataclasses.replace(TINY, shots=50)
+        found = [
+            vitrail.study(study, scale=scale, folder=tmp_path, on_event=lambda *_: None).results.compute_mean(BASE)
+            for scale in (TINY, other, TINY)
+        ]
+        assert found == pytest.approx([15.05, 60.05, 15.05])
+
+    def test_images_are_looked_at_even_if_nothing_is_missing(self, tmp_path):
+        vitrail.study(TOY, folder=tmp_path, on_event=lambda *_: None)
+        with pytest.raises(DataError):
+            vitrail.study(TOY, folder=tmp_path, data=str(tmp_path / "nowhere"), on_event=lambda *_: None)
+
+    def test_another_set_to_transfer_to_is_refused(self, tmp_path):
+        vitrail.study(TOY, folder=tmp_path, seeds=1, on_event=lambda *_: None)
+        pairs = list(zip(_digits(40), [0, 1] * 20, strict=True))
+        with pytest.raises(ConfigError, match="other images"):
+            vitrail.study(TOY, folder=tmp_path, seeds=2, transfer=[pairs], on_event=lambda *_: None)
+
+    def test_two_commands_at_once_are_refused(self, tmp_path):
+        code = (
+            "import sys, time; from pathlib import Path; from vitrail.system.locks import lock_file\n"
+            "lock = lock_file(Path(sys.argv[1])); print('locked', flush=True); time.sleep(60)"
+        )
+        (tmp_path / "tiny/toy").mkdir(parents=True)
+        command = [sys.executable, "-c", code, str(tmp_path / "tiny/toy/.lock")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout.readline() == "locked\n"
+            with pytest.raises(ConfigError, match="another command"):
+                vitrail.study(TOY, folder=tmp_path, on_event=lambda *_: None)
+            child.kill()
 
     def test_a_line_that_a_killed_process_left_is_dropped(self, tmp_path):
         result = vitrail.study(TOY, folder=tmp_path, on_event=lambda *_: None)
@@ -130,6 +165,28 @@ class TestFailures:
         with pytest.raises(TrainingError, match="score is no number"):
             vitrail.study(study, folder=tmp_path, on_event=lambda *_: None)
 
+    def test_a_mistake_in_one_measurement_does_not_end_the_others(self, tmp_path, capsys):
+        def measure(workbench, arm):
+            return {"score": 1 / (arm.facts["level"] - 10) + workbench.seed}
+
+        with pytest.raises(TrainingError, match=r"2 of 4 runs failed.*ZeroDivisionError"):
+            vitrail.study(dataclasses.replace(TOY, measure=measure), folder=tmp_path, on_event=lambda *_: None)
+        assert len(read_rows(tmp_path / "tiny/toy/results.jsonl")) == 2
+        assert "ZeroDivisionError" in capsys.readouterr().err
+
+    def test_mistakes_in_a_study_are_told(self, tmp_path):
+        with pytest.raises(ConfigError, match="named twice"):
+            run_studies([TOY, TOY], folder=tmp_path)
+        twins = dataclasses.replace(TOY, list_arms=lambda scale: [TOY.list_arms(scale)[0]] * 2)
+        with pytest.raises(ConfigError, match="same name"):
+            vitrail.study(twins, folder=tmp_path)
+        other = dataclasses.replace(TOY, measure=lambda workbench, arm: {"loss": 1.0})
+        with pytest.raises(TrainingError, match="must return 'score'"):
+            vitrail.study(other, folder=tmp_path, on_event=lambda *_: None)
+        local = dataclasses.replace(TOY, name="local", measure=lambda workbench, arm: {"score": 1.0})
+        with pytest.raises(ConfigError, match="jobs=1"):
+            vitrail.study(local, folder=tmp_path, jobs=2, on_event=lambda *_: None)
+
     def test_data_that_must_be_given(self, tmp_path):
         with pytest.raises(ConfigError, match="--data"):
             vitrail.study(TOY, scale="small", folder=tmp_path)
@@ -149,7 +206,14 @@ class TestFiles:
         assert (result.folder / "figure.png").stat().st_size > 1000
         assert (result.folder / "figure.svg").exists()
         assert "holds here" in repr(result)
-        assert json.loads(json.dumps(result.to_dict()))["verdict"] == "holds here"
+        assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["verdict"] == "holds here"
+        assert "vitrail.study(STUDY" in page
+
+    def test_one_seed_has_no_interval(self, tmp_path):
+        result = vitrail.study(TOY, seeds=1, folder=tmp_path, on_event=lambda *_: None)
+        assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["checks"][0]["low"] is None
+        assert "1 seed)" in repr(result)
+        assert "inf" not in repr(result)
 
 
 @pytest.mark.slow

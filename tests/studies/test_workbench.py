@@ -13,7 +13,7 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.studies.object_masks import make_centre_prior, measure_object_share, read_object_masks
 from vitrail.studies.position_tables import get_patch_rows, replace_positions
 from vitrail.studies.scales import TINY
-from vitrail.studies.study_data import StudyData, TransferSet, choose_test_images, cut_square, open_study_data
+from vitrail.studies.study_data import StudyData, TransferSet, choose_data, choose_test_images, cut_square
 from vitrail.studies.workbench import Workbench
 from vitrail.system.events import ignore_event
 
@@ -22,7 +22,8 @@ QUICK = {"schedule.steps": 10, "schedule.warmup_steps": 1}
 
 @pytest.fixture(scope="module")
 def digits():
-    return open_study_data(TINY, {"data", "transfer"}, None, (), None, ignore_event)
+    needs = {"data", "transfer"}
+    return choose_data(TINY, needs, None, (), None).load(needs, ignore_event)
 
 
 @pytest.fixture
@@ -63,6 +64,15 @@ class TestTraining:
     def test_a_whole_model_takes_the_place_of_the_scales(self, workbench):
         bit = workbench.pretrain({"model": dict(TINY.models["BiT"]), **QUICK})
         assert isinstance(bit.model, vitrail.BitResNet)
+
+    @pytest.mark.parametrize("change", [{"run.precision": "bf16"}, {"run.evaluate_every": 3}])
+    def test_what_changes_a_training_under_run_makes_another(self, workbench, change, monkeypatch):
+        seen = []
+        monkeypatch.setattr("vitrail.studies.workbench.run_training", lambda config, **_: seen.append(config) or 1 / 0)
+        for settings in (QUICK, {**QUICK, **change}):
+            with pytest.raises(ZeroDivisionError):
+                workbench.pretrain(settings)
+        assert seen[0].run.folder != seen[1].run.folder
 
     def test_operations_are_counted(self, workbench):
         trained = workbench.pretrain(QUICK)
@@ -197,5 +207,20 @@ def test_untrained_models_have_the_workbenchs_seed(digits, tmp_path):
 
 def test_masks_are_asked_for_only_where_they_are_needed():
     with pytest.raises(ConfigError, match="--masks"):
-        open_study_data(TINY, {"data", "masks"}, "other", (), None, ignore_event)
-    assert len(open_study_data(TINY, {"data", "masks"}, None, (), None, ignore_event).pretraining) > 1000
+        choose_data(TINY, {"data", "masks"}, None, ("other",), None)
+    assert choose_data(TINY, {"data", "masks"}, None, (), None).masks is None
+
+
+def test_the_description_of_data_tells_order_and_parts():
+    first, second = ({"train": _digits(seed), "test": _digits(seed + 9)} for seed in (0, 1))
+    one, other = (choose_data(TINY, set(), None, sets, None) for sets in ((first, second), (second, first)))
+    needs = {"data", "transfer"}
+    assert list(one.describe(needs).items()) != list(other.describe(needs).items())
+    changed = choose_data(TINY, set(), None, ({**first, "test": _digits(5)[:7]}, second), None)
+    assert one.describe(needs) != changed.describe(needs)
+    assert set(one.describe({"data"})) == {"pretraining"}
+
+
+def _digits(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return [(torch.randint(0, 255, (1, 8, 8), generator=generator, dtype=torch.uint8), i % 2) for i in range(8)]

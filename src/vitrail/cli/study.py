@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrail.cli.completion import complete_device, complete_study, offer
+from vitrail.cli.completion import complete_device, complete_study
 from vitrail.cli.printing import interruptible, print_lines, print_table, stop_on_sigterm
 from vitrail.system.events import OnEvent
 
@@ -56,7 +56,7 @@ def study(
         rows = [[each.name, each.claim, each.where] for each in list_studies()]
         print_table("Studies", ["name", "claim", "where"], rows, left=3)
         return
-    chosen = list(NAMES) if names == ["all"] else names or []
+    chosen = list(NAMES) if names and "all" in names else names or []
     with interruptible(INTERRUPTED), stop_on_sigterm(), _show_runs() as on_event:
         results = run_studies(
             chosen,

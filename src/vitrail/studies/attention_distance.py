@@ -24,8 +24,10 @@ TRAINED, UNTRAINED = "trained", "untrained"
 
 
 def list_arms(scale: Scale) -> list[Arm]:
+    """Return a ViT and a hybrid with the same encoder, trained and not."""
+    encoder = {key: scale.models[MODELS[0]][key] for key in ("width", "depth", "num_heads", "mlp_dim")}
     return [
-        Arm(f"{model}, {state}", {"model": dict(scale.models[model])}, {"model": model, "state": state}, 3.0)
+        Arm(f"{model}, {state}", {"model": {**scale.models[model], **encoder}}, {"model": model, "state": state}, 3.0)
         for model in MODELS
         for state in (TRAINED, UNTRAINED)
     ]
@@ -123,9 +125,9 @@ STUDY = Study(
     is_equally_noisy=False,
     limits="The image has 8 × 8 patches and a layer 5 heads or fewer, where the paper's models have 14 × 14 and 16.",
     paper=(
-        ("ViT-L/16, lowest layers", "heads from about 10 to more than 100 of 224 pixels"),
-        ("upper layers", "nearly all heads far"),
-        ("R50+L/16, lowest layers", "hardly any local heads"),
+        ("lowest layers", "some heads attend to most of the image, others are consistently local"),
+        ("with depth", "the attention distance grows"),
+        ("hybrids, lowest layers", "the local heads are much less pronounced"),
     ),
     draw=draw,
 )

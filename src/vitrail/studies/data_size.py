@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from vitrail.studies.workbench import Workbench
 
 
-LENGTHS = {0.03: 0.25, 0.1: 0.4, 0.3: 0.7, 1.0: 1.0}
-"""The shares of the data, and the length of the training on each: little data is learned by heart soon."""
+SHARES = (0.03, 0.1, 0.3, 1.0)
+LENGTH = 0.75
+"""The length of every training, in that of the scale's pre-training."""
 WEIGHTS = {"ViT": 1.0, "larger ViT": 3.0, "hybrid": 2.5, "BiT": 3.5}
 EVALUATIONS = 5
 """How often the held-out images choose the weights: the paper stops early by them."""
@@ -26,8 +27,8 @@ EVALUATIONS = 5
 def list_arms(scale: Scale) -> list[Arm]:
     arms = []
     for model, section in scale.models.items():
-        for share, length in LENGTHS.items():
-            schedule = scale.scale_steps(length)
+        for share in SHARES:
+            schedule = scale.scale_steps(LENGTH)
             settings = {
                 "model": dict(section),
                 "data.share": share,
@@ -36,7 +37,7 @@ def list_arms(scale: Scale) -> list[Arm]:
                 "run.evaluate_every": max(schedule["schedule.steps"] // EVALUATIONS, 1),
             }
             facts = {"model": model, "share": share}
-            arms.append(Arm(f"{model}, {100 * share:g}%", settings, facts, length * WEIGHTS[model]))
+            arms.append(Arm(f"{model}, {100 * share:g}%", settings, facts, WEIGHTS[model]))
     return arms
 
 
@@ -46,13 +47,13 @@ def measure(workbench: Workbench, arm: Arm) -> Measured:
 
 
 def list_checks(results: StudyResults) -> list[Check]:
-    few, all_images = min(LENGTHS), max(LENGTHS)
+    few, all_images = min(SHARES), max(SHARES)
     values = {
         (model, share): results.list_values(f"{model}, {100 * share:g}%")
         for model in WEIGHTS
         for share in (few, all_images)
     }
-    deviation = results.deviation()
+    deviation = results.pool_deviation()
     return [
         check_greater(
             f"BiT is better than ViT with {few:.0%} of the data",
@@ -83,7 +84,7 @@ def _check_gain(
 
 def draw(results: StudyResults, path: Path) -> None:
     lines = [
-        Series(model, [(share, results.estimate(f"{model}, {100 * share:g}%")) for share in LENGTHS])
+        Series(model, [(share, results.estimate(f"{model}, {100 * share:g}%")) for share in SHARES])
         for model in WEIGHTS
     ]
     draw_lines(path, lines, "share of the pre-training images", results.study.unit, logarithmic=True, percent=True)
@@ -102,7 +103,8 @@ STUDY = Study(
     rule="BiT is better than ViT at the smallest share, ViT is better than BiT with all data, and the larger ViT gains "
     "more from the smallest share to all data than the small one.",
     list_checks=list_checks,
-    limits="All data are here about a hundred thousand images: a tenth of the smallest set of Figure 3, and a "
+    limits="Every training has the same number of steps, and keeps the weights that were best on held-out images. All "
+    "data are here about a hundred thousand images: a tenth of the smallest set of Figure 3, and a "
     "three-thousandth of JFT-300M. Where curves cross beyond that, this study cannot show.",
     paper=(
         ("ResNet50 and ViT-B/32 on 9 million images of JFT", "the ResNet is much better"),

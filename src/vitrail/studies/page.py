@@ -6,16 +6,19 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from vitrail.studies.catalogue import NAMES
 from vitrail.studies.charts import draw_dots
 from vitrail.studies.results import StudyResults
+from vitrail.studies.scales import TINY
 from vitrail.studies.verdict import Check
 from vitrail.system.files import write_whole
 from vitrail.system.intervals import Estimate
+from vitrail.system.results import format_count, format_value
 
 FIGURE, PAGE = "figure.png", "page.md"
 SIGNS = {"holds here": "✓", "does not hold here": "✗", "not decided": "?"}
 OUTCOMES = {"holds": "✓ holds", "fails": "✗ fails", "open": "? open"}
-MINUTE = 60
+TINY_NOTE = "the tiny scale shows that a study works, and nothing about the claim"
 
 
 def draw_figure(results: StudyResults, path: Path) -> None:
@@ -31,13 +34,16 @@ def write_page(results: StudyResults, path: Path, figure: str) -> None:
 
 def make_table(results: StudyResults) -> list[list[str]]:
     """Return a row for each arm: its name, the mean, the interval, the value of each seed, and the paper's number."""
-    digits, beside = results.study.digits, results.study.beside
-    rows = [["arm", results.study.unit, "95% interval", "each seed", *(["the paper"] if beside else [])]]
+    study, digits = results.study, results.study.digits
+    paper = ["the paper"] if study.paper_numbers else []
+    rows = [["arm", study.unit, "95% interval", "each seed", *study.shown_facts.values(), *paper]]
     for arm in results.arms:
         estimate = results.estimate(arm)
         seeds = ", ".join(format_number(value, digits) for value in results.list_values(arm))
-        cells = [arm, format_number(estimate.value, digits), format_interval(estimate, digits), seeds]
-        rows.append([*cells, *([beside.get(arm, "")] if beside else [])])
+        facts = [format_value(results.get_fact(arm, name)) for name in study.shown_facts]
+        numbers = [study.paper_numbers.get(arm, "")] if paper else []
+        interval = format_interval(estimate, digits)
+        rows.append([arm, format_number(estimate.value, digits), interval, seeds, *facts, *numbers])
     return rows
 
 
@@ -53,24 +59,29 @@ def format_number(value: float, digits: int = 1, sign: str = "") -> str:
     return f"{value:{sign}.{digits}f}".replace("-", "−")
 
 
-def make_page(results: StudyResults, figure: str) -> str:
-    """Return a study's page: claim, verdict, figure, tables, the paper's numbers, limits, and how it was run."""
-    study, verdict = results.study, results.verdict()
+def make_page(results: StudyResults, figure: str, remark: str = "") -> str:
+    """Return a study's page: claim, verdict, figure, tables, the paper's numbers, limits, and how it was run.
+
+    `remark` is what a person has to say about the results.
+    """
+    study, verdict = results.study, results.decide()
     parts = [
         f"# {study.title}",
-        f"> {study.claim}\n>\n> <small>The paper: {study.where}</small>",
+        f"> {study.claim}\n>\n> <small>{study.where}</small>",
         f"**{SIGNS[verdict]} {verdict[0].upper()}{verdict[1:]}** at the {results.scale} scale, with "
-        f"{results.seeds} seeds for each arm.",
+        f"{format_count(results.seeds, 'seed')} for each arm.",
+        *([f"Note: {TINY_NOTE}."] if results.scale == TINY.name else []),
         f"**The rule**, written before the runs: {study.rule}",
         f"![{study.unit}]({figure})",
         format_markdown(make_table(results), numbers=1),
         "## How the rule decides",
-        format_markdown(make_check_table(results.checks())),
+        format_markdown(make_check_table(results.make_checks())),
         f"Intervals are Student's, over seeds, {describe_deviation(results)}. They tell how another seed would do, not "
         "how other images would.",
+        *(["## What we see", remark] if remark else []),
         "## What the paper has",
         format_markdown([["", "the paper"], *([what, how] for what, how in study.paper)]),
-        "## What this scale cannot show",
+        "## What the small scale cannot show",
         study.limits,
         "## How it was run",
         describe_runs(results),
@@ -89,12 +100,13 @@ def make_check_table(checks: Sequence[Check]) -> list[list[str]]:
     """Return a row for each check: what it says, the difference, and the outcome."""
     rows = [["the claim says", "measured", "95% interval", "outcome"]]
     for check in checks:
-        digits = 1 if abs(check.difference.value) >= 1 else 2
-        value = format_number(check.difference.value, digits, "+")
+        difference = check.difference
+        digits = 1 if abs(difference.value) >= 1 else 2
+        value = "unknown" if math.isnan(difference.value) else format_number(difference.value, digits, "+")
         limit = (
             f" (within ±{check.high:g})" if math.isfinite(check.high) else f" (by {check.low:g})" if check.low else ""
         )
-        interval = format_interval(check.difference, digits, "+")
+        interval = format_interval(difference, digits, "+")
         rows.append([check.statement + limit, value, interval, OUTCOMES[check.outcome]])
     return rows
 
@@ -103,20 +115,23 @@ def describe_runs(results: StudyResults) -> str:
     """Say how many runs there were, on which device, and how long they took."""
     machines = sorted({str(row["machine"]["device"]) for row in results.rows})
     commits = sorted({str(row["commit"])[:12] for row in results.rows if row.get("commit")})
-    seconds = results.gpu_seconds()
-    time = f"{seconds / MINUTE:.1f} minutes" if seconds > MINUTE else f"{seconds:.0f} seconds"
+    jobs = max(int(row["machine"]["jobs"]) for row in results.rows)
+    shared = f", up to {jobs} at a time" if jobs > 1 else ""
     code = f" Commit {', '.join(commits)}." if commits else ""
     return (
         f"```bash\n{make_command(results)}\n```\n\n"
-        f"{len(results.rows)} runs on {', '.join(machines)}, {time} of its time in all. A training that several "
-        f"studies share counts once, where it was trained.{code}"
+        f"{format_count(len(results.rows), 'run')} on {', '.join(machines)}. The trainings took "
+        f"{results.add_seconds():,.0f} seconds together{shared}; one that several studies share counts where it was "
+        f"trained.{code}"
     )
 
 
 def make_command(results: StudyResults) -> str:
     """Return the command that measures the same again."""
     row = results.rows[0]
-    sets = [name.removeprefix("transfer ") for name in row.get("data", {}) if name.startswith("transfer ")]
+    sets = [name.rpartition(" ")[2] for name in row["data"] if name.startswith("transfer ")]
+    if results.study.name not in NAMES:
+        return f'vitrail.study(STUDY, scale="{results.scale}", seeds={results.seeds})'
     words = ["vitrail study", results.study.name, f"--scale {results.scale}", f"--seeds {results.seeds}"]
     if results.scale != "tiny":  # which has data of its own
         words += ["--data DATA", *(f"--transfer {name}" for name in sets)]

@@ -50,30 +50,30 @@ class StudyResults:
         """Return a fact about an arm, such as the number of its layers."""
         return next(row["facts"][name] for row in self.rows if row["arm"] == arm)
 
-    def deviation(self, metric: str | None = None) -> Deviation:
+    def pool_deviation(self, metric: str | None = None) -> Deviation:
         """Return the deviation over seeds, from all arms together."""
         return pool_deviation([self.list_values(arm, metric) for arm in self.arms])
 
     def estimate(self, arm: str, metric: str | None = None) -> Estimate:
         """Return the mean of an arm over seeds with its 95% interval."""
-        deviation = self.deviation(metric) if self.study.is_equally_noisy else None
+        deviation = self.pool_deviation(metric) if self.study.is_equally_noisy else None
         return estimate_seed_mean(self.list_values(arm, metric), deviation)
 
-    def mean(self, arm: str, metric: str | None = None) -> float:
+    def compute_mean(self, arm: str, metric: str | None = None) -> float:
         """Return the mean of an arm over seeds."""
         return self.estimate(arm, metric).value
 
-    def checks(self) -> list[Check]:
+    def make_checks(self) -> list[Check]:
         """Return the checks of the study's rule."""
         return list(self.study.list_checks(self))
 
-    def verdict(self) -> Verdict:
+    def decide(self) -> Verdict:
         """Return the verdict of the study's rule."""
-        return decide(self.checks())
+        return decide(self.make_checks())
 
-    def gpu_seconds(self) -> float:
-        """Return the seconds of all runs; of runs that shared a device, each run's share."""
-        return sum(float(row["cost"]["seconds"]) / int(row["machine"]["jobs"]) for row in self.rows)
+    def add_seconds(self) -> float:
+        """Return the seconds of all trainings together; several may have run at a time."""
+        return sum(float(row["cost"]["seconds"]) for row in self.rows)
 
 
 def read_rows(path: Path) -> list[Row]:

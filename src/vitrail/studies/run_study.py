@@ -11,30 +11,33 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from vitrail.data.open import Data
 from vitrail.errors import ConfigError, TrainingError
 from vitrail.studies.catalogue import find_study
-from vitrail.studies.page import FIGURE, PAGE, draw_figure, make_table, write_page
+from vitrail.studies.page import FIGURE, PAGE, TINY_NOTE, draw_figure, format_interval, make_table, write_page
 from vitrail.studies.results import RESULTS_FILE, Row, StudyResults, collect_results, read_rows
-from vitrail.studies.scales import Scale, find_scale
+from vitrail.studies.scales import TINY, Scale, find_scale
 from vitrail.studies.study import Study
-from vitrail.studies.study_data import open_study_data
+from vitrail.studies.study_data import choose_data
 from vitrail.studies.study_runs import StudyContext, StudyRun, measure_runs
 from vitrail.studies.verdict import Check, Verdict
 from vitrail.system.checkout import read_commit
 from vitrail.system.device import choose_device, device_name
 from vitrail.system.events import OnEvent, open_listener
 from vitrail.system.files import write_whole
-from vitrail.system.results import Result, Rows
+from vitrail.system.locks import lock_file
+from vitrail.system.results import Result, Rows, format_count
 
 DEFAULT_FOLDER = Path("runs/studies")
-TRAININGS = "trainings"
+TRAININGS, LOCK_FILE = "trainings", ".lock"
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,8 +56,11 @@ class StudyResult(Result):
 
     def summary(self) -> Rows:
         """Return the claim, the verdict and each check."""
-        rows = [("claim", self.claim), ("verdict", f"{self.verdict} ({self.scale} scale, {self.seeds} seeds)")]
+        where = f"{self.scale} scale, {format_count(self.seeds, 'seed')}"
+        rows = [("claim", self.claim), ("verdict", f"{self.verdict} ({where})")]
         rows += [(check.outcome, describe_check(check)) for check in self.checks]
+        if self.scale == TINY.name:
+            rows.append(("note", TINY_NOTE))
         return [*rows, ("folder", str(self.folder))]
 
     def tables(self) -> Mapping[str, Sequence[Sequence[str]]]:
@@ -68,7 +74,7 @@ class StudyResult(Result):
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict, the checks and the raw results."""
         checks = [
-            {"statement": each.statement, "outcome": each.outcome, **each.difference._asdict()} for each in self.checks
+            {"statement": each.statement, "outcome": each.outcome, **each.difference.to_dict()} for each in self.checks
         ]
         return {
             **{name: getattr(self, name) for name in ("name", "claim", "scale", "seeds", "verdict")},
@@ -78,8 +84,10 @@ class StudyResult(Result):
 
 def describe_check(check: Check) -> str:
     """Return a check as a sentence with its number."""
-    value, low, high = check.difference
-    return f"{check.statement}: {value:+.2f} (95% interval {low:+.2f} to {high:+.2f})"
+    difference = check.difference
+    if not math.isfinite(difference.value):
+        return f"{check.statement}: cannot be measured with these runs"
+    return f"{check.statement}: {difference.value:+.2f} (95% interval {format_interval(difference, 2, '+')})"
 
 
 def study(
@@ -157,24 +165,29 @@ def run_studies(
     size = find_scale(scale) if isinstance(scale, str) else scale
     if not chosen:
         raise ConfigError("name a study: `vitrail study --list` shows them")
+    if len({each.name for each in chosen}) < len(chosen):
+        raise ConfigError("a study was named twice: name each of them once")
     if jobs < 1 or (seeds is not None and seeds < 1):
         raise ConfigError(f"jobs = {jobs}, seeds = {seeds}: give 1 or more")
-    root = Path(folder) / size.name
-    books = [_Book(each, size, root / each.name, size.seeds if seeds is None else seeds) for each in chosen]
-    missing = [run for book in books for run in book.list_missing()]
+    root, count = Path(folder) / size.name, size.seeds if seeds is None else seeds
     failures: list[tuple[StudyRun, str]] = []
-    with open_listener(on_event) as listener:
+    with open_listener(on_event) as listener, ExitStack() as stack:
+        places = {each.name: stack.enter_context(_StudyFolder(each, size, root / each.name, count)) for each in chosen}
+        missing = [run for place in places.values() for run in place.list_missing()]
+        if missing or data is not None or transfer or masks is not None:
+            needs = {need for each in chosen for need in each.needs}
+            choice = choose_data(size, needs, data, _list_sets(transfer), masks)
+            for place in places.values():
+                place.set_data(choice.describe(place.study.needs))
         if missing:
-            needs = {need for run in missing for need in run.study.needs}
-            images = open_study_data(size, needs, data, _list_sets(transfer), masks, listener)
-            context = StudyContext(size, images, root / TRAININGS, device)
-            failures = _measure(context, {book.study.name: book for book in books}, missing, jobs, listener)
-        results = [book.finish() for book in books if not book.list_missing()]
+            context = StudyContext(size, choice.load(needs, listener), root / TRAININGS, device)
+            failures = _measure(context, places, missing, jobs, listener)
+        results = [place.finish() for place in places.values() if not place.list_missing()]
     if failures:
         run, reason = failures[0]
         raise TrainingError(
             f"{len(failures)} of {len(missing)} runs failed, the first ({run}) because: {reason}; the same command "
-            "tries them again and keeps the others"
+            f"tries them again and keeps the others, which are in {root}"
         )
     return results
 
@@ -187,46 +200,68 @@ def _list_sets(transfer: Data | Sequence[Data]) -> Sequence[Data]:
     return [transfer] if is_pairs else list(transfer)
 
 
-class _Book:
-    """The results of one study on disk."""
+class _StudyFolder:
+    """The results of one study on disk. In a `with` block no other command writes there."""
 
     def __init__(self, study: Study, scale: Scale, folder: Path, seeds: int) -> None:
         self.study, self.scale, self.folder = study, scale, folder
         self.arms, self.seeds = list(study.list_arms(scale)), range(seeds)
+        if len({arm.name for arm in self.arms}) < len(self.arms):
+            raise ConfigError(f"two arms of {study.name} have the same name: give each one of its own")
         self.path = folder / RESULTS_FILE
-        self.rows = read_rows(self.path)
         self.scale_digest = scale.compute_digest()
+        self.rows: list[Row] = []
+        self._data: dict[str, str] = {}
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock = lock_file(self.folder / LOCK_FILE)
+        except BlockingIOError:
+            raise ConfigError(
+                f"another command is measuring {self.study.name} in {self.folder}: wait for it, or give another "
+                "--folder"
+            ) from None
+        self.rows = read_rows(self.path)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.close()
 
     def list_missing(self) -> list[StudyRun]:
-        """Return the runs that have no row yet. A row counts only if its arm and its scale are those of today."""
+        """Return the runs that have no row yet."""
         runs = (StudyRun(self.study, arm, seed) for seed in self.seeds for arm in self.arms)
-        return [run for run in runs if not any(self._is_row_of(run, row) for row in self.rows)]
+        return [run for run in runs if self._find_row(run) is None]
 
-    def _is_row_of(self, run: StudyRun, row: Row) -> bool:
+    def _find_row(self, run: StudyRun) -> Row | None:
+        """Return the newest row of a run; it counts only if arm and scale are those of today."""
         arm = run.arm
         now = json.loads(json.dumps([arm.name, dict(arm.settings), dict(arm.facts), run.seed, self.scale_digest]))
-        then = [row["arm"], row["settings"], row["facts"], row["seed"], row["scale_digest"]]
-        return bool(then == now)
+        keys = ("arm", "settings", "facts", "seed", "scale_digest")
+        return next((row for row in reversed(self.rows) if [row[key] for key in keys] == now), None)
 
-    def check_data(self, data: dict[str, str]) -> None:
-        """Raise a ConfigError if there are rows that were measured on other images."""
+    def set_data(self, data: dict[str, str]) -> None:
+        """Set what new rows say of their images.
+
+        Raises:
+            ConfigError: There are rows that were measured on other images.
+        """
+        self._data = data
         for row in self.rows:
-            for name, fingerprint in row["data"].items():
-                if data.get(name, fingerprint) != fingerprint:
-                    raise ConfigError(
-                        f"{self.path} has runs on other images ({name}): give the same ones, or another --folder"
-                    )
+            if list(row["data"].items()) != list(data.items()):
+                raise ConfigError(
+                    f"{self.path} has runs on other images: give the same ones in the same order, or another --folder"
+                )
 
     def add(self, row: Row) -> None:
         """Add a row to the file, which is whole at any moment."""
-        self.rows.append({**row, "scale_digest": self.scale_digest})
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.rows.append(json.loads(json.dumps({**row, "data": self._data, "scale_digest": self.scale_digest})))
         write_whole(self.path, "".join(json.dumps(each) + "\n" for each in self.rows).encode())
 
     def finish(self) -> StudyResult:
         """Write figure and page, and return the result."""
-        wanted = {(arm.name, seed) for arm in self.arms for seed in self.seeds}
-        rows = [row for row in self.rows if (row["arm"], row["seed"]) in wanted]
+        found = [self._find_row(StudyRun(self.study, arm, seed)) for arm in self.arms for seed in self.seeds]
+        rows = [row for row in found if row is not None]
         results = collect_results(self.study, rows, [arm.name for arm in self.arms])
         draw_figure(results, self.folder / FIGURE)
         write_page(results, self.folder / PAGE, FIGURE)
@@ -235,25 +270,21 @@ class _Book:
             claim=self.study.claim,
             scale=self.scale.name,
             seeds=results.seeds,
-            verdict=results.verdict(),
-            checks=tuple(results.checks()),
+            verdict=results.decide(),
+            checks=tuple(results.make_checks()),
             folder=self.folder,
             results=results,
         )
 
 
 def _measure(
-    context: StudyContext, books: Mapping[str, _Book], missing: Sequence[StudyRun], jobs: int, on_event: OnEvent
+    context: StudyContext, places: Mapping[str, _StudyFolder], missing: Sequence[StudyRun], jobs: int, on_event: OnEvent
 ) -> list[tuple[StudyRun, str]]:
     """Measure the missing runs and write their rows. Return what failed: which run, and why."""
-    data = context.data.describe()
-    for book in books.values():
-        book.check_data(data)
     device = device_name(choose_device(context.device))
     about = {
         "machine": {"device": device, "jobs": min(jobs, len(missing)), **_list_versions()},
         "commit": read_commit(),
-        "data": data,
     }
     time_left = _TimeLeft(missing)
     failures = []
@@ -263,7 +294,7 @@ def _measure(
             failures.append((run, outcome.failure))
         else:
             when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            books[run.study.name].add({**row, **about, "date": when})
+            places[run.study.name].add({**row, **about, "date": when})
         on_event(
             "measured",
             {

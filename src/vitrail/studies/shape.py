@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from vitrail.studies.charts import Series, draw_lines
 from vitrail.studies.results import StudyResults
 from vitrail.studies.scales import Scale
 from vitrail.studies.study import Arm, Measured, Study
-from vitrail.studies.verdict import Check, check_greater
+from vitrail.studies.verdict import Check, check_greater, estimate_seed_mean, pool_deviation
 
 if TYPE_CHECKING:
     from vitrail.studies.workbench import Workbench
@@ -60,18 +61,23 @@ def measure(workbench: Workbench, arm: Arm) -> Measured:
     return {"fewshot": workbench.score_fewshot(trained.model), "validation": trained.validation}
 
 
-def _find_larger(results: StudyResults, dimension: str) -> str:
-    """Return the name of the dimension's arm with the most operations."""
+def list_gains(results: StudyResults, dimension: str) -> list[float]:
+    """Return, for each seed, what a dimension gains for every doubling of the operations."""
     arms = [arm for arm in results.arms if results.get_fact(arm, "dimension") == dimension]
-    return max(arms, key=lambda arm: float(results.get_fact(arm, "gigaflops")))
+    least, most = sorted(arms, key=lambda arm: float(results.get_fact(arm, "gigaflops")))
+    ratio = results.get_fact(most, "gigaflops") / results.get_fact(least, "gigaflops")
+    pairs = zip(results.list_values(least), results.list_values(most), strict=True)
+    return [(more - less) / math.log2(ratio) for less, more in pairs]
 
 
 def list_checks(results: StudyResults) -> list[Check]:
-    deviation, base = results.deviation(), results.list_values(BASE)
-    depth, width, patch = (results.list_values(_find_larger(results, name)) for name in (DEPTH, WIDTH, PATCH))
+    gains = {dimension: list_gains(results, dimension) for dimension in (DEPTH, WIDTH, MLP, PATCH)}
+    noise = pool_deviation(list(gains.values()))
     return [
-        check_greater("doubling the depth helps more than doubling the width", depth, width, deviation=deviation),
-        check_greater("halving the patch helps", patch, base, deviation=deviation),
+        check_greater("depth gains more than width", gains[DEPTH], gains[WIDTH], deviation=noise),
+        check_greater("depth gains more than the MLP", gains[DEPTH], gains[MLP], deviation=noise),
+        check_greater("smaller patches gain more than width", gains[PATCH], gains[WIDTH], deviation=noise),
+        Check("smaller patches gain", estimate_seed_mean(gains[PATCH], noise), 0.0),
     ]
 
 
@@ -94,7 +100,9 @@ STUDY = Study(
     measure=measure,
     metric="fewshot",
     unit="few-shot accuracy, %",
-    rule="Twice the depth is better than twice the width, and half the patch size is better than the base.",
+    rule="From its smallest to its largest model, every dimension gains some accuracy for each doubling of the "
+    "operations. Depth gains more than width and than the MLP, smaller patches gain more than width, and they gain at "
+    "all.",
     list_checks=list_checks,
     limits="Every arm is trained for the same number of steps and far from convergence, where wide models learn fast; "
     "the base has a quarter to a half of the layers that the paper's has.",
@@ -105,5 +113,6 @@ STUDY = Study(
         ("patches", "steady gains without new parameters"),
         ("all together", "robust gains"),
     ),
+    shown_facts={"gigaflops": "10⁹ operations", "parameters": "parameters"},
     draw=draw,
 )

@@ -57,8 +57,10 @@ class Study:
     """What a small scale cannot show."""
     paper: Sequence[tuple[str, str]] = ()
     """The paper's own numbers: what, and how much."""
-    beside: Mapping[str, str] = field(default_factory=dict)
+    paper_numbers: Mapping[str, str] = field(default_factory=dict)
     """The paper's numbers that stand beside those of the arms."""
+    shown_facts: Mapping[str, str] = field(default_factory=dict)
+    """Facts about the arms that the table shows: their names, and the headings of their columns."""
     is_equally_noisy: bool = True
     """Whether the arms have one deviation over seeds in common, which the table then uses."""
     digits: int = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,25 +40,53 @@ class StudyData:
     masks: Path | None = None
     """A folder of trimaps, NAME.png for each NAME.jpg of the first data set to transfer to."""
 
-    def describe(self) -> dict[str, str]:
-        """Return the fingerprints of the images, for the raw results."""
-        found = {} if self.pretraining is None else {"pretraining": compute_fingerprint(self.pretraining)}
-        return found | {f"transfer {each.name}": compute_fingerprint(each.train) for each in self.transfer}
+
+@dataclass(frozen=True)
+class DataChoice:
+    """The data that a caller has named, and the scale's own in place of what was not named."""
+
+    pretraining: Data | None
+    transfer: tuple[Data, ...]
+    masks: Path | None
+    kept_size: int | None
+
+    def describe(self, needs: Collection[str]) -> dict[str, str]:
+        """Return fingerprints of what a study needs, for its raw results. Images are not decoded."""
+        found = {}
+        if "data" in needs and self.pretraining is not None:
+            found["pretraining"] = compute_fingerprint(_open_training(self.pretraining))
+        if "transfer" in needs:
+            for number, data in enumerate(self.transfer, start=1):
+                prints = "+".join(compute_fingerprint(part) for part in _open_parts(data))
+                found[f"transfer {number} {_shorten_name(data)}"] = prints
+        if "masks" in needs and self.masks is not None:
+            found["masks"] = self.masks.name
+        return found
+
+    def load(self, needs: Collection[str], on_event: OnEvent) -> StudyData:
+        """Read what studies need, and keep its pixels in memory."""
+        pretraining = None
+        if "data" in needs and self.pretraining is not None:
+            on_event("message", {"text": f"reading {name_data(self.pretraining)} to pre-train on"})
+            pretraining = self._load_pixels(_open_training(self.pretraining))
+        sets = []
+        for data in self.transfer if "transfer" in needs else ():
+            on_event("message", {"text": f"reading {name_data(data)} to transfer to"})
+            train, test = map(self._load_pixels, _open_parts(data))
+            sets.append(TransferSet(_shorten_name(data), train, test))
+        return StudyData(pretraining, tuple(sets), self.masks)
+
+    def _load_pixels(self, source: Source) -> Source:
+        return InMemorySource(source, None if self.kept_size is None else partial(cut_square, size=self.kept_size))
 
 
-def open_study_data(
-    scale: Scale,
-    needs: set[str],
-    data: Data | None,
-    transfer: Sequence[Data],
-    masks: str | Path | None,
-    on_event: OnEvent,
-) -> StudyData:
-    """Open the images that a study needs and keep their pixels in memory.
+def choose_data(
+    scale: Scale, needs: Collection[str], data: Data | None, transfer: Sequence[Data], masks: str | Path | None
+) -> DataChoice:
+    """Return the data of studies.
 
     Raises:
-        ConfigError: The scale has no data of its own for something that was not given.
-        DataError: Some data cannot be opened.
+        ConfigError: The scale has no data of its own for something that is needed and was not given.
     """
     data = scale.data if data is None else data
     transfer = transfer or scale.transfer
@@ -72,29 +100,27 @@ def open_study_data(
             f"the scale {scale.name!r} has no data set of its own to transfer to: give --transfer DATA, once or more "
             "(in Python transfer=[…])"
         )
-    if masks is None and "masks" in needs and data != "digits":
+    if masks is None and "masks" in needs and tuple(transfer[:1]) != ("digits",):
         raise ConfigError("this study compares attention with objects: give --masks FOLDER of trimaps (masks=…)")
-    pretraining = None
-    if data is not None and "data" in needs:
-        on_event("message", {"text": f"opening {name_data(data)} to pre-train on"})
-        pretraining = _keep(scale, open_data(data, "train") if "train" in list_splits(data) else open_data(data))
-    sets = tuple(_open_transfer(scale, each, on_event) for each in transfer) if "transfer" in needs else ()
-    return StudyData(pretraining, sets, None if masks is None else Path(masks))
+    return DataChoice(data, tuple(transfer), None if masks is None else Path(masks), scale.kept_size)
 
 
-def _open_transfer(scale: Scale, data: Data, on_event: OnEvent) -> TransferSet:
-    name = name_data(data)
-    on_event("message", {"text": f"opening {name} to transfer to"})
+def _open_training(data: Data) -> Source:
+    return open_data(data, "train") if "train" in list_splits(data) else open_data(data)
+
+
+def _open_parts(data: Data) -> tuple[Source, Source]:
+    """Open the images to learn from and those to test on."""
     split = choose_test_split(data)
     if split is not None:
-        train, test = open_data(data, "train"), open_data(data, split)
-    else:
-        train, test = hold_out(open_data(data), HELD_OUT, 0)
-    return TransferSet(Path(name).name or name, _keep(scale, train), _keep(scale, test))
+        return open_data(data, "train"), open_data(data, split)
+    return hold_out(open_data(data), HELD_OUT, 0)
 
 
-def _keep(scale: Scale, source: Source) -> Source:
-    return InMemorySource(source, None if scale.kept_size is None else partial(cut_square, size=scale.kept_size))
+def _shorten_name(data: Data) -> str:
+    """Return the last part of a data set's name, without the folders above."""
+    name = name_data(data)
+    return Path(name).name or name
 
 
 def cut_square(pixels: Tensor, size: int, mode: str = "bilinear") -> Tensor:

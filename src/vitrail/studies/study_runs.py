@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import queue
 import time
 import traceback
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitrail.errors import Stopped, VitrailError
+from vitrail.errors import ConfigError, Stopped, VitrailError
 from vitrail.studies.results import Row
 from vitrail.studies.scales import Scale
 from vitrail.studies.study import Arm, Study
@@ -81,10 +82,14 @@ def _measure_run(context: StudyContext, run: StudyRun, kept: dict[Any, Any], on_
     began = time.perf_counter()
     try:
         measured = run.study.measure(workbench, run.arm)
+        _check_measured(run.study, measured)
     except Stopped:
         raise
     except VitrailError as error:
         return RunOutcome(run, None, str(error))
+    except Exception as error:  # a mistake in one measurement must not cost the others
+        traceback.print_exc()
+        return RunOutcome(run, None, f"{type(error).__name__}: {error}")
     wrong = [name for name, value in measured.items() if not math.isfinite(value)]
     if wrong:
         return RunOutcome(run, None, f"{wrong[0]} is no number")
@@ -103,6 +108,12 @@ def _measure_run(context: StudyContext, run: StudyRun, kept: dict[Any, Any], on_
         },
     }
     return RunOutcome(run, row)
+
+
+def _check_measured(study: Study, measured: object) -> None:
+    """Raise a ConfigError if a measurement does not return what its study shows."""
+    if not isinstance(measured, dict) or study.metric not in measured:
+        raise ConfigError(f"the measurement of {study.name} must return {study.metric!r} in a dictionary")
 
 
 # Several processes
@@ -124,7 +135,7 @@ def _measure_in_processes(context: StudyContext, runs: Sequence[StudyRun], jobs:
             while waiting and len(workers) < jobs:
                 worker = _Worker(spawn, context, runs, done)
                 workers[worker.pid] = worker
-                worker.give(waiting.pop(0))
+                worker.send(waiting.pop(0))
             try:
                 pid, row, failure = done.get(timeout=POLL_SECONDS)
             except queue.Empty:
@@ -132,10 +143,12 @@ def _measure_in_processes(context: StudyContext, runs: Sequence[StudyRun], jobs:
                     worker = workers.pop(pid)
                     yield RunOutcome(runs[worker.index], None, f"its process ended (exit code {worker.exitcode})")
                 continue
-            worker = workers[pid]
+            worker = workers.get(pid)
+            if worker is None:  # its end was seen before its last message
+                continue
             yield RunOutcome(runs[worker.index], row, failure)
             if waiting and not failure:
-                worker.give(waiting.pop(0))
+                worker.send(waiting.pop(0))
             else:
                 workers.pop(pid).finish()
     finally:
@@ -149,7 +162,13 @@ class _Worker:
     def __init__(self, spawn: Any, context: StudyContext, runs: Sequence[StudyRun], done: Any) -> None:
         self._orders = spawn.Queue()
         self._process = spawn.Process(target=_work, args=(context, list(runs), self._orders, done), daemon=True)
-        self._process.start()
+        try:
+            self._process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"this study cannot be sent to other processes ({error}): define its functions in a module of its own, "
+                "neither in a notebook nor in a function, or give jobs=1"
+            ) from None
         self.index = -1
 
     @property
@@ -164,7 +183,7 @@ class _Worker:
     def is_alive(self) -> bool:
         return bool(self._process.is_alive())
 
-    def give(self, index: int) -> None:
+    def send(self, index: int) -> None:
         """Send it the number of the next run."""
         self.index = index
         self._orders.put(index)
@@ -186,14 +205,20 @@ def _work(context: StudyContext, runs: Sequence[StudyRun], orders: Any, done: An
 
     torch.set_num_threads(1)  # many processes share the cores
     kept: dict[Any, Any] = {}
-    while (index := orders.get()) is not None:
+    while (index := _wait_for_order(orders)) is not None:
         try:
             outcome = _measure_run(context, runs[index], kept, ignore_event)
-        except Stopped:
+        except (Stopped, KeyboardInterrupt):
             return
-        except Exception as error:
-            traceback.print_exc()
-            outcome = RunOutcome(runs[index], None, f"{type(error).__name__}: {error}")
         done.put((os.getpid(), outcome.row, outcome.failure))
         if outcome.failure:
             return
+
+
+def _wait_for_order(orders: Any) -> int | None:
+    """Return the number of the next run; None if there is none, or the person has pressed Ctrl-C."""
+    try:
+        order: int | None = orders.get()
+    except KeyboardInterrupt:
+        return None
+    return order

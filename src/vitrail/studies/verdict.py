@@ -120,8 +120,8 @@ def estimate_difference(
         return _estimate(value, (1 / len(first) + 1 / len(second)) ** 0.5 * deviation.value, deviation.freedom)
     squares = [pool_deviation([values]).value ** 2 / len(values) for values in (first, second)]
     error = math.sqrt(sum(squares))
-    if not error > 0:  # no deviation at all, or a single seed, which tells none
-        return _estimate(value, error, math.inf)
+    if not error > 0:  # a single seed tells no deviation, and numbers that never change tell none of other seeds
+        return _estimate(value, error, 0)
     parts = (
         (square / error**2) ** 2 / (len(values) - 1) for square, values in zip(squares, (first, second), strict=True)
     )

@@ -27,6 +27,7 @@ from vitrail.data.sources.source import Source, Subset, compute_fingerprint
 from vitrail.data.transforms.preprocess import normalise
 from vitrail.evaluation.features import Features
 from vitrail.evaluation.least_squares import SEEDS, choose_shots, score_few_shot
+from vitrail.evaluation.training_fewshot import open_training_fewshot
 from vitrail.model.base import ImageModel
 from vitrail.model.create import create_model
 from vitrail.studies.scales import Scale
@@ -40,6 +41,11 @@ from vitrail.weights.save import save
 
 Settings = Mapping[str, Any]
 WAIT_SECONDS = 0.2
+DECISIVE = (
+    *("seed", "precision", "fp8", "evaluate_every", "evaluate_start", "most_seconds"),
+    *("fewshot_every", "fewshot_data", "fewshot_shots", "fewshot_images"),
+)
+"""Settings under `run` that change what a training gives."""
 BATCH = 500
 """Images that are scored at a time."""
 
@@ -182,14 +188,15 @@ class Workbench:
         facts = config.model_dump(mode="json")
         if config.model.weights is not None:  # the folder of weights is named after their digest
             facts["model"]["weights"] = Path(config.model.weights).parent.name
-        facts["run"] = {"seed": self.seed}
-        key = json.dumps([facts, compute_fingerprint(images)], sort_keys=True)
+        facts["run"] = {name: facts["run"][name] for name in DECISIVE}
+        key = json.dumps([facts, compute_fingerprint(images), self.scale.kept_size], sort_keys=True)
         folder = self.folder / hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
-        quiet = {"folder": folder, "trackers": (), "checkpoint_every": 10**9, "keep": 1, "device": self.device}
+        quiet = {"folder": folder, "trackers": (), "keep": 1, "device": self.device}
         config = config.model_copy(update={"run": config.run.model_copy(update=quiet)})
         with _wait_for_lock(folder.with_suffix(".lock")):
             is_done = (folder / "model").is_dir()
-            result = run_training(config, source=open_data(images), on_event=partial(_pass_on, self.on_event))
+            listener = partial(_pass_on, self.on_event)
+            result = run_training(config, source=open_data(images), fewshot=open_training_fewshot, on_event=listener)
         model = result.model
         assert model.training_cost is not None
         own = model.training_cost.own
