@@ -143,9 +143,9 @@ def _measure_in_processes(context: StudyContext, runs: Sequence[StudyRun], jobs:
                     worker = workers.pop(pid)
                     yield RunOutcome(runs[worker.index], None, f"its process ended (exit code {worker.exitcode})")
                 continue
-            worker = workers.get(pid)
-            if worker is None:  # its end was seen before its last message
+            if pid not in workers:  # its end was seen before its last message
                 continue
+            worker = workers[pid]
             yield RunOutcome(runs[worker.index], row, failure)
             if waiting and not failure:
                 worker.send(waiting.pop(0))
