@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from planted import LARGE_NOISE, plant
+from planted_results import LARGE_NOISE, plant
 
 from vitrail.studies import compute, positions, resolution, self_supervision, shape
 from vitrail.studies.attention_focus import CENTRE, TUNED, UNTRAINED
