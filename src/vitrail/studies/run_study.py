@@ -22,7 +22,16 @@ from typing import Any, Self
 from vitrail.data.open import Data
 from vitrail.errors import ConfigError, TrainingError
 from vitrail.studies.catalogue import find_study
-from vitrail.studies.page import FIGURE, PAGE, TINY_NOTE, draw_figure, format_interval, make_table, write_page
+from vitrail.studies.page import (
+    FIGURE,
+    PAGE,
+    TINY_NOTE,
+    draw_figure,
+    format_interval,
+    format_number,
+    make_table,
+    write_page,
+)
 from vitrail.studies.results import RESULTS_FILE, Row, StudyResults, collect_results, read_rows
 from vitrail.studies.scales import TINY, Scale, find_scale
 from vitrail.studies.study import Study
@@ -87,7 +96,8 @@ def describe_check(check: Check) -> str:
     difference = check.difference
     if not math.isfinite(difference.value):
         return f"{check.statement}: cannot be measured with these runs"
-    return f"{check.statement}: {difference.value:+.2f} (95% interval {format_interval(difference, 2, '+')})"
+    value = format_number(difference.value, 2, "+")
+    return f"{check.statement}: {value} (95% interval {format_interval(difference, 2, '+')})"
 
 
 def study(

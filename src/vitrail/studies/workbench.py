@@ -92,10 +92,6 @@ class Workbench:
         assert self.data.pretraining is not None
         return self._train(self.scale.pretraining, settings or {}, self.data.pretraining)
 
-    def pretrain_on(self, images: Source, settings: Settings | None = None) -> Trained:
-        """Train a fresh model on other images, with the settings of pre-training."""
-        return self._train(self.scale.pretraining, settings or {}, images)
-
     def finetune(self, start: Trained | None, settings: Settings | None = None) -> Trained:
         """Fine-tune a model on the training images of the first data set to transfer to.
 
