@@ -47,10 +47,14 @@ def make_table(results: StudyResults) -> list[list[str]]:
     return rows
 
 
+UNKNOWN = "unknown"
+"""An interval that one seed cannot give."""
+
+
 def format_interval(estimate: Estimate, digits: int = 1, sign: str = "") -> str:
     """Return an interval as text."""
     if not math.isfinite(estimate.low) or not math.isfinite(estimate.high):
-        return "unknown"
+        return UNKNOWN
     return f"{format_number(estimate.low, digits, sign)} to {format_number(estimate.high, digits, sign)}"
 
 
