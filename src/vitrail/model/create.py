@@ -15,6 +15,7 @@ from vitrail.model.architecture import (
     Architecture,
     Backbone,
     ConvLayer,
+    PositionResize,
     ResNetArchitecture,
     TimmArchitecture,
     VitArchitecture,
@@ -49,6 +50,7 @@ def create_model(
     position: Literal["none", "learned-1d", "learned-2d", "relative", "sin-cos"] = "learned-1d",
     position_at: Literal["input", "every-layer", "shared"] = "input",
     position_prefix: Literal["class", "all", "none"] = "class",
+    position_resize: PositionResize = "bicubic-antialias",
     block: Literal["plain", "axial"] = "plain",
     representation_size: int | None = None,
     conv_stem: Sequence[ConvLayer | Sequence[Any]] | None = None,
@@ -102,6 +104,9 @@ def create_model(
         position: the kind of position embedding.
         position_at: added once to the input, before every layer with a table for each, or with one shared table.
         position_prefix: which of the tokens before the patches have a row in the learned table.
+        position_resize: how a learned table is interpolated to another grid: as in timm ("bicubic-antialias"),
+            transformers ("bicubic"), DINOv2's own code ("bicubic-offset"), torchvision ("bicubic-corners") or Google's
+            code ("bilinear-corners").
         block: "axial" attends along rows and then along columns.
         representation_size: width of the tanh layer of the pre-training head; None leaves it out.
         conv_stem: layers (channels, kernel, stride, norm, activation) instead of the patch projection.
