@@ -257,8 +257,11 @@ def _fill_model(
 
     not_finite: list[str] = []
 
+    shared = {name: file.read(name) for name in {name for m in matches if m.rows for name in m.theirs}}
+
     def read(match: TensorMatch) -> tuple[str, Tensor]:
-        ours = match.transform.to_ours([file.read(name) for name in match.theirs]).contiguous()
+        parts = [shared[name] if name in shared else file.read(name) for name in match.theirs]
+        ours = match.to_ours(parts).contiguous()
         if not _is_finite(ours):
             not_finite.append(match.ours)
         return match.ours, ours.to(dtype) if ours.is_floating_point() else ours

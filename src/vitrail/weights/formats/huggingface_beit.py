@@ -73,7 +73,9 @@ class Beit(Family):
         ]
 
     def explain_refusal(self, a: VitArchitecture) -> str | None:
-        if a.position not in ("learned-1d", "relative-bias") or (a.position_at != "input") != (a.position != "learned-1d"):
+        if a.position not in ("learned-1d", "relative-bias") or (a.position_at != "input") != (
+            a.position != "learned-1d"
+        ):
             return f'transformers\' {self.title} has no position embedding "{a.position}" at "{a.position_at}"'
         if (a.pool, a.norm_after_pool) not in (("average", True), ("class", False)):
             return f"transformers' {self.title} pools by average with a norm after it, or by class token"

@@ -25,8 +25,8 @@ from vitrail.weights.formats.base import (
     infer_grid,
     read_patch_size,
     read_shape,
-    read_size,
 )
+from vitrail.weights.known import KnownFacts
 from vitrail.weights.tensor_rules import ADD_BATCH_AXIS, TensorRule, Transform, split_into, to_patch_kernel
 
 GELUS = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh", "gelu_fast": "tanh", "quick_gelu": "quick"}
@@ -168,9 +168,9 @@ class Family:
         return self.statistics
 
     def read_architecture(
-        self, own: Tensors, config: ModelConfig, notes: list[str], grid: tuple[int, int] | None = None
+        self, own: Tensors, config: ModelConfig, known: KnownFacts, notes: list[str]
     ) -> VitArchitecture:
-        """Read the sizes from the shapes; those that the config names must agree. `grid` is what the caller knows."""
+        """Read the sizes from the shapes; those that the config names must agree."""
         names = self.names
         width, channels, side = self.read_patches(own, config)
         depth = count_blocks(own, names.layer.split("{i}")[0])
@@ -188,14 +188,17 @@ class Family:
             **self.list_options(bool(classes)),
             **self.read_options(own, config, notes),
         }
-        options = {**self.read_positions(own, config, side, grid or self._read_grid(config, side), notes), **options}
+        options = {
+            **self.read_positions(own, config, side, known.grid or self._read_grid(config, side), notes),
+            **options,
+        }
         return VitArchitecture(
             in_channels=channels,
             patch_size=side,
             width=width,
             depth=depth,
             mlp_dim=mlp_dim,
-            num_heads=self._read_num_heads(config, width, notes),
+            num_heads=self._read_num_heads(config, known, width, notes),
             num_classes=classes,
             **options,
         )
@@ -248,11 +251,10 @@ class Family:
             "mlp_bias": has[fc2],
         }
 
-    def _read_num_heads(self, config: ModelConfig, width: int, notes: list[str]) -> int:
+    def _read_num_heads(self, config: ModelConfig, known: KnownFacts, width: int, notes: list[str]) -> int:
         # Configs of two towers often leave out what is the default.
-        return config.num_attention_heads or (
-            self.default_heads if config.model_type else guess_num_heads(width, notes)
-        )
+        default = self.default_heads if config.model_type else None
+        return config.num_attention_heads or known.num_heads or default or guess_num_heads(width, notes)
 
     def list_unused(self, own: Tensors, a: VitArchitecture) -> list[str]:
         """Return the beginnings of names, without the prefix, of tensors to keep though the model does not need them."""

@@ -17,7 +17,7 @@ from vitrail.model.architecture import VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.weights.formats.base import CLIP, HALF, Tensors, read_shape
 from vitrail.weights.formats.huggingface_family import Family, ModelConfig, TensorNames
-from vitrail.weights.tensor_rules import UNCHANGED, TensorRule, Transform, split_into
+from vitrail.weights.tensor_rules import UNCHANGED, TensorRule, Transform
 
 TOWER_NAMES = TensorNames(
     patch="embeddings.patch_embedding",
@@ -49,7 +49,11 @@ class Tower(Family):
         origin = model.origin
         if model.num_classes or PROJECTION in model.unused_tensors:
             return self.prefixes[1]
-        if origin is not None and origin.format == "huggingface" and origin.dialect == f"{self.kind}|{self.prefixes[1]}":
+        if (
+            origin is not None
+            and origin.format == "huggingface"
+            and origin.dialect == f"{self.kind}|{self.prefixes[1]}"
+        ):
             return self.prefixes[1]
         return ""
 
@@ -90,7 +94,9 @@ class ClipTower(Tower):
 
     def read_options(self, own: Tensors, config: ModelConfig, notes: list[str]) -> dict[str, Any]:
         if config.hidden_act is None and not config.model_type:
-            notes.append("GELU is the quick one of OpenAI's CLIP; many others have the exact one: the file does not say")
+            notes.append(
+                "GELU is the quick one of OpenAI's CLIP; many others have the exact one: the file does not say"
+            )
         return {}
 
     def list_unused(self, own: Tensors, a: VitArchitecture) -> list[str]:
@@ -164,7 +170,9 @@ class Siglip2Tower(SiglipTower):
         width, values = read_shape(own, f"{self.names.patch}.weight", 2)
         side = math.isqrt(values // config.num_channels)
         if side * side * config.num_channels != values:
-            raise WeightsError(f"its patches have {values} values, which is no square of {config.num_channels} channels")
+            raise WeightsError(
+                f"its patches have {values} values, which is no square of {config.num_channels} channels"
+            )
         return width, config.num_channels, side
 
     def make_kernel_transform(self, a: VitArchitecture) -> Transform:
