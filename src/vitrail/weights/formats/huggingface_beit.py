@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from vitrail.errors import WeightsError
 from vitrail.model.architecture import VitArchitecture
@@ -25,7 +25,8 @@ class Beit(Family):
     names = TensorNames(scales=("lambda_1", "lambda_2"), pool_norm="pooler.layernorm")
     statistics = HALF
     position_resize = "bilinear"
-    free = ("position", "position_at", "layer_scale", "pool", "norm_after_pool")
+    square_only = True  # of a table that is not square, transformers exchanges rows and columns
+    free: ClassVar[tuple[str, ...]] = ("position", "position_at", "layer_scale", "pool", "norm_after_pool")
 
     def fits(self, own: Tensors, config: ModelConfig) -> bool:
         first, (query, key, _) = self.names.first, self.names.qkv
@@ -73,9 +74,8 @@ class Beit(Family):
         ]
 
     def explain_refusal(self, a: VitArchitecture) -> str | None:
-        if a.position not in ("learned-1d", "relative-bias") or (a.position_at != "input") != (
-            a.position != "learned-1d"
-        ):
+        tables = [("learned-1d", "input"), ("relative-bias", "every-layer"), ("relative-bias", "shared")]
+        if (a.position, a.position_at) not in tables:
             return f'transformers\' {self.title} has no position embedding "{a.position}" at "{a.position_at}"'
         if (a.pool, a.norm_after_pool) not in (("average", True), ("class", False)):
             return f"transformers' {self.title} pools by average with a norm after it, or by class token"

@@ -27,7 +27,7 @@ from vitrail.weights.formats.base import (
     read_shape,
 )
 from vitrail.weights.known import KnownFacts
-from vitrail.weights.tensor_rules import ADD_BATCH_AXIS, TensorRule, Transform, split_into, to_patch_kernel
+from vitrail.weights.tensor_rules import ADD_BATCH_AXIS, UNCHANGED, TensorRule, Transform, split_into, to_patch_kernel
 
 GELUS = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh", "gelu_fast": "tanh", "quick_gelu": "quick"}
 IGNORED = ("decoder", "text_model.", "text_projection", "logit_scale", "logit_bias", "lm_head.")
@@ -72,7 +72,7 @@ class ModelConfig(ForeignConfig):
         values = dict(folder_files.json("config.json"))
         vision = values.get("vision_config")
         if isinstance(vision, dict):
-            outer = {key: values[key] for key in ("architectures", "id2label") if key in values}
+            outer = {key: value for key, value in values.items() if key in ("architectures", "id2label")}
             values = {**vision, **outer, "model_type": vision.get("model_type") or values.get("model_type")}
         config: ModelConfig = cls.parse(values, "config.json")
         return config
@@ -179,6 +179,7 @@ class Family:
         mlp_dim = read_shape(own, names.first(f"{fc2}.weight"), 2)[1]
         check_agreement("config.json", config.model_dump(), self.list_sizes(width, depth, mlp_dim))
         classes = next((own[f"{name}.weight"].shape[0] for name in names.classifiers if f"{name}.weight" in own), 0)
+        hint = known.grid or self._read_grid(config, side)
         options: dict[str, Any] = {
             "position_resize": self.position_resize,
             "mlp": "swiglu" if swiglu else "gelu",
@@ -186,11 +187,8 @@ class Family:
             "norm_eps": getattr(config, self.eps_key) or self.default_eps,
             **self._read_biases(own, fc2),
             **self.list_options(bool(classes)),
+            **self.read_positions(own, config, side, hint, notes),
             **self.read_options(own, config, notes),
-        }
-        options = {
-            **self.read_positions(own, config, side, known.grid or self._read_grid(config, side), notes),
-            **options,
         }
         return VitArchitecture(
             in_channels=channels,
@@ -257,7 +255,7 @@ class Family:
         return config.num_attention_heads or known.num_heads or default or guess_num_heads(width, notes)
 
     def list_unused(self, own: Tensors, a: VitArchitecture) -> list[str]:
-        """Return the beginnings of names, without the prefix, of tensors to keep though the model does not need them."""
+        """Return the beginnings of names, without the prefix, of tensors that are kept and not used."""
         return list(UNUSED)
 
     # Names
@@ -266,13 +264,13 @@ class Family:
         """Return the rules for tensors whose names the prefix stands before."""
         names, layer, block = self.names, self.names.layer, "encoder.blocks.{i}."
         qkv = [layer + part for part in names.qkv]
-        table = {} if names.position.endswith(".weight") else {"transform": ADD_BATCH_AXIS}
+        table = UNCHANGED if names.position.endswith(".weight") else ADD_BATCH_AXIS
         rules = [
             TensorRule("patch_embed.projection.weight", f"{names.patch}.weight", self.make_kernel_transform(a)),
             TensorRule("patch_embed.projection.bias", f"{names.patch}.bias"),
             TensorRule("class_token", names.class_token, self.make_class_transform()),
             TensorRule("registers", names.registers, ADD_BATCH_AXIS),
-            TensorRule("position_embedding.0.table", names.position, **table),
+            TensorRule("position_embedding.0.table", names.position, table),
             TensorRule("patch_norm.*", f"{names.patch_norm}.*"),
             TensorRule("input_norm.*", f"{names.input_norm}.*"),
             TensorRule(f"{block}norm1.*", f"{layer}{names.norm1}.*"),

@@ -7,8 +7,9 @@ calls pooler_output, and a tower has no classes.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -46,16 +47,9 @@ class Tower(Family):
     square_only = True
 
     def choose_prefix(self, model: ImageModel) -> str:
-        origin = model.origin
-        if model.num_classes or PROJECTION in model.unused_tensors:
-            return self.prefixes[1]
-        if (
-            origin is not None
-            and origin.format == "huggingface"
-            and origin.dialect == f"{self.kind}|{self.prefixes[1]}"
-        ):
-            return self.prefixes[1]
-        return ""
+        origin, prefixed = model.origin, f"{self.kind}|{self.prefixes[1]}"
+        had_prefix = origin is not None and (origin.format, origin.dialect) == ("huggingface", prefixed)
+        return self.prefixes[1] if model.num_classes or had_prefix else ""
 
     def name_class(self, a: VitArchitecture) -> str:
         return f"{self.title}ForImageClassification" if a.num_classes else f"{self.title}VisionModel"
@@ -94,9 +88,7 @@ class ClipTower(Tower):
 
     def read_options(self, own: Tensors, config: ModelConfig, notes: list[str]) -> dict[str, Any]:
         if config.hidden_act is None and not config.model_type:
-            notes.append(
-                "GELU is the quick one of OpenAI's CLIP; many others have the exact one: the file does not say"
-            )
+            notes.append("the form of GELU is OpenAI's quick one, not LAION's exact one: the file does not say")
         return {}
 
     def list_unused(self, own: Tensors, a: VitArchitecture) -> list[str]:
@@ -111,7 +103,7 @@ class SiglipTower(Tower):
 
     kind, title, names = "siglip_vision_model", "Siglip", TOWER_NAMES
     statistics, default_act, default_eps = HALF, "gelu_pytorch_tanh", 1e-6
-    free = ("pool",)
+    free: ClassVar[tuple[str, ...]] = ("pool",)
 
     def fits(self, own: Tensors, config: ModelConfig) -> bool:
         return self.names.class_token not in own and len(own[f"{self.names.patch}.weight"].shape) == 4
@@ -178,8 +170,9 @@ class Siglip2Tower(SiglipTower):
     def make_kernel_transform(self, a: VitArchitecture) -> Transform:
         channels, side = a.in_channels, a.patch_size
 
-        def to_ours(parts: Any) -> torch.Tensor:
-            return parts[0].unflatten(1, (side, side, channels)).permute(0, 3, 1, 2).flatten(1)
+        def to_ours(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+            kernel: torch.Tensor = parts[0].unflatten(1, (side, side, channels))
+            return kernel.permute(0, 3, 1, 2).flatten(1)
 
         def to_theirs(ours: torch.Tensor) -> list[torch.Tensor]:
             return [ours.unflatten(1, (channels, side, side)).permute(0, 2, 3, 1).flatten(1)]
@@ -210,7 +203,7 @@ class Aimv2Tower(Tower):
         gated=("ffn.gate_proj", "ffn.up_proj"),
         gated_fc2="ffn.down_proj",
     )
-    free = ("qkv_bias", "out_bias", "mlp_bias")
+    free: ClassVar[tuple[str, ...]] = ("qkv_bias", "out_bias", "mlp_bias")
 
     def list_options(self, classifies: bool) -> dict[str, Any]:
         return {"class_token": False, "pool": "average", "norm": "rms", "patch_norm": True, "mlp": "swiglu"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from vitrail.model.architecture import Rotary, VitArchitecture
 from vitrail.weights.formats.base import HALF, Tensors, compute_mlp_ratio, infer_grid, read_shape, read_size
@@ -19,7 +19,7 @@ class Vit(Family):
     """ViT, and the encoders of ViTMAE and ViTMSN. `embed` gives the class token, after a pooler if there is one."""
 
     kind, title, prefixes = "vit", "ViT", ("", "vit.")
-    free = ("qkv_bias", "representation_size")
+    free: ClassVar[tuple[str, ...]] = ("qkv_bias", "representation_size")
 
     def choose_statistics(self, config: ModelConfig) -> Mapping[str, Any]:
         """Return Google's for ViT itself, and ImageNet's for MAE and MSN, which share its names."""
@@ -55,7 +55,7 @@ class Deit(Vit):
 
     kind, title, prefixes = "deit", "DeiT", ("", "deit.")
     names = TensorNames(registers="embeddings.distillation_token", classifiers=("classifier", "cls_classifier"))
-    free = (*Vit.free, "pool")
+    free: ClassVar[tuple[str, ...]] = (*Vit.free, "pool")
 
     def fits(self, own: Tensors, config: ModelConfig) -> bool:
         return "embeddings.distillation_token" in own
@@ -101,7 +101,7 @@ class IJepa(Vit):
     """I-JEPA: no class token. `embed` gives the average of the patches, which its classifier reads."""
 
     kind, title, prefixes = "ijepa", "IJepa", ("", "ijepa.")
-    free = ("qkv_bias",)
+    free: ClassVar[tuple[str, ...]] = ("qkv_bias",)
 
     def fits(self, own: Tensors, config: ModelConfig) -> bool:
         return self.names.class_token not in own
@@ -132,7 +132,7 @@ class Dinov2(Family):
         gated_fc2="mlp.weights_out",
     )
     default_eps = 1e-6
-    free = ("qkv_bias", "layer_scale", "mlp")
+    free: ClassVar[tuple[str, ...]] = ("qkv_bias", "layer_scale", "mlp")
 
     def fits(self, own: Tensors, config: ModelConfig) -> bool:
         scaled = self.names.first(self.names.scales[0]) in own
@@ -155,7 +155,9 @@ class Dinov2(Family):
         if a.layer_scale is None:
             return f"transformers' {self.title} has layer scale, and this model has none"
         if _find_dinov2_ratio(a) is None:
-            return "transformers' DINOv2 has an MLP that is a whole multiple of its width, or with SwiGLU two thirds of one"
+            return (
+                "transformers' DINOv2 has an MLP that is a whole multiple of its width, or two thirds of one for SwiGLU"
+            )
         return super().explain_refusal(a)
 
     def make_vision_config(self, a: VitArchitecture) -> dict[str, Any]:
@@ -178,7 +180,7 @@ class Dinov2WithRegisters(Dinov2):
     prefixes = ("", "dinov2_with_registers.")
     names = replace(Dinov2.names, registers="embeddings.register_tokens")
     position_resize = "bicubic-antialias"
-    free = (*Dinov2.free, "registers")
+    free: ClassVar[tuple[str, ...]] = (*Dinov2.free, "registers")
 
     def read_options(self, own: Tensors, config: ModelConfig, notes: list[str]) -> dict[str, Any]:
         registers = read_shape(own, self.names.registers, 3)[1]
@@ -216,7 +218,16 @@ class Dinov3(Family):
         gated_fc2="mlp.down_proj",
     )
     default_heads, default_eps = 6, 1e-5
-    free = ("qkv_bias", "key_bias", "out_bias", "mlp_bias", "mlp", "layer_scale", "registers", "rotary")
+    free: ClassVar[tuple[str, ...]] = (
+        "qkv_bias",
+        "key_bias",
+        "out_bias",
+        "mlp_bias",
+        "mlp",
+        "layer_scale",
+        "registers",
+        "rotary",
+    )
 
     def list_options(self, classifies: bool) -> dict[str, Any]:
         return {"position": "none"}
