@@ -80,7 +80,7 @@ class HuggingFaceFormat(WeightFormat):
         assert isinstance(architecture, VitArchitecture)
         kind, _, prefix = dialect.partition("|")
         family = FAMILIES[kind]
-        return add_prefix(family.list_inner_rules(architecture), prefix) + family.list_outer_rules()
+        return family.list_outer_rules(architecture) + add_prefix(family.list_inner_rules(architecture), prefix)
 
     def explain_refusal(self, architecture: Architecture) -> str | None:
         if isinstance(architecture, ResNetArchitecture) or architecture.backbone is not None:

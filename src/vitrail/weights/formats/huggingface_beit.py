@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from vitrail.errors import WeightsError
@@ -26,7 +25,16 @@ class Beit(Family):
     statistics = HALF
     position_resize = "bilinear"
     square_only = True  # of a table that is not square, transformers exchanges rows and columns
-    free: ClassVar[tuple[str, ...]] = ("position", "position_at", "layer_scale", "pool", "norm_after_pool")
+    free: ClassVar[tuple[str, ...]] = (
+        "position",
+        "position_at",
+        "layer_scale",
+        "pool",
+        "norm_after_pool",
+        "final_norm",
+    )
+    poolings: ClassVar[tuple[tuple[str, bool, bool], ...]] = (("average", True, True), ("class", False, True))
+    """Pooling, whether a norm follows it, and whether there is a last norm."""
 
     def fits(self, own: Tensors, config: ModelConfig) -> bool:
         first, (query, key, _) = self.names.first, self.names.qkv
@@ -41,9 +49,12 @@ class Beit(Family):
         options: dict[str, Any] = {"layer_scale": config.layer_scale_init_value if scaled else None}
         if "pooler.layernorm.weight" in own:
             return {**options, "pool": "average", "norm_after_pool": True}
-        if "lm_head.weight" in own:  # pre-training: a norm, which belongs to the head, and visual words from each patch
+        if "lm_head.weight" in own:  # pre-training: the norm of the head that predicts visual words is the last one
             return {**options, "pool": "average"}
-        return {**options, "pool": "class"}
+        if "layernorm.weight" in own:
+            return {**options, "pool": "class"}
+        notes.append("it has no last norm: features are averaged over the patches as they are")
+        return {**options, "pool": "average", "final_norm": False}
 
     def read_positions(
         self, own: Tensors, config: ModelConfig, side: int, hint: tuple[int, int] | None, notes: list[str]
@@ -73,11 +84,18 @@ class Beit(Family):
             *super().list_inner_rules(a),
         ]
 
+    def list_outer_rules(self, a: VitArchitecture) -> list[TensorRule]:
+        pretraining = a.pool == "average" and not a.norm_after_pool
+        return [
+            *([TensorRule("encoder.norm.*", "layernorm.*")] if pretraining else []),
+            *super().list_outer_rules(a),
+        ]
+
     def explain_refusal(self, a: VitArchitecture) -> str | None:
         tables = [("learned-1d", "input"), ("relative-bias", "every-layer"), ("relative-bias", "shared")]
         if (a.position, a.position_at) not in tables:
             return f'transformers\' {self.title} has no position embedding "{a.position}" at "{a.position_at}"'
-        if (a.pool, a.norm_after_pool) not in (("average", True), ("class", False)):
+        if (a.pool, a.norm_after_pool, a.final_norm) not in self.poolings:
             return f"transformers' {self.title} pools by average with a norm after it, or by class token"
         return super().explain_refusal(a)
 
@@ -100,7 +118,7 @@ class Data2VecVision(Beit):
     """data2vec-vision: BEiT under another name."""
 
     kind, title, prefixes = "data2vec-vision", "Data2VecVision", ("", "data2vec_vision.")
-    names = replace(Beit.names)
+    poolings = (*Beit.poolings, ("average", False, False))
 
 
 def _infer_grid(rows: int, hint: tuple[int, int] | None) -> tuple[int, int]:

@@ -292,7 +292,7 @@ class Family:
         fc2 = names.gated_fc2 if a.mlp == "swiglu" else names.fc2
         return [*rules, TensorRule(f"{block}mlp.fc2.*", f"{layer}{fc2}.*")]
 
-    def list_outer_rules(self) -> list[TensorRule]:
+    def list_outer_rules(self, a: VitArchitecture) -> list[TensorRule]:
         """Return the rules for tensors without the prefix: the classifier's."""
         return [TensorRule("head.*", f"{self.names.classifiers[0]}.*")]
 

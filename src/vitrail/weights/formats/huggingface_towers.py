@@ -209,14 +209,22 @@ class Aimv2Tower(Tower):
         return {"class_token": False, "pool": "average", "norm": "rms", "patch_norm": True, "mlp": "swiglu"}
 
     def read_options(self, own: Tensors, config: ModelConfig, notes: list[str]) -> dict[str, Any]:
-        if self.names.position not in own:
-            raise WeightsError("its positions are sines with frequencies that vitrail does not have (AIMv2 native)")
         if "head.cls_token" in own:
             notes.append("its pooling head is kept and not applied: features are averaged over the patches")
         return {}
 
+    def read_positions(
+        self, own: Tensors, config: ModelConfig, side: int, hint: tuple[int, int] | None, notes: list[str]
+    ) -> dict[str, Any]:
+        if self.names.position not in own:
+            raise WeightsError("its positions are sines with frequencies that vitrail does not have (AIMv2 native)")
+        return super().read_positions(own, config, side, hint, notes)
+
     def list_unused(self, own: Tensors, a: VitArchitecture) -> list[str]:
         return [*super().list_unused(own, a), "head."]
+
+    def choose_prefix(self, model: ImageModel) -> str:
+        return ""  # transformers reads a tower alone under no other names, nor with a projection
 
     def explain_refusal(self, a: VitArchitecture) -> str | None:
         if a.num_classes:
@@ -236,6 +244,4 @@ class Aimv2Tower(Tower):
 
     def make_config(self, model: ImageModel, a: VitArchitecture) -> dict[str, Any]:
         config = super().make_config(model, a)
-        config["architectures"] = [self.name_class(a)]  # there is no class with the projection and without a text tower
-        config["use_head"] = any(name.endswith("head.cls_token") for name in model.unused_tensors)
-        return config
+        return {**config, "use_head": "head.cls_token" in model.unused_tensors}

@@ -76,11 +76,11 @@ class Deit(Vit):
         grid, _ = infer_grid(read_shape(own, self.names.position, 3)[1], {"all": 2}, hint)
         return {"image_size": (grid[0] * side, grid[1] * side), "position_prefix": "all"}
 
-    def list_outer_rules(self) -> list[TensorRule]:
+    def list_outer_rules(self, a: VitArchitecture) -> list[TensorRule]:
         return [
             TensorRule("head.linear.*", "cls_classifier.*"),
             TensorRule("head.distilled.*", "distillation_classifier.*"),
-            *super().list_outer_rules(),
+            *super().list_outer_rules(a),
         ]
 
     def explain_refusal(self, a: VitArchitecture) -> str | None:
@@ -249,6 +249,10 @@ class Dinov3(Family):
             notes.append(f"image size {DINOV3_SIZE // side * side}, as in DINOv3's configs: the file does not say")
             hint = (DINOV3_SIZE // side, DINOV3_SIZE // side)
         return {"image_size": (hint[0] * side, hint[1] * side)}
+
+    def list_unused(self, own: Tensors, a: VitArchitecture) -> list[str]:
+        # Without registers, transformers stores an empty tensor.
+        return [*super().list_unused(own, a), *([] if a.registers else [self.names.registers])]
 
     def explain_refusal(self, a: VitArchitecture) -> str | None:
         if a.num_classes:
