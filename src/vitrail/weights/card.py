@@ -113,7 +113,7 @@ def list_facts(model: ImageModel) -> list[tuple[str, str]]:
             ("size", size),
             ("pooling", a.pool),
             ("position embedding", a.position if a.rotary is None else f"{a.position}, rotary"),
-            ("GELU", a.gelu),
+            ("GELU", a.gelu) if a.mlp == "gelu" else ("MLP", "SwiGLU"),
         ]
         rows += [] if a.backbone is None else [("ResNet", _describe_backbone(a.backbone))]
     elif isinstance(a, TimmArchitecture):
