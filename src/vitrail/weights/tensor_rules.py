@@ -116,8 +116,17 @@ def convert_to_theirs(matches: Sequence[TensorMatch], ours: Mapping[str, Tensor]
     theirs: dict[str, Tensor] = {}
     for match in sorted(matches, key=lambda match: match.rows or (0, 0)):
         for name, part in zip(match.theirs, match.transform.to_theirs(ours[match.ours]), strict=True):
-            theirs[name] = torch.cat([theirs[name], part]) if name in theirs else part
+            theirs[name] = _append_rows(theirs.get(name), part, match.rows)
     return theirs
+
+
+def _append_rows(before: Tensor | None, part: Tensor, rows: tuple[int, int] | None) -> Tensor:
+    """Return the rows so far and those of `part` behind them; rows between the two that no tensor has are 0."""
+    if rows is None:
+        return part
+    before = part[:0] if before is None else before
+    between = part.new_zeros(rows[0] - before.shape[0], *part.shape[1:])
+    return torch.cat([before, between, part])
 
 
 def check_complete(
