@@ -10,8 +10,15 @@ from vitrail.config import TrainingCost, show_size
 from vitrail.errors import escape_unprintable
 from vitrail.model.architecture import Backbone, TimmArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
+from vitrail.weights.formats.huggingface import choose_family
 
-LIBRARIES = {"native": "vitrail", "timm": "timm", "huggingface": "transformers", "torchvision": "torchvision"}
+LIBRARIES = {
+    "native": "vitrail",
+    "timm": "timm",
+    "huggingface": "transformers",
+    "torchvision": "torchvision",
+    "openclip": "open_clip",
+}
 FLOP_UNITS = (("exaFLOPs", 1e18), ("petaFLOPs", 1e15), ("teraFLOPs", 1e12), ("gigaFLOPs", 1e9))
 TIME_UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 LOADING = {
@@ -26,6 +33,8 @@ LOADING = {
         'model.load_state_dict(torch.load("{name}/model.pth", weights_only=True))'
     ),
     "google": 'import vitrail\nmodel = vitrail.load("{name}/model.npz")',
+    "openclip": 'import vitrail\nmodel = vitrail.load("{name}")  # model.pth has OpenCLIP\'s names',
+    "meta": 'import vitrail\nmodel = vitrail.load("{name}")  # model.pth has the names of Meta\'s own code',
 }
 
 
@@ -45,6 +54,8 @@ class Certificate:
     """Differences between the two preprocessings; empty if there are none."""
     notes: tuple[str, ...]
     """Facts about the source that were concluded, because its files do not say them."""
+    resize_note: str = ""
+    """What changes at other image sizes than the model's own; empty if nothing does."""
 
     @property
     def preprocessing_matches(self) -> bool:
@@ -83,7 +94,7 @@ def _options(model: ImageModel, format_name: str) -> str:
     if not isinstance(a, VitArchitecture):
         return ""
     if format_name == "huggingface":
-        bare = not a.num_classes and a.representation_size is None and a.layer_scale is None
+        bare = not a.num_classes and a.representation_size is None and choose_family(model).kind in ("vit", "deit")
         return ", add_pooling_layer=False" if bare else ""
     options = {
         "image_size": a.image_size[0],
@@ -109,7 +120,12 @@ def list_facts(model: ImageModel) -> list[tuple[str, str]]:
     rows = [("parameters", f"{sum(parameter.numel() for parameter in model.parameters()):,}")]
     if isinstance(a, VitArchitecture):
         size = f"{a.depth} layers, width {a.width}, MLP {a.mlp_dim}, {a.num_heads} heads, {a.stride}-pixel patches"
-        rows += [("size", size), ("pooling", a.pool), ("position embedding", a.position), ("GELU", a.gelu)]
+        rows += [
+            ("size", size),
+            ("pooling", a.pool),
+            ("position embedding", a.position if a.rotary is None else f"{a.position}, rotary"),
+            ("GELU", a.gelu) if a.mlp == "gelu" else ("MLP", "SwiGLU"),
+        ]
         rows += [] if a.backbone is None else [("ResNet", _describe_backbone(a.backbone))]
     elif isinstance(a, TimmArchitecture):
         rows += [("network of timm", a.name)]
@@ -175,6 +191,7 @@ def _certificate(certificate: Certificate) -> str:
         ("inputs", certificate.inputs),
         ("largest difference", difference),
         ("preprocessing", certificate.preprocessing_note or "matches"),
+        *([("other image sizes", certificate.resize_note)] if certificate.resize_note else []),
         ("written by", f"vitrail {vitrail.__version__}"),
     ]
     return "The target was loaded back and run beside the source.\n\n" + _table(rows)

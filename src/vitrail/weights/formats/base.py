@@ -22,6 +22,7 @@ from vitrail.model.base import ImageModel
 from vitrail.model.variants import SIZES
 from vitrail.system.files import read_regular_file
 from vitrail.weights.files import TensorInfo, check_link
+from vitrail.weights.known import KnownFacts
 from vitrail.weights.tensor_rules import TensorRule
 
 Tensors = Mapping[str, TensorInfo]
@@ -48,6 +49,8 @@ class FolderFiles:
     """JSON objects by file name, used instead of the files of that name."""
     ignored: bool = False
     """Whether the folder has a config.json that was not read because it may describe other weights."""
+    known: KnownFacts = field(default_factory=KnownFacts)
+    """What the caller knows and no file says."""
 
     def text(self, name: str) -> str | None:
         """Return the content of a small text file, or None when there is no such file."""
@@ -283,7 +286,7 @@ def infer_grid(rows: int, owners: Mapping[str, int], hint: tuple[int, int] | Non
     Args:
         rows: the number of rows of the table.
         owners: for each value of `position_prefix`, the rows before the patches; the most likely value first.
-        hint: the grid that follows from the config's image size, if it names one.
+        hint: the grid that the caller knows, else the one that follows from the config's image size, if it names one.
     """
     for owner, prefix in owners.items():
         if hint is not None and hint[0] * hint[1] == rows - prefix:
@@ -292,9 +295,10 @@ def infer_grid(rows: int, owners: Mapping[str, int], hint: tuple[int, int] | Non
         side = math.isqrt(max(rows - prefix, 0))
         if side and side * side == rows - prefix:
             return (side, side), owner
+    said = f"a grid of {hint[0]}×{hint[1]} does not fit, nor does a square one" if hint else "that is no square grid"
     raise WeightsError(
-        f"the position table has {rows} rows, which is no square grid of patches, and no config beside the weights "
-        "names the image size"
+        f"the position table has {rows} rows for patches and other tokens, and {said}: if you know its grid "
+        'of patches, give known={"grid": (rows, columns)}, or --known grid=ROWSxCOLUMNS to convert'
     )
 
 
@@ -318,11 +322,12 @@ def guess_num_heads(width: int, notes: list[str]) -> int:
 def find_unsupported_options(architecture: VitArchitecture, *allowed: str) -> str:
     """List the options that differ from the paper's, except sizes and the `allowed` ones.
 
-    The norm's eps is not listed: no file stores it, and a conversion measures the effect of a difference.
+    The norm's eps is not listed: no file stores it, and a conversion measures the effect of a difference. Neither is
+    `position_resize`: it changes nothing at the model's own size, and a conversion notes a difference.
     """
     sizes = ("image_size", "in_channels", "patch_size", "width", "depth", "mlp_dim", "num_heads", "num_classes")
     for_training = ("dropout", "attention_dropout", "stochastic_depth")
-    free = (*sizes, *for_training, "representation_size", "gelu", "norm_eps", *allowed)
+    free = (*sizes, *for_training, "representation_size", "gelu", "norm_eps", "position_resize", *allowed)
     plain = VitArchitecture(**{name: getattr(architecture, name) for name in free})
     return ", ".join(n for n in VitArchitecture.model_fields if getattr(plain, n) != getattr(architecture, n))
 
