@@ -34,7 +34,7 @@ def resize_position_embedding(
     Returns:
         (prefix + new rows · new columns, D); the table itself if the grids are equal.
     """
-    if _is_same_grid(old_grid, new_grid):
+    if is_same_grid(old_grid, new_grid):
         return table
     patches = table[prefix:].to(torch.promote_types(table.dtype, torch.float32))  # half precision is too coarse
     rows, columns = (
@@ -88,7 +88,7 @@ def compute_cubic_kernel(x: Tensor, a: float = -0.5) -> Tensor:
     return near.where(x < 1, far.where(x < 2, 0.0))
 
 
-def _is_same_grid(own: Grid, grid: Grid) -> bool:
+def is_same_grid(own: Grid, grid: Grid) -> bool:
     """Return whether two grids are equal; False for symbolic sizes, so that a trace does not fix the answer."""
     return not any(isinstance(side, torch.SymInt) for side in grid) and own == grid
 
@@ -181,7 +181,7 @@ class SinCosPositions(nn.Module):
 
     def forward(self, grid: Grid) -> Tensor:
         """Return the table for a grid, (N, D)."""
-        if _is_same_grid(self.grid, grid):
+        if is_same_grid(self.grid, grid):
             return self.table
         return compute_sin_cos_table(grid, self.width).to(self.table)
 
