@@ -63,8 +63,9 @@ ConvStemLayers = tuple[Annotated[ConvLayer, BeforeValidator(_name_conv_layer_fie
 class Backbone(Config):
     """A ResNet without its head: stages of bottleneck blocks, GroupNorm, weight-standardised convolutions."""
 
-    blocks: Annotated[tuple[Positive, ...], Field(min_length=1)]
-    """Bottleneck blocks in each stage; every stage after the first halves the resolution."""
+    blocks: tuple[Positive, ...]
+    """Bottleneck blocks in each stage; every stage after the first halves the resolution. A hybrid may have none: its
+    ResNet is then the root alone."""
     width_factor: Positive = 1
     """Factor on all channel counts: the 4 of R152x4."""
     stage_channels: Positive = 64
@@ -82,6 +83,8 @@ class Backbone(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if not self.blocks and self.form == "bit":
+            raise ValueError("a BiT ResNet has at least one stage of blocks")
         if self.stage_channels % NORM_GROUPS:
             raise ValueError(f"stage_channels = {self.stage_channels}: group norm needs a multiple of {NORM_GROUPS}")
         if self.out_channels > MAX_COUNT:
@@ -105,12 +108,12 @@ class Backbone(Config):
     def stride(self) -> int:
         """Image pixels for each pixel of the feature map: a large root's convolution 2 and pooling 2, then the
         stages."""
-        return (4 if self.root == "large" else 1) << (len(self.blocks) - 1)
+        return (4 if self.root == "large" else 1) << max(len(self.blocks) - 1, 0)
 
     @property
     def out_channels(self) -> int:
         """Channels of the feature map."""
-        return 4 * self.root_channels << (len(self.blocks) - 1)
+        return 4 * self.root_channels << (len(self.blocks) - 1) if self.blocks else self.root_channels
 
 
 class Rotary(Config):
