@@ -35,7 +35,7 @@ def choose_kind(a: VitArchitecture) -> Literal["vit", "eva", "beit"]:
 
 
 def choose_words(a: VitArchitecture, earlier: str) -> str:
-    """Return the dialect of the tensors' names: the one that the model came in (`earlier`), if timm's classes allow it."""
+    """Return the dialect of the tensors' names: that in which the model came (`earlier`), if timm allows it."""
     kind, had = choose_kind(a), earlier.split("+")[1:]
     words = [""] if kind == "vit" else ["deit3"]
     if kind == "eva" and "split-qkv" in had:
