@@ -119,7 +119,9 @@ def read_num_heads(arguments: ModelArguments, width: int, seen: int | None, note
     """Return the number of heads: from the arguments, from tensors that show it (`seen`), else guessed."""
     if arguments.num_heads or seen:
         return arguments.num_heads or seen or 0
-    return width // arguments.head_dim if arguments.head_dim else guess_num_heads(width, notes)
+    if arguments.head_dim and width % arguments.head_dim == 0:
+        return width // arguments.head_dim
+    return guess_num_heads(width, notes)
 
 
 def read_rotary(arguments: ModelArguments) -> Rotary | None:
