@@ -144,10 +144,15 @@ def _read_table(model: ImageModel, layer: int) -> tuple[str, Tensor, Grid]:
             "table to look at"
         )
     assert isinstance(model, VisionTransformer)
-    if model.position == "relative":
+    if model.position in ("relative", "relative-bias"):
         raise NotApplicableError(
             "relative position embeddings belong to offsets between patches, not to places: they act inside attention. "
             "The attention distance shows their effect"
+        )
+    if model.position == "none" and model.rotary is not None:
+        raise NotApplicableError(
+            "rotary positions turn queries and keys inside attention, so there is no table to look at. The attention "
+            "distance shows their effect"
         )
     if model.position == "none":
         raise NotApplicableError(
