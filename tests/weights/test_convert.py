@@ -378,8 +378,8 @@ def converted_faultily(tmp_path, monkeypatch, fault) -> None:
     vitrail.save(small(), tmp_path / "native")
     plain, calls = convert_module.load_with_files, []
 
-    def load(source, known=None):
-        model, files = plain(source, known)
+    def load(source, *facts):
+        model, files = plain(source, *facts)
         calls.append(source)
         if len(calls) == 2:
             with torch.no_grad():

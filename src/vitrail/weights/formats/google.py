@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from vitrail.config import Preprocessing
+from vitrail.errors import WeightsError
 from vitrail.model.architecture import Architecture, Backbone, ResNetArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.model.variants import BIT, HYBRID
@@ -58,7 +59,7 @@ class GoogleFormat(WeightFormat):
     def describe_checkpoint(self, tensors: Tensors, folder_files: FolderFiles) -> CheckpointInfo:
         prefix = _prefix_of(tensors)
         companion = CompanionFile.read(folder_files)
-        checkpoint = _bit(tensors, companion) if prefix is None else _vit(tensors, prefix, companion)
+        checkpoint = _bit(tensors, companion) if prefix is None else _vit(tensors, prefix, companion, folder_files)
         checkpoint.licence = folder_files.read_licence()
         return companion.complete(checkpoint)
 
@@ -107,7 +108,7 @@ def _prefix_of(tensors: Tensors) -> str | None:
     return None
 
 
-def _vit(tensors: Tensors, prefix: str, companion: CompanionFile) -> CheckpointInfo:
+def _vit(tensors: Tensors, prefix: str, companion: CompanionFile, folder_files: FolderFiles) -> CheckpointInfo:
     own = {name.removeprefix(prefix): info for name, info in tensors.items() if name.startswith(prefix)}
     big_vision = "pos_embedding" in own
     table = "pos_embedding" if big_vision else "Transformer/posembed_input/pos_embedding"
@@ -119,10 +120,12 @@ def _vit(tensors: Tensors, prefix: str, companion: CompanionFile) -> CheckpointI
     owners = {"none": 0} if big_vision else {"class": int(class_token)}
     size = companion.image_size
     hint = (size[0] // stride, size[1] // stride) if size else None
-    grid, owner = infer_grid(read_shape(own, table, 3)[1], owners, hint)
+    grid, owner = infer_grid(read_shape(own, table, 3)[1], owners, folder_files.known.grid or hint)
     attention, mlp, _ = _numbers(big_vision)
     first = BLOCK.format(i=0)
     heads = read_shape(own, f"{first}MultiHeadDotProductAttention_{attention}/query/kernel", 3)[1]
+    if (told := folder_files.known.num_heads) not in (None, heads):
+        raise WeightsError(f"its tensors have an axis of {heads} attention heads, so num_heads cannot be {told}")
     architecture = VitArchitecture(
         image_size=(grid[0] * stride, grid[1] * stride),
         in_channels=read_shape(own, "conv_root/kernel", 4)[2] if backbone else channels,

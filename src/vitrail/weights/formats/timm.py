@@ -48,7 +48,7 @@ class TimmFormat(WeightFormat):
         if "stem.conv.weight" in own:
             checkpoint = describe_resnet(own, config)
         else:
-            checkpoint = describe_vit(own, config, facebook=folder_files.wrapper_key == "model")
+            checkpoint = describe_vit(own, config, folder_files.known, facebook=folder_files.wrapper_key == "model")
         checkpoint.dialect = f"{prefix}|{checkpoint.dialect}"
         checkpoint.labels = read_labels(config, checkpoint.architecture.num_classes, checkpoint.notes)
         checkpoint.licence = config.pretrained.license or folder_files.read_licence()

@@ -27,6 +27,7 @@ def read_arguments(network: Any) -> dict[str, Any]:
         "num_heads": getattr(attention, "num_heads", None),
         "act_layer": ACTIVATIONS.get(activation, activation if mlp is not None else None),
         "norm_eps": getattr(norm, "eps", None),
+        "final_norm": any(type(getattr(network, part, None)).__name__ != "Identity" for part in ("norm", "fc_norm")),
         "pool_include_prefix": getattr(network, "pool_include_prefix", None),
         "attn_pool_num_heads": getattr(pool, "num_heads", None),
         "is_eva": type(network).__name__ == "Eva",

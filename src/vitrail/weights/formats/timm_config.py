@@ -49,6 +49,9 @@ class ModelArguments(ForeignConfig):
     pos_embed: str | None = None
     init_values: float | None = None
     img_size: int | tuple[int, int] | None = None
+    final_norm: bool = True
+    use_post_transformer_norm: bool | None = None
+    use_fc_norm: bool | None = None
     use_post_norm: bool = False
     use_rot_pos_emb: bool = False
     rope_type: str = "cat"
@@ -64,6 +67,11 @@ class ModelArguments(ForeignConfig):
     """This and the next two are no arguments of timm's: see timm_names.py."""
     head_dim: int | None = None
     is_eva: bool = False
+
+    @property
+    def has_final_norm(self) -> bool:
+        """Whether a norm follows the last block, before or behind the pooling."""
+        return self.final_norm and not (self.use_post_transformer_norm is False and self.use_fc_norm is False)
 
 
 class TimmConfig(ForeignConfig):

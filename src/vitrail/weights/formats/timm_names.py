@@ -45,6 +45,7 @@ TANH_GELU = (
     *("base_patch32_siglip", "so400m_patch16_siglip", "giantopt_patch16_siglip"),
     *("large_patch16_siglip_512", "large_patch16_siglip_gap_512"),
 )
+NO_FINAL_NORM: Facts = {"final_norm": False}
 SIXTEEN_HEADS: Facts = {"num_heads": 16}
 
 FACTS: Mapping[str, Facts] = {
@@ -64,6 +65,7 @@ FACTS: Mapping[str, Facts] = {
     "_rope_reg": {**EVA02, "rope_grid_indexing": "ij"},
     "vit_pe_": PERCEPTION,
     **dict.fromkeys(("pe_core_gigantic", "pe_lang_gigantic", "pe_spatial_gigantic"), PERCEPTION_G),
+    **dict.fromkeys(("intern300m", "pe_lang", "pe_spatial"), NO_FINAL_NORM),
     "quickgelu": {"act_layer": "quick_gelu"},
     **dict.fromkeys(TANH_GELU, TANH),
     **dict.fromkeys(("vit_base_patch16_gap_224", "so400m", "giantopt"), SIXTEEN_HEADS),

@@ -40,6 +40,7 @@ from vitrail.weights.formats.timm_config import (
 )
 from vitrail.weights.formats.timm_names import find_facts, recognise_family
 from vitrail.weights.formats.timm_resnet import IN_HYBRID, find_stem, list_backbone_rules, read_backbone
+from vitrail.weights.known import KnownFacts
 from vitrail.weights.tensor_rules import ADD_BATCH_AXIS, TensorRule, split_into, to_patch_kernel
 
 TABLE_IN_BLOCK = "blocks.0.attn.relative_position_bias_table"
@@ -77,8 +78,8 @@ def explain_blocks_refusal(own: Tensors) -> str | None:
     return None
 
 
-def describe_vit(own: Tensors, config: TimmConfig, facebook: bool) -> CheckpointInfo:
-    """Describe a Vision Transformer from the shapes of its tensors, its config file and its name."""
+def describe_vit(own: Tensors, config: TimmConfig, known: KnownFacts, facebook: bool) -> CheckpointInfo:
+    """Describe a Vision Transformer from the shapes of its tensors, its config file, its name and what is known."""
     if reason := explain_blocks_refusal(own):
         raise WeightsError(reason)
     notes: list[str] = []
@@ -92,7 +93,8 @@ def describe_vit(own: Tensors, config: TimmConfig, facebook: bool) -> Checkpoint
     depth, mlp = count_blocks(own, "blocks."), _read_mlp(own)
     check_agreement("config.json", config.arguments.model_dump(), {"depth": depth, "embed_dim": width})
     size = read_image_size(config)
-    grid, position = _read_table(own, size, stride, class_token, registers)
+    hint = known.grid or (size and (size[0] // stride, size[1] // stride))
+    grid, position = _read_table(own, hint, class_token, registers)
     facts: Mapping[str, Any] = find_facts(config.architecture)
     if not facts:
         family, facts = recognise_family(own, width, mlp["mlp"] == "swiglu", grid)
@@ -101,7 +103,9 @@ def describe_vit(own: Tensors, config: TimmConfig, facebook: bool) -> Checkpoint
     arguments = complete_arguments(config, facts)
     rotary = read_rotary(arguments)
     if grid is None:
-        if size is None and rotary is not None:
+        if known.grid is not None:
+            size = (known.grid[0] * stride, known.grid[1] * stride)
+        elif size is None and rotary is not None:
             size = _choose_size(stride, notes)
         if size is None or (rotary is None and arguments.pos_embed != "none"):
             raise WeightsError(
@@ -114,7 +118,10 @@ def describe_vit(own: Tensors, config: TimmConfig, facebook: bool) -> Checkpoint
     if size and size != image_size:
         notes.append(f"images are taken at {show_size(image_size)} pixels, not at its config's {show_size(size)}")
     input_norm = "norm_pre.weight" in own
-    heads = read_num_heads(arguments, width, _count_heads(own, width), notes)
+    seen = _count_heads(own, width)
+    if seen and known.num_heads not in (None, seen):
+        raise WeightsError(f"its tensors have {seen} attention heads, so there cannot be {known.num_heads}")
+    heads = known.num_heads or read_num_heads(arguments, width, seen, notes)
     gelu = read_gelu(config, arguments, notes) if mlp["mlp"] == "gelu" else "exact"
     stem = find_stem(own, IN_HYBRID)
     architecture = VitArchitecture(
@@ -129,6 +136,8 @@ def describe_vit(own: Tensors, config: TimmConfig, facebook: bool) -> Checkpoint
         registers=registers,
         **mlp,
         **_read_pooling(own, arguments, heads, mlp["mlp_dim"], class_token + registers),
+        norm_after_pool="fc_norm.weight" in own,
+        final_norm=_has_final_norm(own, config, arguments, notes),
         **position,
         position_resize="bicubic-offset" if _is_plain_dinov2(own, release) else "bicubic-antialias",
         rotary=rotary,
@@ -136,7 +145,7 @@ def describe_vit(own: Tensors, config: TimmConfig, facebook: bool) -> Checkpoint
         backbone=backbone,
         layer_scale=(arguments.init_values or 1.0) if _name_scale(release, 1).format(i=0) in own else None,
         gelu=gelu,
-        norm="layer" if "blocks.0.norm1.bias" in own else "rms",
+        norm="layer" if any(name.startswith("blocks.") and name.endswith("norm1.bias") for name in own) else "rms",
         norm_eps=arguments.norm_eps or (1e-5 if input_norm and not config.architecture else 1e-6),
         norm_at="after" if arguments.use_post_norm else "before",
         input_norm=input_norm,
@@ -156,7 +165,7 @@ def describe_vit(own: Tensors, config: TimmConfig, facebook: bool) -> Checkpoint
 
 def _read_mlp(own: Tensors) -> dict[str, Any]:
     """Return the options of the MLPs."""
-    options = {"mlp_norm": "blocks.0.mlp.norm.weight" in own, "mlp_bias": "blocks.0.mlp.fc2.bias" in own}
+    options = {"mlp_norm": "blocks.0.mlp.norm.weight" in own, "mlp_bias": _has_biases(own)}
     if gate := read_size(own, "blocks.0.mlp.fc1_g.weight", 2):
         return {"mlp": "swiglu", "mlp_dim": gate, **options}
     hidden = read_shape(own, "blocks.0.mlp.fc1.weight", 2)[0]
@@ -171,10 +180,15 @@ def _read_attention(own: Tensors) -> dict[str, Any]:
     return {
         "qkv_bias": no_key_bias or f"{block}qkv.bias" in own or f"{block}q_proj.bias" in own,
         "key_bias": not no_key_bias,
-        "out_bias": f"{block}proj.bias" in own,
+        "out_bias": _has_biases(own),
         "qk_norm": f"{block}q_norm.weight" in own,
         "attention_norm": f"{block}norm.weight" in own,
     }
+
+
+def _has_biases(own: Tensors) -> bool:
+    """Return whether attention's output and the MLPs have biases: in timm all of them have, or none has."""
+    return any(name.startswith("blocks.") and name.endswith(("attn.proj.bias", "mlp.fc2.bias")) for name in own)
 
 
 def _count_heads(own: Tensors, width: int) -> int | None:
@@ -189,28 +203,35 @@ def _count_heads(own: Tensors, width: int) -> int | None:
 
 
 def _read_pooling(own: Tensors, arguments: ModelArguments, heads: int, mlp_dim: int, prefix: int) -> dict[str, Any]:
-    """Return the options of pooling and of the norm around it."""
-    after = "fc_norm.weight" in own
-    norms = {"norm_after_pool": after, "final_norm": after or "norm.weight" in own}
+    """Return the options of pooling."""
     if "head_dist.weight" in own:
-        return {"pool": "distilled", **norms}
+        return {"pool": "distilled"}
     if "attn_pool.latent" not in own:
-        return {"pool": read_pool(arguments) or ("average" if after or "cls_token" not in own else "class"), **norms}
+        usual = "average" if "fc_norm.weight" in own or "cls_token" not in own else "class"
+        return {"pool": read_pool(arguments) or usual}
     pool_heads, pool_mlp_dim = arguments.attn_pool_num_heads, read_shape(own, "attn_pool.mlp.fc1.weight", 2)[0]
     return {
         "pool": "attention",
         "pool_heads": None if pool_heads == heads else pool_heads,
         "pool_mlp_dim": None if pool_mlp_dim == mlp_dim else pool_mlp_dim,
         "pool_prefix": bool(prefix) and (arguments.pool_include_prefix or arguments.is_eva),
-        **norms,
     }
 
 
+def _has_final_norm(own: Tensors, config: TimmConfig, arguments: ModelArguments, notes: list[str]) -> bool:
+    """Return whether there is a last norm. A file that should have one and does not is incomplete."""
+    if "norm.weight" in own or "fc_norm.weight" in own:
+        return True
+    if config.architecture:
+        return arguments.has_final_norm
+    notes.append("no norm behind the last block: the file holds none, and no config says that it is incomplete")
+    return False
+
+
 def _read_table(
-    own: Tensors, size: tuple[int, int] | None, stride: int, class_token: bool, registers: int
+    own: Tensors, hint: tuple[int, int] | None, class_token: bool, registers: int
 ) -> tuple[tuple[int, int] | None, dict[str, Any]]:
     """Return the grid of the position table, if there is one, and the options of the position embedding."""
-    hint = (size[0] // stride, size[1] // stride) if size else None
     if TABLE_IN_BLOCK in own or SHARED_TABLE in own:
         table = TABLE_IN_BLOCK if TABLE_IN_BLOCK in own else SHARED_TABLE
         rows = read_shape(own, table, 2)[0] - (CLASS_TOKEN_ROWS if class_token else 0)
