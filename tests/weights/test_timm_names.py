@@ -8,17 +8,25 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from timm_families import build_family, run_peer, write_folder
 
 import vitrail
 from peer_models import save_tensors
 from peers import timm
-from timm_families import build_family
+from samples import randomise
 from vitrail.errors import WeightsError
+from vitrail.model.architecture import VitArchitecture
+from vitrail.model.create import build_empty_model
+from vitrail.model.variants import HYBRID
+from vitrail.model.vit import VisionTransformer
 from vitrail.weights.formats.timm_built import read_arguments
 from vitrail.weights.formats.timm_names import FACTS, find_facts
+from vitrail.weights.load import FORMATS
+from vitrail.weights.save import convert_tensors
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-import timm_page  # noqa: E402
+import timm_page
 
 FEW = (
     *("vit_small_patch16_dinov3", "eva02_tiny_patch14_224", "eva02_base_patch16_clip_224", "beit_base_patch16_224"),
@@ -118,15 +126,25 @@ def test_tensors_alone_tell_the_family(family, tmp_path):
     ours = vitrail.load(path, num_heads=4, image_size=size)
     by_class = theirs.global_pool == "token" or family.startswith("BEiT with")
     assert ours.architecture.pool == ("class" if by_class else "average")
-    expected = vitrail_architecture(family, tmp_path)
+    expected = vitrail.load(write_folder(family, theirs, tmp_path / "folder")).architecture
     assert ours.architecture.rotary == expected.rotary
     assert ours.architecture.norm_eps == expected.norm_eps
 
 
-def vitrail_architecture(family, tmp_path):
-    from timm_families import write_folder
-
-    return vitrail.load(write_folder(family, build_family(family), tmp_path / "folder")).architecture
+@pytest.mark.parametrize(
+    "family", ["DINOv3 H+, SwiGLU", "EVA-02 E, norms behind the layers", "Perception Encoder", "BEiT", "RoPE, learned"]
+)
+def test_timm_may_load_it_for_us(family, monkeypatch):
+    """`timm:name` reads what the tensors do not show from the network that timm has built."""
+    theirs = build_family(family)
+    name = theirs.pretrained_cfg["architecture"]
+    monkeypatch.setattr(timm, "create_model", lambda *_, **__: theirs)
+    ours = vitrail.load(f"timm:{name}")
+    assert isinstance(ours, VisionTransformer)
+    images = torch.randn(2, 3, *theirs.patch_embed.img_size, dtype=torch.float64)
+    _, expected = run_peer(family, theirs, images)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(images), expected, rtol=1e-10, atol=1e-10)
 
 
 def test_perception_encoder_is_known_by_its_tensors(tmp_path):
@@ -150,3 +168,20 @@ def test_a_table_and_relative_positions_are_refused(tmp_path):
     model = timm.create_model("beit_base_patch16_224", embed_dim=64, depth=1, num_heads=4, use_abs_pos_emb=True)
     with pytest.raises(WeightsError, match="one of the two"):
         vitrail.load(save_tensors(model, tmp_path / "model.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("blocks", "stage_channels"), [((), 64), ((1,), 32), ((2, 1), 96), ((1, 1, 1, 1, 1), 64)], ids=str
+)
+def test_hybrids_of_any_stages_and_channels(blocks, stage_channels, tmp_path):
+    backbone = {**HYBRID, "blocks": blocks, "stage_channels": stage_channels, "norm_eps": 1e-5}
+    backbone |= {"standardise_by": "variance", "standardise_eps": 1e-8}
+    sizes = {"image_size": 128, "patch_size": 1, "width": 32, "depth": 1, "mlp_dim": 48, "num_heads": 2}
+    model = build_empty_model(VitArchitecture(**sizes, num_classes=3, gelu="exact", backbone=backbone))
+    model = randomise(model.to_empty(device="cpu"))
+    save_file(convert_tensors(model, FORMATS["timm"], "|"), tmp_path / "model.safetensors")
+    loaded = vitrail.load(tmp_path / "model.safetensors", num_heads=2)
+    assert loaded.architecture == model.architecture
+    images = torch.randn(1, 3, 128, 128)
+    with torch.no_grad():
+        assert torch.equal(loaded(images), model.eval()(images))
