@@ -72,8 +72,7 @@ class Backbone(Config):
     """A ResNet without its head: stages of bottleneck blocks, GroupNorm, weight-standardised convolutions."""
 
     blocks: tuple[Positive, ...]
-    """Bottleneck blocks in each stage; every stage after the first halves the resolution. A hybrid may have none: its
-    ResNet is then the root alone."""
+    """Bottleneck blocks in each stage; all but the first halve the resolution. A hybrid may have none: only a root."""
     width_factor: Positive = 1
     """Factor on all channel counts: the 4 of R152x4."""
     stage_channels: Positive = 64
@@ -114,8 +113,7 @@ class Backbone(Config):
 
     @property
     def stride(self) -> int:
-        """Image pixels for each pixel of the feature map: a large root's convolution 2 and pooling 2, then the
-        stages."""
+        """Image pixels for each pixel of the feature map: 4 in a large root, then 2 in each stage but the first."""
         return (4 if self.root == "large" else 1) << max(len(self.blocks) - 1, 0)
 
     @property
