@@ -27,7 +27,7 @@ from vitrail.data.transforms.preprocess import prepare
 from vitrail.system.files import sha256
 from vitrail.weights import convert as convert_module
 from vitrail.weights.formats.base import guess_num_heads
-from vitrail.weights.formats.timm_config import choose_name_and_arguments
+from vitrail.weights.formats.timm_write import choose_name_and_arguments
 
 TOLERANCE = 2e-5
 SMALL = {"width": 192, "depth": 3, "num_heads": 3, "mlp_dim": 256, "image_size": 64, "num_classes": 10, "gelu": "exact"}

@@ -71,8 +71,8 @@ ConvStemLayers = tuple[Annotated[ConvLayer, BeforeValidator(_name_conv_layer_fie
 class Backbone(Config):
     """A ResNet without its head: stages of bottleneck blocks, GroupNorm, weight-standardised convolutions."""
 
-    blocks: Annotated[tuple[Positive, ...], Field(min_length=1)]
-    """Bottleneck blocks in each stage; every stage after the first halves the resolution."""
+    blocks: tuple[Positive, ...]
+    """Bottleneck blocks in each stage; all but the first halve the resolution. A hybrid may have none: only a root."""
     width_factor: Positive = 1
     """Factor on all channel counts: the 4 of R152x4."""
     stage_channels: Positive = 64
@@ -90,6 +90,8 @@ class Backbone(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if not self.blocks and self.form == "bit":
+            raise ValueError("a BiT ResNet has at least one stage of blocks")
         if self.stage_channels % NORM_GROUPS:
             raise ValueError(f"stage_channels = {self.stage_channels}: group norm needs a multiple of {NORM_GROUPS}")
         if self.out_channels > MAX_COUNT:
@@ -111,14 +113,13 @@ class Backbone(Config):
 
     @property
     def stride(self) -> int:
-        """Image pixels for each pixel of the feature map: a large root's convolution 2 and pooling 2, then the
-        stages."""
-        return (4 if self.root == "large" else 1) << (len(self.blocks) - 1)
+        """Image pixels for each pixel of the feature map: 4 in a large root, then 2 in each stage but the first."""
+        return (4 if self.root == "large" else 1) << max(len(self.blocks) - 1, 0)
 
     @property
     def out_channels(self) -> int:
         """Channels of the feature map."""
-        return 4 * self.root_channels << (len(self.blocks) - 1)
+        return 4 * self.root_channels << (len(self.blocks) - 1) if self.blocks else self.root_channels
 
 
 class Rotary(Config):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail.config import Origin, show_size
 from vitrail.errors import ConfigError, WeightsError, escape_unprintable
@@ -31,6 +31,7 @@ from vitrail.weights.formats.meta import MetaFormat
 from vitrail.weights.formats.native import UNUSED_PREFIX, NativeFormat, describe_config
 from vitrail.weights.formats.openclip import OpenClipFormat
 from vitrail.weights.formats.timm import TimmFormat
+from vitrail.weights.formats.timm_built import read_arguments
 from vitrail.weights.formats.timm_config import TimmConfig, read_labels, read_preprocessing
 from vitrail.weights.formats.torchvision import TorchvisionFormat
 from vitrail.weights.known import KnownFacts, apply_known_options
@@ -346,14 +347,9 @@ def _load_from_timm(source: str) -> tuple[TensorFile, FolderFiles]:
     except (RuntimeError, OSError, ValueError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise WeightsError(f"timm cannot load {source}: {first}") from None
-    arguments: dict[str, Any] = {"pos_embed": "none" if getattr(model, "pos_embed", None) is None else None}
-    blocks = getattr(model, "blocks", None)
-    if isinstance(blocks, nn.Sequential | nn.ModuleList):
-        arguments["num_heads"] = getattr(getattr(blocks[0], "attn", None), "num_heads", None)
-        arguments["pool_include_prefix"] = getattr(model, "pool_include_prefix", None)
     pretrained = dict(model.pretrained_cfg)
-    config = {"architecture": pretrained.get("architecture", ""), "pretrained_cfg": pretrained, "model_args": arguments}
-    config["global_pool"] = getattr(model, "global_pool", None)
+    name, arguments = pretrained.get("architecture", ""), read_arguments(model)
+    config = {"architecture": name, "pretrained_cfg": pretrained, "model_args": arguments}
     tensors = _LoadedTensors(Path(source), model.state_dict())
     folder_files = FolderFiles(contents={"config.json": config})
     if _fits_own_model(source, tensors, folder_files):
