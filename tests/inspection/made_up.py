@@ -210,9 +210,9 @@ def made_attention(
 
 def made_components(images: int, grid: Grid) -> Components:
     """Red from left to right, green downward, blue from image to image."""
-    down, across = np.mgrid[0 : grid[0], 0 : grid[1]]
-    values = np.stack([np.stack([across, down, np.full(grid, number)], axis=-1) for number in range(images)])
-    return Components(values - values.mean(axis=(0, 1, 2)), np.array([0.5, 0.25, 0.125]))
+    number, down, across = np.mgrid[0:images, 0 : grid[0], 0 : grid[1]]
+    values = np.stack([across, down, number], axis=-1).astype(float)
+    return Components(values - values.max(initial=0) / 2, np.array([0.5, 0.25, 0.125]))
 
 
 def made_tokens(names: tuple[str, ...], images: int, grids: Sequence[Grid], draw: np.random.Generator) -> Tokens:

@@ -33,6 +33,8 @@ RANGE = (1, 99)
 out from all others would otherwise leave no colours to the rest."""
 MOST_LAYERS, MOST_IMAGES = 4, 2
 """Layers and images in the figure of patches that are alike."""
+HIGHEST = 12.0
+"""Inches of this figure: tall images have fewer rows."""
 MARKED = ((0.5, 0.5), (0.25, 0.25), (0.75, 0.75))
 """The patches that this figure marks, in shares of the image: down and across."""
 
@@ -76,13 +78,14 @@ def draw_tokens(tokens: Tokens, images: Sequence[ShownImage], path: Path, name: 
     finest = max((tokens.similarity[layer].shape[1:3] for layer in chosen), key=lambda grid: grid[0] * grid[1])
     marked = list({_find_patch(place, finest): place for place in MARKED}.values())  # a small grid has fewer
     rows = [(number, place) for number in range(len(images)) for place in marked]
+    height, width = images[0].pixels.shape[:2]
+    side, letters, above = 1.75, 20, 0.75
+    tall = 0.9 * side * limit_aspect(height, width)
+    rows = rows[: int((HIGHEST - above) / (tall + 0.25))]
     maps = [[_select_map(tokens.similarity[layer][number], place) for layer in chosen] for number, place in rows]
     lowest = np.floor(10 * min(float(np.nanmin(each, initial=0.9)) for row in maps for each in row)) / 10
-    height, width = images[0].pixels.shape[:2]
-    side, letters = 1.85, 22
-    tall = 0.9 * side * limit_aspect(height, width)
     aspect = limit_aspect(height, width) * width / height
-    with new_figure(path, side * (len(chosen) + 1) + 1.1, (tall + 0.25) * len(rows) + 0.75) as figure:
+    with new_figure(path, side * (len(chosen) + 1) + 1.1, (tall + 0.25) * len(rows) + above) as figure:
         places = figure.subplots(len(rows), len(chosen) + 1, squeeze=False)
         for row, (number, place) in enumerate(rows):
             image = images[number]
