@@ -65,8 +65,9 @@ def inspect_model(
         records=tuple(records),
     )
     if isinstance(picked, Absent):
-        parts = ("distance", "attention", "components", "tokens", "layers")
-        return replace(findings, **dict.fromkeys(parts, picked))
+        return replace(
+            findings, distance=picked, attention=picked, components=picked, tokens=picked, layers=picked
+        )
     shown = normalise_batch([pixels for _, pixels in picked.shown], model)
     measured = normalise_batch(picked.measured, model)
     with report_progress(model, PASSES * len(measured) + PASSES_SHOWN * len(shown), progress):
