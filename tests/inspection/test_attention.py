@@ -29,8 +29,8 @@ from vitrail.inspection.measure.attention import (
     rollout_by_layer,
 )
 from vitrail.model.architecture import Backbone, TimmArchitecture, VitArchitecture
+from vitrail.model.attention import RowAttention, SelfAttention
 from vitrail.model.create import build_empty_model
-from vitrail.model.encoder import RowAttention, SelfAttention
 from vitrail.model.timm_model import TimmModel
 from vitrail.model.variants import HYBRID
 

@@ -10,8 +10,8 @@ from peers import timm
 from samples import images, randomise, small_vit
 from vitrail.errors import NotApplicableError
 from vitrail.model.architecture import TimmArchitecture
+from vitrail.model.attention import SelfAttention
 from vitrail.model.create import build_empty_model
-from vitrail.model.encoder import SelfAttention
 from vitrail.model.recording import observe_attention
 from vitrail.model.timm_model import TimmModel
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitrail.fast.known_parts import find_unknown_part
 from vitrail.model.base import ImageModel
 from vitrail.model.encoder import EncoderBlock
 from vitrail.model.pooling import ClassPool, DistilledPool
@@ -46,7 +47,7 @@ def count_read_tokens(model: ImageModel) -> int | None:
 
     None means that the last block cannot be shortened: all tokens are read, or the block is not a plain one.
     """
-    if not isinstance(model, VisionTransformer):
+    if not isinstance(model, VisionTransformer) or find_unknown_part(model.architecture):
         return None
     last = model.encoder.blocks[-1]
     if not isinstance(last, EncoderBlock) or last.attention.relative is not None:

@@ -5,12 +5,13 @@ This file does not import torch, so that names and sizes can be listed, checked 
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from vitrail.config import Config, ImageSize, show_size
+from vitrail.model.option_checks import POOLS_WITH_CLASS_TOKEN as POOLS_WITH_CLASS_TOKEN
+from vitrail.model.option_checks import check_rotary_options, check_vit
 
 MAX_COUNT = 1 << 20
 """Upper limit of every count: far above any real model, and no product of two overflows."""
@@ -19,7 +20,8 @@ Positive = Annotated[int, Field(gt=0, le=MAX_COUNT)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 Epsilon = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """The eps of a norm."""
-POOLS_WITH_CLASS_TOKEN = ("class", "class+average", "distilled")
+Factor = Annotated[float, Field(ge=1, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 NORM_GROUPS = 32
 """Groups of every group norm: they divide its channels."""
 BACKBONE_OPTIONS = ("root", "stage_channels", "blocks")
@@ -109,6 +111,40 @@ class Backbone(Config):
         return 4 * self.root_channels << (len(self.blocks) - 1)
 
 
+class Rotary(Config):
+    """Rotary positions: every attention turns queries and keys by angles that grow with row and column.
+
+    The defaults are DINOv3's. Tokens that are no patch are never turned.
+    """
+
+    coordinates: Literal["unit", "index"] = "unit"
+    """`unit`: centres of patches in [−1, 1], each axis on its own; a full turn at 1 (DINOv3). `index`: row and column
+    numbers from 0 on (EVA-02, Perception Encoder)."""
+    base: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 100.0
+    """Frequencies go from 1 down to almost 1/base."""
+    layout: Literal["halves", "pairs"] = "halves"
+    """Which dimensions of a head turn together: i and i + d/2, or 2i and 2i + 1."""
+    offset: Finite = 0.0
+    """Added to index coordinates."""
+    first: Literal["row", "column"] = "row"
+    """The axis of the first half of the frequencies."""
+    reference_grid: tuple[Positive, Positive] | None = None
+    """Index coordinates are stretched from the model's grid to these rows and columns."""
+    learned: bool = False
+    """Frequencies for each head, block and axis are parameters ("RoPE-Mixed")."""
+    shift: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """While training, move each axis by a random number up to this."""
+    jitter: Factor | None = None
+    """While training, stretch each axis by a random factor from 1/jitter to jitter."""
+    rescale: Factor | None = None
+    """While training, stretch both axes by one random factor from 1/rescale to rescale."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_rotary_options(self)
+        return self
+
+
 class VitArchitecture(Config):
     """A Vision Transformer, plain or hybrid. The defaults are the paper's and the released code's."""
 
@@ -130,11 +166,21 @@ class VitArchitecture(Config):
     """By default, true if `pool` reads it."""
     registers: Count = 0
     """Learned tokens between the class token and the patches; only the pooling "distilled" reads one."""
-    position: Literal["none", "learned-1d", "learned-2d", "relative", "sin-cos"] = "learned-1d"
+    pool_heads: Positive | None = None
+    """Heads of attention pooling; None: `num_heads`."""
+    pool_mlp_dim: Positive | None = None
+    """Hidden width of attention pooling's MLP, which always has a GELU and biases; None: `mlp_dim`."""
+    pool_prefix: bool = False
+    """Attention pooling also reads the tokens before the patches (Perception Encoder)."""
+    position: Literal["none", "learned-1d", "learned-2d", "relative", "relative-bias", "sin-cos"] = "learned-1d"
+    """`relative-bias`: a learned number for each head and 2-D offset on the attention's logits (BEiT)."""
     position_at: Literal["input", "every-layer", "shared"] = "input"
-    """Added once, before every layer with a table for each, or before every layer with one shared table."""
+    """Added once, before every layer with a table for each, or before every layer with one shared table. A
+    `relative-bias` acts in every layer, with a table for each or a shared one."""
     position_prefix: Literal["class", "all", "none"] = "class"
     """Which of the tokens before the patches have a row in the learned table."""
+    rotary: Rotary | None = None
+    """Rotary positions in every attention, also beside `position`."""
     block: Literal["plain", "axial"] = "plain"
     """`axial`: attention along rows + MLP, then along columns + MLP, in every block."""
     representation_size: Positive | None = None
@@ -151,6 +197,8 @@ class VitArchitecture(Config):
     """Rate for the last block; it grows linearly from 0 at the first."""
     layer_scale: Annotated[float, Field(allow_inf_nan=False)] | None = None
     """Initial value of a learned factor on each residual branch; None leaves it out."""
+    mlp: Literal["gelu", "swiglu"] = "gelu"
+    """`swiglu`: silu(gate) · value, each `mlp_dim` wide, instead of a GELU."""
     gelu: Literal["tanh", "exact", "quick"] = "tanh"
     norm: Literal["layer", "rms"] = "layer"
     norm_eps: Epsilon = 1e-6
@@ -158,7 +206,25 @@ class VitArchitecture(Config):
     """A norm on the tokens before the first block (CLIP)."""
     norm_after_pool: bool = False
     """The final norm acts on the pooled vector instead of on every token (MAE and its descendants)."""
+    norm_at: Literal["before", "after"] = "before"
+    """`after`: z + norm(attention(z)), and the same with the MLP."""
+    final_norm: bool = True
+    """False leaves the last norm out."""
+    patch_norm: bool = False
+    """A norm on the embedded patches, before positions (AIMv2)."""
+    qk_norm: bool = False
+    """A norm on every query and key, over the width of a head."""
+    attention_norm: bool = False
+    """A norm on the mixed values, before attention's output projection (EVA-02)."""
+    mlp_norm: bool = False
+    """A norm on the hidden layer of the MLP, before its second layer (EVA-02)."""
     qkv_bias: bool = True
+    key_bias: bool = True
+    """With `qkv_bias`, whether keys have a bias too (BEiT, EVA and DINOv3: False)."""
+    out_bias: bool = True
+    """Whether attention's output projection has a bias."""
+    mlp_bias: bool = True
+    """Whether the layers of the blocks' MLPs have biases."""
     patch_bias: bool = True
 
     @model_validator(mode="before")
@@ -170,48 +236,18 @@ class VitArchitecture(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.width % self.num_heads:
-            raise ValueError(f"width {self.width} is not divisible by num_heads {self.num_heads}")
-        if self.pool in POOLS_WITH_CLASS_TOKEN and not self.class_token:
-            raise ValueError(f'pool "{self.pool}" reads the class token: leave class_token on, or pool by "average"')
-        if self.pool == "distilled" and (not self.registers or self.representation_size):
-            raise ValueError('pool "distilled" reads a register and has two linear heads: give registers=1')
-        if self.norm_after_pool and self.pool in ("class+average", "distilled"):
-            raise ValueError(f'norm_after_pool has no meaning with pool "{self.pool}"')
-        if self.conv_stem is not None:
-            self._check_conv_stem(self.conv_stem)
-        self._check_positions()
-        if self.block == "axial" and (self.class_token or self.registers):
-            raise ValueError(
-                "axial blocks attend along rows and columns of patches, and a class token or registers lie on "
-                'neither: use pool "average" or "attention" and no registers'
-            )
-        self.grid(self.image_size)
+        check_vit(self)
         return self
-
-    def _check_conv_stem(self, layers: ConvStemLayers) -> None:
-        if self.backbone is not None:
-            raise ValueError("conv_stem and a ResNet backbone both replace the patch projection: choose one")
-        if not self.patch_bias:
-            raise ValueError("patch_bias belongs to the patch projection, which conv_stem replaces")
-        stride = math.prod(layer.stride for layer in layers)
-        if stride != self.patch_size:
-            raise ValueError(f"the strides of conv_stem multiply to {stride}, but the patch size is {self.patch_size}")
-
-    def _check_positions(self) -> None:
-        if self.position == "learned-2d" and self.width % 2:
-            raise ValueError(f'position "learned-2d" halves the width, and {self.width} is odd')
-        if self.position == "sin-cos" and (self.width % 4 or self.width < 8):
-            raise ValueError(f'position "sin-cos" needs a width divisible by 4 and at least 8, not {self.width}')
-        if self.position == "relative" and self.position_at != "input":
-            raise ValueError('position "relative" acts inside every attention already: leave position_at alone')
-        if self.position == "relative" and self.block == "axial":
-            raise ValueError('position "relative" counts offsets over the whole image; axial blocks see one row')
 
     @property
     def stride(self) -> int:
         """Image pixels from one token to the next: the 16 of B/16."""
         return self.patch_size * (self.backbone.stride if self.backbone else 1)
+
+    @property
+    def head_width(self) -> int:
+        """Width of an attention head."""
+        return self.width // self.num_heads
 
     @property
     def prefix(self) -> int:

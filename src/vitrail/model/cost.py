@@ -65,8 +65,8 @@ def _count_vit(a: VitArchitecture, height: int, width: int) -> Iterator[Cost]:
         channels = a.backbone.out_channels if a.backbone else a.in_channels
         yield _count_dense(patches, channels * a.patch_size**2, a.width, a.patch_bias)
     yield Cost(a.prefix * a.width, 0)
-    yield _count_input_positions(a, grid)
-    yield from [norm] * (1 + a.input_norm)  # the last norm, wherever it stands
+    yield _count_positions(a, grid)
+    yield from [norm] * (a.final_norm + a.input_norm + a.patch_norm)  # the last norm, wherever it stands
     yield _sum_costs(
         _count_axial_block(a, rows, columns) if a.block == "axial" else _count_block(a, 1, patches), a.depth
     )
@@ -80,28 +80,36 @@ def _count_vit(a: VitArchitecture, height: int, width: int) -> Iterator[Cost]:
         yield _count_dense(1, a.representation_size or a.representation_width, a.num_classes)
 
 
-def _count_norm_parameters(a: VitArchitecture) -> int:
-    return a.width * (2 if a.norm == "layer" else 1)
+def _count_norm_parameters(a: VitArchitecture, width: int | None = None) -> int:
+    return (width or a.width) * (2 if a.norm == "layer" else 1)
 
 
-def _count_input_positions(a: VitArchitecture, grid: tuple[int, int]) -> Cost:
+def _count_positions(a: VitArchitecture, grid: tuple[int, int]) -> Cost:
+    """Count tables and frequencies, but not the paper's relative positions, which are part of a block."""
     table = {
         "learned-1d": (a.position_rows + grid[0] * grid[1]) * a.width,
         "learned-2d": a.position_rows * a.width + (grid[0] + grid[1]) * (a.width // 2),
+        "relative-bias": ((2 * grid[0] - 1) * (2 * grid[1] - 1) + 3 * a.class_token) * a.num_heads,
     }.get(a.position, 0)
-    return Cost(table * (a.depth if a.position_at == "every-layer" else 1), 0)
+    frequencies = a.depth * a.width if a.rotary is not None and a.rotary.learned else 0
+    return Cost(table * (a.depth if a.position_at == "every-layer" else 1) + frequencies, 0)
 
 
 def _count_block(a: VitArchitecture, sequences: int, patches: int) -> Iterator[Cost]:
     """Count an encoder block that runs on several sequences of the prefix and `patches` patches each."""
     length = a.prefix + patches
     yield Cost(2 * _count_norm_parameters(a) + (2 * a.width if a.layer_scale is not None else 0), 0)
-    yield _count_dense(sequences * length, a.width, 3 * a.width, a.qkv_bias)
+    yield Cost(
+        2 * _count_norm_parameters(a, a.head_width) * a.qk_norm + _count_norm_parameters(a) * a.attention_norm, 0
+    )
+    yield _count_dense(sequences * length, a.width, 3 * a.width, bias=False)
+    yield Cost(a.width * (3 if a.key_bias else 2) * a.qkv_bias, 0)
     yield Cost(0, sequences * 4 * length**2 * a.width)  # queries · keys, then weights · values
     if a.position == "relative":
         offsets = 2 * patches - 1
         yield Cost(offsets * (a.width // a.num_heads), 2 * patches * offsets * a.width)
-    yield _count_dense(sequences * length, a.width, a.width)
+    yield _count_dense(sequences * length, a.width, a.width, a.out_bias)
+    yield Cost(_count_norm_parameters(a, a.mlp_dim) * a.mlp_norm, 0)
     yield from _count_mlp(a, sequences * length)
 
 
@@ -111,15 +119,17 @@ def _count_axial_block(a: VitArchitecture, rows: int, columns: int) -> Iterator[
 
 
 def _count_mlp(a: VitArchitecture, length: int) -> Iterator[Cost]:
-    yield _count_dense(length, a.width, a.mlp_dim)
-    yield _count_dense(length, a.mlp_dim, a.width)
+    yield _count_dense(length, a.width, a.mlp_dim * (2 if a.mlp == "swiglu" else 1), a.mlp_bias)
+    yield _count_dense(length, a.mlp_dim, a.width, a.mlp_bias)
 
 
 def _count_attention_pool(a: VitArchitecture, patches: int) -> Iterator[Cost]:
-    yield Cost(a.width + _count_norm_parameters(a), 4 * patches * a.width)
-    yield _count_dense(patches, a.width, 2 * a.width)
+    length, mlp_dim = patches + a.prefix * a.pool_prefix, a.pool_mlp_dim or a.mlp_dim
+    yield Cost(a.width + _count_norm_parameters(a), 4 * length * a.width)
+    yield _count_dense(length, a.width, 2 * a.width)
     yield from [_count_dense(1, a.width, a.width)] * 2
-    yield from _count_mlp(a, 1)
+    yield _count_dense(1, a.width, mlp_dim)
+    yield _count_dense(1, mlp_dim, a.width)
 
 
 def _count_conv_stem(

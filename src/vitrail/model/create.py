@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, overload
 
 import torch
@@ -16,6 +16,7 @@ from vitrail.model.architecture import (
     Backbone,
     ConvLayer,
     ResNetArchitecture,
+    Rotary,
     TimmArchitecture,
     VitArchitecture,
 )
@@ -46,9 +47,13 @@ def create_model(
     pool: Literal["class", "average", "attention", "class+average", "distilled"] = "class",
     class_token: bool | None = None,
     registers: int = 0,
-    position: Literal["none", "learned-1d", "learned-2d", "relative", "sin-cos"] = "learned-1d",
+    pool_heads: int | None = None,
+    pool_mlp_dim: int | None = None,
+    pool_prefix: bool = False,
+    position: Literal["none", "learned-1d", "learned-2d", "relative", "relative-bias", "sin-cos"] = "learned-1d",
     position_at: Literal["input", "every-layer", "shared"] = "input",
     position_prefix: Literal["class", "all", "none"] = "class",
+    rotary: Rotary | Mapping[str, Any] | None = None,
     block: Literal["plain", "axial"] = "plain",
     representation_size: int | None = None,
     conv_stem: Sequence[ConvLayer | Sequence[Any]] | None = None,
@@ -56,12 +61,22 @@ def create_model(
     attention_dropout: float = 0.0,
     stochastic_depth: float = 0.0,
     layer_scale: float | None = None,
+    mlp: Literal["gelu", "swiglu"] = "gelu",
     gelu: Literal["tanh", "exact", "quick"] = "tanh",
     norm: Literal["layer", "rms"] = "layer",
     norm_eps: float = 1e-6,
     input_norm: bool = False,
     norm_after_pool: bool = False,
+    norm_at: Literal["before", "after"] = "before",
+    final_norm: bool = True,
+    patch_norm: bool = False,
+    qk_norm: bool = False,
+    attention_norm: bool = False,
+    mlp_norm: bool = False,
     qkv_bias: bool = True,
+    key_bias: bool = True,
+    out_bias: bool = True,
+    mlp_bias: bool = True,
     patch_bias: bool = True,
     seed: int | None = None,
     head_bias: float = 0.0,
@@ -99,9 +114,14 @@ def create_model(
             "distilled": the class token and the first register, each with a head, whose logits are averaged (DeiT).
         class_token: whether there is a class token; None: only if `pool` reads it.
         registers: number of learned tokens after the class token.
-        position: the kind of position embedding.
-        position_at: added once to the input, before every layer with a table for each, or with one shared table.
+        pool_heads: heads of attention pooling; None: num_heads.
+        pool_mlp_dim: hidden width of attention pooling's MLP; None: mlp_dim.
+        pool_prefix: whether attention pooling also reads the tokens before the patches (Perception Encoder).
+        position: the kind of position embedding. "relative-bias": a learned number for each head and 2-D offset (BEiT).
+        position_at: added once to the input, before every layer with a table for each, or with one shared table. A
+            "relative-bias" has a table for each layer or a shared one.
         position_prefix: which of the tokens before the patches have a row in the learned table.
+        rotary: rotary positions in every attention, also beside `position`: a `Rotary`, or a dict of its fields.
         block: "axial" attends along rows and then along columns.
         representation_size: width of the tanh layer of the pre-training head; None leaves it out.
         conv_stem: layers (channels, kernel, stride, norm, activation) instead of the patch projection.
@@ -109,12 +129,22 @@ def create_model(
         attention_dropout: rate in [0, 1) for attention weights.
         stochastic_depth: rate in [0, 1) for the last block; it grows linearly from 0 at the first.
         layer_scale: initial value of a learned factor on each residual branch; None leaves it out.
+        mlp: "swiglu" multiplies a gate silu(x) by a value, each mlp_dim wide, instead of a GELU.
         gelu: tanh approximation (the released code), exact, or the sigmoid approximation "quick" (CLIP).
         norm: LayerNorm or RMSNorm.
         norm_eps: epsilon of the norms.
         input_norm: a norm on the tokens before the first block (CLIP).
         norm_after_pool: the final norm acts on the pooled vector instead of on every token (MAE).
+        norm_at: "after" puts the norms of a block behind attention and MLP.
+        final_norm: whether there is a last norm.
+        patch_norm: a norm on the embedded patches, before positions (AIMv2).
+        qk_norm: a norm on every head's queries and keys.
+        attention_norm: a norm before attention's output projection (EVA-02).
+        mlp_norm: a norm before the second layer of an MLP (EVA-02).
         qkv_bias: whether the qkv projections have a bias.
+        key_bias: with qkv_bias, whether keys have one too (BEiT, EVA and DINOv3: False).
+        out_bias: whether attention's output projection has a bias.
+        mlp_bias: whether the layers of the blocks' MLPs have biases.
         patch_bias: whether the patch projection has a bias.
         seed: the same seed gives the same weights on every device; None draws from torch's global generator.
         head_bias: initial bias of the head.

@@ -8,12 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import init
 
-from vitrail.model.encoder import LayerScale, MlpBlock, SelfAttention
+from vitrail.model.attention import SelfAttention
+from vitrail.model.encoder import LayerScale
 from vitrail.model.heads import DistilledHead, MlpHead
+from vitrail.model.mlp import MlpBlock, SwigluBlock
 from vitrail.model.patches import ConvStem, PatchEmbed
 from vitrail.model.pooling import AttentionPool
 from vitrail.model.positions import LearnedPositions1d, LearnedPositions2d, RelativePositions, SinCosPositions
+from vitrail.model.relative_bias import RelativeBias
 from vitrail.model.resnet import HybridUnit, StdConv
+from vitrail.model.rotary import LearnedRotaryPositions
 
 TRUNCATED_NORMAL_STD = 0.87962566103423978
 """Standard deviation of a unit normal that is truncated at ±2; weights are divided by it to get the right variance."""
@@ -31,12 +35,15 @@ def initialise(model: nn.Module, generator: torch.Generator | None = None, head_
     |-----------------------------------------------|--------------------------------------|------------|
     | patch projection, stems, tanh layer of a head | LeCun normal (truncated at 2 sigma)  | 0          |
     | q, k, v, each on its own fan; out             | Xavier uniform                       | 0          |
-    | both layers of an MLP                         | Xavier uniform                       | N(0, 1e-6) |
+    | both layers of an MLP; a SwiGLU's gate and    | Xavier uniform                       | N(0, 1e-6) |
+    | value, each on its own fan                    |                                      |            |
     | norms                                         | 1                                    | 0          |
     | last norm of a hybrid's residual unit         | 0                                    | 0          |
     | last layer of the head                        | 0                                    | head_bias  |
     | learned positions, relative ones, registers   | N(0, 0.02)                           |            |
-    | class token                                   | 0                                    |            |
+    | class token, relative bias (BEiT)             | 0                                    |            |
+    | learned rotary frequencies                    | base^(−4i/d) in two directions at a  |            |
+    |                                               | right angle, random for each head    |            |
     | query of attention pooling                    | Xavier uniform, fans 1 and D         |            |
     | layer scale                                   | the architecture's value             |            |
 
@@ -72,19 +79,27 @@ def _initialise_module(module: nn.Module, generator: torch.Generator | None) -> 
         case SelfAttention():
             fill_xavier_uniform(module.qkv, generator, parts=3)
             fill_xavier_uniform(module.out, generator)
+            for bias in (module.q_bias, module.v_bias):
+                if bias is not None:
+                    init.zeros_(bias)
         case AttentionPool():
             init.xavier_uniform_(module.query, generator=generator)
             for linear, parts in ((module.q, 1), (module.kv, 2), (module.out, 1)):
                 fill_xavier_uniform(linear, generator, parts)
-        case MlpBlock():
-            for linear in (module.fc1, module.fc2):
-                fill_xavier_uniform(linear, generator)
-                init.normal_(linear.bias, std=1e-6, generator=generator)
+        case MlpBlock() | SwigluBlock():
+            for linear, parts in ((module.fc1, 2 if isinstance(module, SwigluBlock) else 1), (module.fc2, 1)):
+                fill_xavier_uniform(linear, generator, parts)
+                if linear.bias is not None:
+                    init.normal_(linear.bias, std=1e-6, generator=generator)
         case LayerScale():
             init.constant_(module.factor, module.initial)
         case LearnedPositions1d() | LearnedPositions2d() | RelativePositions():
             for table in module.parameters():
                 init.normal_(table, std=0.02, generator=generator)
+        case RelativeBias():
+            init.zeros_(module.table)
+        case LearnedRotaryPositions():
+            module.draw_frequencies(generator)
         case SinCosPositions():
             module.fill_table()
         case nn.LayerNorm() | nn.RMSNorm() | nn.GroupNorm() | nn.BatchNorm2d():

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.model.architecture import VitArchitecture
-from vitrail.model.encoder import MlpBlock, build_norm
+from vitrail.model.mlp import MlpBlock
+from vitrail.model.norms import build_norm
 
 
 def build_pool(a: VitArchitecture) -> nn.Module:
@@ -28,7 +29,8 @@ def build_pool(a: VitArchitecture) -> nn.Module:
         case "distilled":
             return DistilledPool()
         case "attention":
-            return AttentionPool(a.width, a.num_heads, a.mlp_dim, build_norm(a), a.gelu, a.prefix)
+            heads, mlp_dim = a.pool_heads or a.num_heads, a.pool_mlp_dim or a.mlp_dim
+            return AttentionPool(a.width, heads, mlp_dim, build_norm(a), a.gelu, 0 if a.pool_prefix else a.prefix)
 
 
 class ClassPool(nn.Module):
@@ -75,6 +77,7 @@ class AttentionPool(nn.Module):
     """y is the attention of a learned query over the patches, followed by an MLP ("Scaling ViT")."""
 
     def __init__(self, width: int, num_heads: int, mlp_dim: int, norm: nn.Module, gelu: str, prefix: int) -> None:
+        """Build it; the first `prefix` tokens are not read."""
         super().__init__()
         self.num_heads = num_heads
         self.prefix = prefix
@@ -97,7 +100,7 @@ class AttentionPool(nn.Module):
     def weights(self, z: Tensor) -> Tensor:
         """(B, T, D) → (B, H, N): compute the attention weights of the query, which the fused kernel does not return.
 
-        They sum to 1 over the patches, and are float32 or wider.
+        They sum to 1 over the tokens that are read, the patches or all T, and are float32 or wider.
         """
         q = self.q(self.query).unflatten(1, (self.num_heads, -1))[0]  # H, d
         k = self.kv(z[:, self.prefix :]).unflatten(2, (2, self.num_heads, -1))[:, :, 0]  # B, N, H, d

@@ -31,7 +31,7 @@ def resize_position_embedding(table: Tensor, old_grid: Grid, new_grid: Grid, pre
     Returns:
         (prefix + new rows · new columns, D); the table itself if the grids are equal.
     """
-    if _is_same_grid(old_grid, new_grid):
+    if is_same_grid(old_grid, new_grid):
         return table
     patches = table[prefix:].to(torch.promote_types(table.dtype, torch.float32))  # half precision is too coarse
     rows, columns = (compute_cubic_weights(old, new, patches) for old, new in zip(old_grid, new_grid, strict=True))
@@ -59,7 +59,7 @@ def compute_cubic_kernel(x: Tensor) -> Tensor:
     return near.where(x < 1, far.where(x < 2, 0.0))
 
 
-def _is_same_grid(own: Grid, grid: Grid) -> bool:
+def is_same_grid(own: Grid, grid: Grid) -> bool:
     """Return whether two grids are equal; False for symbolic sizes, so that a trace does not fix the answer."""
     return not any(isinstance(side, torch.SymInt) for side in grid) and own == grid
 
@@ -145,7 +145,7 @@ class SinCosPositions(nn.Module):
 
     def forward(self, grid: Grid) -> Tensor:
         """Return the table for a grid, (N, D)."""
-        if _is_same_grid(self.grid, grid):
+        if is_same_grid(self.grid, grid):
             return self.table
         return compute_sin_cos_table(grid, self.width).to(self.table)
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError, NotApplicableError
-from vitrail.model.encoder import Encoder, SelfAttention
+from vitrail.model.attention import SelfAttention
+from vitrail.model.encoder import Encoder
 from vitrail.model.timm_model import TimmModel
 
 Hook = Callable[[nn.Module, Any, Any], None]
@@ -118,7 +119,7 @@ def _observe(attention: nn.Module, on_maps: Callable[[Tensor], None], stack: con
 
         @torch.no_grad()
         def after(module: SelfAttention, arguments: Any, output: Any) -> None:
-            on_maps(module.weights(arguments[0]))
+            on_maps(module.weights(*arguments))
 
         stack.callback(attention.register_forward_hook(after).remove)
         return

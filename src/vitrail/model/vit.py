@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 from vitrail.errors import InputError
 from vitrail.model.architecture import VitArchitecture, explain_misfit
+from vitrail.model.attention import Places
 from vitrail.model.base import ImageModel
-from vitrail.model.encoder import build_encoder, build_norm
+from vitrail.model.encoder import build_encoder
 from vitrail.model.heads import DistilledHead, build_head
 from vitrail.model.initialise import initialise
+from vitrail.model.norms import build_norm_if
 from vitrail.model.patches import build_patch_embed
 from vitrail.model.pooling import build_pool
 from vitrail.model.positions import (
@@ -28,7 +30,9 @@ from vitrail.model.positions import (
     explain_relative_resize,
 )
 from vitrail.model.recording import record_blocks
+from vitrail.model.relative_bias import RelativeBias
 from vitrail.model.resnet import ResNetBackbone
+from vitrail.model.rotary import build_rotary
 
 
 class VisionTransformer(ImageModel):
@@ -46,21 +50,28 @@ class VisionTransformer(ImageModel):
         backbone = architecture.backbone
         self.backbone = None if backbone is None else ResNetBackbone(architecture.in_channels, backbone)
         self.patch_embed = build_patch_embed(architecture)
+        self.patch_norm = build_norm_if(architecture.patch_norm, architecture)
         self.class_token = nn.Parameter(torch.empty(1, self.width)) if architecture.class_token else None
         self.registers = (
             nn.Parameter(torch.empty(architecture.registers, self.width)) if architecture.registers else None
         )
         self.position_embedding = build_position_embedding(architecture, self.grid)
+        self.rotary = build_rotary(architecture)
+        self.relative_bias = (
+            RelativeBias(self.grid, architecture.num_heads, architecture.class_token)
+            if architecture.position == "relative-bias" and architecture.position_at == "shared"
+            else None
+        )
         self.dropout = nn.Dropout(architecture.dropout)
-        self.input_norm = build_norm(architecture) if architecture.input_norm else nn.Identity()
+        self.input_norm = build_norm_if(architecture.input_norm, architecture)
         self.encoder = build_encoder(architecture, self.grid)
         self.pool = build_pool(architecture)
-        self.pool_norm = build_norm(architecture) if architecture.norm_after_pool else nn.Identity()
+        self.pool_norm = build_norm_if(architecture.norm_after_pool, architecture)
         self.head = self.build_head()
 
         self.axial = architecture.block == "axial"
         self.position = architecture.position
-        self.position_in_every_layer = architecture.position_at != "input"
+        self.position_in_every_layer = architecture.position_at != "input" and self.position != "relative-bias"
         initialise(self)
 
     def build_head(self) -> nn.Module:
@@ -75,7 +86,7 @@ class VisionTransformer(ImageModel):
         self.check_images(images)
         self.measure_grid(images)  # raises if the size does not divide into patches
         features = images if self.backbone is None else self.backbone(images)
-        tokens: Tensor = self.patch_embed(features)
+        tokens: Tensor = self.patch_norm(self.patch_embed(features))
         return tokens
 
     def encode(self, tokens: Tensor, grid: Grid | None = None) -> Tensor:
@@ -102,7 +113,8 @@ class VisionTransformer(ImageModel):
             positions = positions * len(self.encoder.blocks)
         if self.axial:
             z, positions = z.unflatten(1, grid), [table.unflatten(0, grid) for table in positions]
-        encoded: Tensor = self.encoder(z, positions if self.position_in_every_layer else ())
+        positions = positions if self.position_in_every_layer else []
+        encoded: Tensor = self.encoder(z, positions, self._find_places(grid, z))
         return encoded.flatten(1, 2) if self.axial else encoded
 
     def forward_features(self, images: Tensor) -> Tensor:
@@ -141,7 +153,7 @@ class VisionTransformer(ImageModel):
         grid = self.architecture.grid(self.image_size)
         try:
             for module in self.modules():
-                if isinstance(module, InputPositions | RelativePositions):
+                if isinstance(module, InputPositions | RelativePositions | RelativeBias):
                     module.resize(grid)
         except InputError:
             self.architecture = old
@@ -171,3 +183,16 @@ class VisionTransformer(ImageModel):
         if not missing:
             return table
         return torch.cat([table[:with_row], table.new_zeros(missing, self.width), table[with_row:]])
+
+    def _find_places(self, grid: Grid, like: Tensor) -> list[Places]:
+        """Return where the tokens are for the attention of each block; nothing if no attention needs to know.
+
+        Args:
+            grid: rows and columns of patches.
+            like: the tokens, for their device and dtype.
+        """
+        if self.rotary is None and self.position != "relative-bias":
+            return []
+        rotations = [None] * self.architecture.depth if self.rotary is None else self.rotary(grid, like)
+        bias = None if self.relative_bias is None else self.relative_bias(grid)
+        return [Places(grid, rotation, bias) for rotation in rotations]

@@ -30,9 +30,11 @@ from vitrail.fast.cpu.int8_operations import (
     choose_operations,
 )
 from vitrail.fast.cpu.packed import PackedLinear, pack_layers
+from vitrail.fast.known_parts import find_unknown_part
 from vitrail.fast.last_block import count_read_tokens
 from vitrail.model.base import ImageModel
-from vitrail.model.encoder import EncoderBlock, LayerScale, MlpBlock, QuickGELU
+from vitrail.model.encoder import EncoderBlock, LayerScale
+from vitrail.model.mlp import MlpBlock, QuickGELU, SwigluBlock
 from vitrail.model.patches import PatchEmbed
 from vitrail.model.vit import VisionTransformer
 
@@ -215,6 +217,8 @@ def create_int8_embedder(model: ImageModel) -> Int8Embedder:
         raise NotApplicableError(
             "int8 on a CPU is not for axial attention or relative positions: use --precision fp32 or bf16"
         )
+    if unknown := find_unknown_part(model.architecture):
+        raise NotApplicableError(f"int8 on a CPU is not for {unknown}: use --precision fp32 or bf16")
     weight = next(model.parameters())
     if weight.dtype != torch.float32 or weight.device.type != "cpu":
         raise NotApplicableError(f"int8 needs a float32 model on the CPU, not {weight.dtype} on {weight.device}")
@@ -242,7 +246,8 @@ def _as_plain(block: nn.Module) -> EncoderBlock:
     return block
 
 
-def _gelu_form(mlp: MlpBlock) -> str:
+def _gelu_form(mlp: MlpBlock | SwigluBlock) -> str:
+    assert isinstance(mlp, MlpBlock)
     if isinstance(mlp.gelu, QuickGELU):
         return "quick"
     assert isinstance(mlp.gelu, nn.GELU)

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from vitrail.errors import NotApplicableError
 from vitrail.fast.cpu.compiler import load_library
-from vitrail.model.encoder import QuickGELU
+from vitrail.model.mlp import QuickGELU
 
 CENTRE, MOST = 128, 255
 LEAST = -0.1701

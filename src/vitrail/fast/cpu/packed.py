@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.model.encoder import MlpBlock
+from vitrail.model.mlp import MlpBlock
 from vitrail.model.timm_model import TimmModel
 
 CLOSE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}

@@ -38,6 +38,7 @@ from vitrail.fast.gpu.merged_block import (
     MergedBlock,
     supports_weights,
 )
+from vitrail.fast.known_parts import find_unknown_part
 from vitrail.fast.last_block import count_read_tokens
 from vitrail.model.base import ImageModel
 from vitrail.model.encoder import EncoderBlock, LayerScale
@@ -290,7 +291,9 @@ def check_fusible(model: ImageModel) -> None:
     if not isinstance(model, VisionTransformer):
         raise NotApplicableError("fused kernels are made for Vision Transformers")
     a = model.architecture
+    unknown = find_unknown_part(a)
     for is_unsupported, feature in (
+        (unknown is not None, unknown),
         (a.block == "axial", "axial attention"),
         (a.position == "relative", "relative positions"),
         (a.position_at != "input", "positions in every layer"),
