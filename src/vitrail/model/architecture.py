@@ -26,6 +26,8 @@ NORM_GROUPS = 32
 """Groups of every group norm: they divide its channels."""
 BACKBONE_OPTIONS = ("root", "stage_channels", "blocks")
 """The fields of a backbone that are options of a model whose name has a ResNet."""
+PositionResize = Literal["bicubic-antialias", "bicubic", "bicubic-offset", "bicubic-corners", "bilinear-corners"]
+"""How a learned position table is interpolated to another grid; `model/positions.py` has the formulas."""
 CONV_LAYER_FIELDS = ("channels", "kernel", "stride", "norm", "activation")
 
 
@@ -179,6 +181,9 @@ class VitArchitecture(Config):
     `relative-bias` acts in every layer, with a table for each or a shared one."""
     position_prefix: Literal["class", "all", "none"] = "class"
     """Which of the tokens before the patches have a row in the learned table."""
+    position_resize: PositionResize = "bicubic-antialias"
+    """How a learned table is interpolated to another grid. `bicubic-antialias`: as in timm. `bicubic`: transformers.
+    `bicubic-offset`: DINOv2's own code. `bicubic-corners`: torchvision. `bilinear-corners`: Google's code."""
     rotary: Rotary | None = None
     """Rotary positions in every attention, also beside `position`."""
     block: Literal["plain", "axial"] = "plain"

@@ -15,6 +15,7 @@ from vitrail.model.architecture import (
     Architecture,
     Backbone,
     ConvLayer,
+    PositionResize,
     ResNetArchitecture,
     Rotary,
     TimmArchitecture,
@@ -53,6 +54,7 @@ def create_model(
     position: Literal["none", "learned-1d", "learned-2d", "relative", "relative-bias", "sin-cos"] = "learned-1d",
     position_at: Literal["input", "every-layer", "shared"] = "input",
     position_prefix: Literal["class", "all", "none"] = "class",
+    position_resize: PositionResize = "bicubic-antialias",
     rotary: Rotary | Mapping[str, Any] | None = None,
     block: Literal["plain", "axial"] = "plain",
     representation_size: int | None = None,
@@ -121,6 +123,9 @@ def create_model(
         position_at: added once to the input, before every layer with a table for each, or with one shared table. A
             "relative-bias" has a table for each layer or a shared one.
         position_prefix: which of the tokens before the patches have a row in the learned table.
+        position_resize: how a learned table is interpolated to another grid: as in timm ("bicubic-antialias"),
+            transformers ("bicubic"), DINOv2's own code ("bicubic-offset"), torchvision ("bicubic-corners") or Google's
+            code ("bilinear-corners").
         rotary: rotary positions in every attention, also beside `position`: a `Rotary`, or a dict of its fields.
         block: "axial" attends along rows and then along columns.
         representation_size: width of the tanh layer of the pre-training head; None leaves it out.

@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.errors import InputError
-from vitrail.model.architecture import VitArchitecture
+from vitrail.model.architecture import PositionResize, VitArchitecture
 
 Grid = tuple[int, int]
 """Rows and columns of patches."""
 
 
-def resize_position_embedding(table: Tensor, old_grid: Grid, new_grid: Grid, prefix: int = 0) -> Tensor:
+def resize_position_embedding(
+    table: Tensor, old_grid: Grid, new_grid: Grid, prefix: int = 0, how: PositionResize = "bicubic-antialias"
+) -> Tensor:
     """Interpolate a learned position table to another grid, in two dimensions (section 3.2 of the paper).
 
     Args:
@@ -27,6 +29,7 @@ def resize_position_embedding(table: Tensor, old_grid: Grid, new_grid: Grid, pre
         old_grid: rows and columns of patches of the table.
         new_grid: rows and columns of patches of the result.
         prefix: rows at the front that belong to no patch (class token, registers); they stay unchanged.
+        how: the interpolation (see `compute_resize_weights`): weights keep the one that their authors use.
 
     Returns:
         (prefix + new rows · new columns, D); the table itself if the grids are equal.
@@ -34,17 +37,43 @@ def resize_position_embedding(table: Tensor, old_grid: Grid, new_grid: Grid, pre
     if is_same_grid(old_grid, new_grid):
         return table
     patches = table[prefix:].to(torch.promote_types(table.dtype, torch.float32))  # half precision is too coarse
-    rows, columns = (compute_cubic_weights(old, new, patches) for old, new in zip(old_grid, new_grid, strict=True))
+    rows, columns = (
+        compute_resize_weights(old, new, patches, how) for old, new in zip(old_grid, new_grid, strict=True)
+    )
     patches = torch.einsum("ir,jc,rcd->ijd", rows, columns, patches.unflatten(0, old_grid)).flatten(0, 1)
     return torch.cat([table[:prefix], patches.to(table.dtype)])
 
 
-def compute_cubic_weights(old: int, new: int, like: Tensor) -> Tensor:
-    """Return the (new, old) matrix that resizes a row of `old` points to `new` points, bicubic with antialias.
+def compute_resize_weights(old: int, new: int, like: Tensor, how: PositionResize) -> Tensor:
+    """Return the (new, old) matrix that resizes a row of `old` points to `new` points.
 
-    It gives what `torch.nn.functional.interpolate` gives. That function cannot train in a graph compiled for
-    changing sizes, is missing on some devices and exports badly; a matrix product works everywhere.
+    | how | point i of the result lies at | the same as |
+    |---|---|---|
+    | bicubic-antialias | (i + ½) · old / new − ½ | timm; torch's bicubic with antialias |
+    | bicubic | (i + ½) · old / new − ½ | transformers; torch's bicubic |
+    | bicubic-offset | (i + ½) · old / (new + 0.1) − ½ | DINOv2's own code; torch's bicubic with a scale_factor |
+    | bicubic-corners | i · (old − 1) / (new − 1) | torchvision; torch's bicubic with align_corners |
+    | bilinear-corners | i · (old − 1) / (new − 1) | Google's code; scipy's zoom of order 1 |
+
+    `torch.nn.functional.interpolate` cannot train in a graph compiled for changing sizes, is missing on some devices
+    and exports badly; a matrix product works everywhere.
     """
+    if how == "bicubic-antialias":
+        return compute_cubic_weights(old, new, like)
+    steps = torch.arange(new, dtype=like.dtype, device=like.device)
+    if how.endswith("-corners"):
+        places = steps * ((old - 1) / torch.sym_max(new - 1, 1))
+    else:
+        places = (steps + 0.5) * (old / (new + 0.1 if how == "bicubic-offset" else new)) - 0.5
+    # Two points beyond each end: the kernel reaches so far, and they have the values of the first and the last point.
+    points = torch.arange(-2, old + 2, dtype=like.dtype, device=like.device)
+    distances = (points - places[:, None]).abs()
+    weights = (1 - distances).clamp(min=0.0) if how == "bilinear-corners" else compute_cubic_kernel(distances, a=-0.75)
+    return weights @ (points.clamp(0, old - 1)[:, None] == points[2:-2]).to(like.dtype)
+
+
+def compute_cubic_weights(old: int, new: int, like: Tensor) -> Tensor:
+    """Return the (new, old) matrix of a bicubic resize with antialias (see `compute_resize_weights`)."""
     scale = old / new
     centres = (torch.arange(new, dtype=like.dtype, device=like.device) + 0.5) * scale
     points = torch.arange(old, dtype=like.dtype, device=like.device) + 0.5
@@ -53,9 +82,9 @@ def compute_cubic_weights(old: int, new: int, like: Tensor) -> Tensor:
     return weights / weights.sum(dim=1, keepdim=True)
 
 
-def compute_cubic_kernel(x: Tensor) -> Tensor:
-    """Return Keys' cubic kernel (a = −1/2) at the distances x ≥ 0."""
-    near, far = (1.5 * x - 2.5) * x * x + 1, ((2.5 - 0.5 * x) * x - 4) * x + 2
+def compute_cubic_kernel(x: Tensor, a: float = -0.5) -> Tensor:
+    """Return Keys' cubic kernel at the distances x ≥ 0; torch has a = −1/2 with antialias and −3/4 without."""
+    near, far = ((a + 2) * x - (a + 3)) * x * x + 1, (((x - 5) * x + 8) * x - 4) * a
     return near.where(x < 1, far.where(x < 2, 0.0))
 
 
@@ -67,16 +96,19 @@ def is_same_grid(own: Grid, grid: Grid) -> bool:
 class LearnedPositions1d(nn.Module):
     """E_pos of equation 1: one learned row for each token, patches in row-major order."""
 
-    def __init__(self, grid: Grid, width: int, prefix: int) -> None:
+    def __init__(
+        self, grid: Grid, width: int, prefix: int, position_resize: PositionResize = "bicubic-antialias"
+    ) -> None:
         """Make the table; `prefix` tokens before the patches have a row in it."""
         super().__init__()
+        self.position_resize = position_resize
         self.grid = grid
         self.prefix = prefix
         self.table = nn.Parameter(torch.empty(prefix + grid[0] * grid[1], width))
 
     def forward(self, grid: Grid) -> Tensor:
         """Return the table for a grid, (prefix + N, D), interpolated if the grid is not the module's own."""
-        return resize_position_embedding(self.table, self.grid, grid, self.prefix)
+        return resize_position_embedding(self.table, self.grid, grid, self.prefix, self.position_resize)
 
     @torch.no_grad()
     def resize(self, grid: Grid) -> None:
@@ -88,8 +120,11 @@ class LearnedPositions1d(nn.Module):
 class LearnedPositions2d(nn.Module):
     """Two learned tables of width D/2, one for the column (x) and one for the row (y) of a patch, concatenated."""
 
-    def __init__(self, grid: Grid, width: int, prefix: int) -> None:
+    def __init__(
+        self, grid: Grid, width: int, prefix: int, position_resize: PositionResize = "bicubic-antialias"
+    ) -> None:
         super().__init__()
+        self.position_resize = position_resize
         self.grid = grid
         self.prefix = prefix
         self.prefix_table = nn.Parameter(torch.empty(prefix, width)) if prefix else None
@@ -106,8 +141,9 @@ class LearnedPositions2d(nn.Module):
 
     def _resize_axes(self, grid: Grid) -> tuple[Tensor, Tensor]:
         # Interpolation in two dimensions is separable, so resizing each axis resizes the grid.
-        rows = resize_position_embedding(self.row_table, (self.grid[0], 1), (grid[0], 1))
-        columns = resize_position_embedding(self.column_table, (1, self.grid[1]), (1, grid[1]))
+        how = self.position_resize
+        rows = resize_position_embedding(self.row_table, (self.grid[0], 1), (grid[0], 1), how=how)
+        columns = resize_position_embedding(self.column_table, (1, self.grid[1]), (1, grid[1]), how=how)
         return rows, columns
 
     @torch.no_grad()
@@ -211,9 +247,9 @@ def build_position_embedding(a: VitArchitecture, grid: Grid) -> nn.ModuleList:
 
     def build_table() -> InputPositions | None:
         if a.position == "learned-1d":
-            return LearnedPositions1d(grid, a.width, a.position_rows)
+            return LearnedPositions1d(grid, a.width, a.position_rows, a.position_resize)
         if a.position == "learned-2d":
-            return LearnedPositions2d(grid, a.width, a.position_rows)
+            return LearnedPositions2d(grid, a.width, a.position_rows, a.position_resize)
         return SinCosPositions(grid, a.width) if a.position == "sin-cos" else None
 
     tables = [build_table() for _ in range(a.depth if a.position_at == "every-layer" else 1)]

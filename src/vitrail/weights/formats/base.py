@@ -318,11 +318,12 @@ def guess_num_heads(width: int, notes: list[str]) -> int:
 def find_unsupported_options(architecture: VitArchitecture, *allowed: str) -> str:
     """List the options that differ from the paper's, except sizes and the `allowed` ones.
 
-    The norm's eps is not listed: no file stores it, and a conversion measures the effect of a difference.
+    The norm's eps is not listed: no file stores it, and a conversion measures the effect of a difference. Neither is
+    `position_resize`: it changes nothing at the model's own size, and a conversion notes a difference.
     """
     sizes = ("image_size", "in_channels", "patch_size", "width", "depth", "mlp_dim", "num_heads", "num_classes")
     for_training = ("dropout", "attention_dropout", "stochastic_depth")
-    free = (*sizes, *for_training, "representation_size", "gelu", "norm_eps", *allowed)
+    free = (*sizes, *for_training, "representation_size", "gelu", "norm_eps", "position_resize", *allowed)
     plain = VitArchitecture(**{name: getattr(architecture, name) for name in free})
     return ", ".join(n for n in VitArchitecture.model_fields if getattr(plain, n) != getattr(architecture, n))
 

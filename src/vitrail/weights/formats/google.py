@@ -134,6 +134,7 @@ def _vit(tensors: Tensors, prefix: str, companion: CompanionFile) -> CheckpointI
         num_classes=read_size(own, "head/kernel", 2, axis=1) or 0,
         pool="class" if class_token else "attention" if "MAPHead_0/probe" in own else "average",
         position_prefix=owner,
+        position_resize="bilinear-corners",
         representation_size=read_size(own, "pre_logits/kernel", 2, axis=1),
         backbone=backbone,
     )
@@ -169,7 +170,7 @@ def _bit(tensors: Tensors, companion: CompanionFile) -> CheckpointInfo:
 
 
 def _preprocessing(architecture: Architecture) -> Preprocessing:
-    return build_preprocessing(architecture.image_size, architecture.in_channels, HALF)
+    return build_preprocessing(architecture.image_size, architecture.in_channels, HALF, interpolation="bilinear")
 
 
 def _numbers(big_vision: bool) -> tuple[int, int, int]:

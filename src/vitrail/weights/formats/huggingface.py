@@ -233,6 +233,7 @@ def _architecture(own: Tensors, config: _ModelConfig, notes: list[str]) -> VitAr
         pool=_pool(classifier, dinov2),
         registers=registers,
         position_prefix=owner,
+        position_resize="bicubic-antialias" if kind == "dinov2_with_registers" else "bicubic",
         representation_size=None if classifier else read_size(own, "pooler.dense.weight", 2),
         layer_scale=config.layerscale_value if dinov2 else None,
         gelu=GELUS[config.hidden_act],

@@ -184,6 +184,7 @@ def _vit(own: Tensors, config: TimmConfig, facebook: bool) -> CheckpointInfo:
         class_token=class_token,
         registers=registers,
         **position,
+        position_resize="bicubic-offset" if _is_plain_dinov2(own, release) else "bicubic-antialias",
         representation_size=read_size(own, "pre_logits.fc.weight", 2),
         backbone=backbone,
         layer_scale=(config.arguments.init_values or 1.0) if _layer_scale(release, 1).format(i=0) in own else None,
@@ -266,6 +267,11 @@ def _release(own: Tensors) -> str:
     if "register_tokens" in own or ("mask_token" in own and "blocks.0.ls1.gamma" in own):
         return "dinov2"
     return ""
+
+
+def _is_plain_dinov2(own: Tensors, release: str) -> bool:
+    """Return whether it is Meta's own file of DINOv2 without registers; those with registers resize as timm does."""
+    return release == "dinov2" and "register_tokens" not in own
 
 
 def _layer_scale(release: str, which: int) -> str:

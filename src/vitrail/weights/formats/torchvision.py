@@ -64,6 +64,7 @@ class TorchvisionFormat(WeightFormat):
             num_classes=read_size(tensors, "heads.head.weight", 2) or 0,
             representation_size=read_size(tensors, "heads.pre_logits.weight", 2),
             conv_stem=stem,
+            position_resize="bicubic-corners",
             gelu="exact",
         )
         notes.append("images are resized, cropped and scaled as for torchvision's ViT-B/16: its files do not say")
