@@ -60,7 +60,7 @@ def test_timms_own_loader_and_ours_agree(case, tmp_path):
 def test_what_an_npz_tells(tmp_path):
     model, path = google_file("R50+B/16", tmp_path)
     loaded = vitrail.load(path)
-    assert loaded.architecture == model.architecture
+    assert loaded.architecture == model.architecture.model_copy(update={"position_resize": "bilinear-corners"})
     assert loaded.architecture.gelu == "tanh"
     assert loaded.preprocessing == vitrail.Preprocessing(image_size=224)
     assert loaded.origin.notes == ()

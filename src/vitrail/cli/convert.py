@@ -20,6 +20,13 @@ def convert(
     which: WhichOption = "last",
     num_heads: Annotated[int | None, typer.Option(help="Attention heads, where the file does not say.")] = None,
     gelu: Annotated[str | None, typer.Option(help="tanh, exact or quick, where the file does not say.")] = None,
+    known: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Another fact that the file does not say, such as grid=12x42."),
+    ] = None,
+    part: Annotated[
+        str | None, typer.Option(help="The part of a larger file that is the model, such as encoder.")
+    ] = None,
     push: Annotated[str | None, typer.Option(help="Then upload the folder to hf:owner/name.")] = None,
 ) -> None:
     """Convert weights from one library's format to another's.
@@ -27,8 +34,15 @@ def convert(
     The result is loaded back and compared with the source; the measured differences stand in its model card.
     """
     from vitrail.weights.convert import convert as convert_weights
+    from vitrail.weights.known import parse_known
 
-    options: dict[str, Any] = {"which": which, "num_heads": num_heads, "gelu": gelu}
+    options: dict[str, Any] = {
+        "which": which,
+        "num_heads": num_heads,
+        "gelu": gelu,
+        "known": parse_known(known or ()),
+        "part": part,
+    }
     result = convert_weights(model, target, to, **options, push=push, on_event=_print_conversion)
     if result.url is not None:
         print(f"uploaded: {result.url}")

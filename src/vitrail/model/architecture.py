@@ -267,6 +267,11 @@ class VitArchitecture(Config):
         return {"none": 0, "class": int(self.class_token), "all": self.prefix}[self.position_prefix]
 
     @property
+    def resizes_table(self) -> bool:
+        """Whether a learned table is interpolated at other image sizes, as `position_resize` says."""
+        return self.position in ("learned-1d", "learned-2d")
+
+    @property
     def representation_width(self) -> int:
         """Width of the representation y."""
         return self.width * (2 if self.pool in ("class+average", "distilled") else 1)

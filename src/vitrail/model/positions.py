@@ -17,6 +17,8 @@ from vitrail.model.architecture import PositionResize, VitArchitecture
 
 Grid = tuple[int, int]
 """Rows and columns of patches."""
+OFFSET = 0.1
+"""What DINOv2's code adds to the rows and columns of a new grid before it divides them by the old ones."""
 
 
 def resize_position_embedding(
@@ -37,14 +39,15 @@ def resize_position_embedding(
     if is_same_grid(old_grid, new_grid):
         return table
     patches = table[prefix:].to(torch.promote_types(table.dtype, torch.float32))  # half precision is too coarse
-    rows, columns = (
-        compute_resize_weights(old, new, patches, how) for old, new in zip(old_grid, new_grid, strict=True)
-    )
+    sides = list(zip(old_grid, new_grid, strict=True))
+    # 0 for equal grids, which a trace sees too: their table stays as it is. A comparison would be fixed in the trace.
+    offset = OFFSET * torch.sym_min(sum(torch.sym_max(new - old, old - new) for old, new in sides), 1)
+    rows, columns = (compute_resize_weights(old, new, patches, how, offset) for old, new in sides)
     patches = torch.einsum("ir,jc,rcd->ijd", rows, columns, patches.unflatten(0, old_grid)).flatten(0, 1)
     return torch.cat([table[:prefix], patches.to(table.dtype)])
 
 
-def compute_resize_weights(old: int, new: int, like: Tensor, how: PositionResize) -> Tensor:
+def compute_resize_weights(old: int, new: int, like: Tensor, how: PositionResize, offset: float = OFFSET) -> Tensor:
     """Return the (new, old) matrix that resizes a row of `old` points to `new` points.
 
     | how | point i of the result lies at | the same as |
@@ -64,7 +67,7 @@ def compute_resize_weights(old: int, new: int, like: Tensor, how: PositionResize
     if how.endswith("-corners"):
         places = steps * ((old - 1) / torch.sym_max(new - 1, 1))
     else:
-        places = (steps + 0.5) * (old / (new + 0.1 if how == "bicubic-offset" else new)) - 0.5
+        places = (steps + 0.5) * (old / (new + offset if how == "bicubic-offset" else new)) - 0.5
     # Two points beyond each end: the kernel reaches so far, and they have the values of the first and the last point.
     points = torch.arange(-2, old + 2, dtype=like.dtype, device=like.device)
     distances = (points - places[:, None]).abs()

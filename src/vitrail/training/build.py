@@ -49,7 +49,8 @@ from vitrail.training.records import Records
 from vitrail.training.run import Learner, Progress, RunSetup, TrainingRun
 from vitrail.training.trackers import Tracker
 from vitrail.weights.digest import compute_weights_digest
-from vitrail.weights.load import TRAINING_ONLY, load
+from vitrail.weights.known import TRAINING_ONLY
+from vitrail.weights.load import load
 
 
 @dataclass(frozen=True)

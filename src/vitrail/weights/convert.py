@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,11 +14,13 @@ from torch import Tensor
 
 from vitrail.config import Preprocessing
 from vitrail.errors import ConfigError, WeightsError, did_you_mean
+from vitrail.model.architecture import VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.system.events import OnEvent, open_listener
 from vitrail.system.files import sha256
 from vitrail.system.results import Result, Rows
 from vitrail.weights.card import Certificate, format_model_card
+from vitrail.weights.known import KnownFacts
 from vitrail.weights.load import FORMATS, load_with_files
 from vitrail.weights.save import MODEL_CARD, draft_folder, write_model
 from vitrail.weights.source import HUB_NAME, SUFFIXES, Which, choose_weights
@@ -72,6 +74,8 @@ def convert(
     num_heads: int | None = None,
     gelu: Literal["tanh", "exact", "quick"] | None = None,
     norm_eps: float | None = None,
+    known: Mapping[str, Any] | None = None,
+    part: str | None = None,
     push: str | None = None,
     on_event: OnEvent | None = None,
 ) -> ConversionResult:
@@ -87,6 +91,8 @@ def convert(
         num_heads: attention heads. This and the next two are facts that the source may not store, as in `load`.
         gelu: tanh approximation, exact, or "quick", the sigmoid approximation.
         norm_eps: epsilon of the norms.
+        known: these and other facts that the source does not store, such as `{"grid": (12, 42)}`, as in `load`.
+        part: the part of a larger file that is the model, as in `load`.
         push: `hf:owner/name`, where the folder is uploaded to in the end.
         on_event: called with what happens (see vitrail/system/events.py).
 
@@ -105,10 +111,10 @@ def convert(
     folder, weight_format = Path(target).expanduser(), FORMATS[to]
     if folder.suffix in SUFFIXES:
         raise ConfigError(f"{folder} will be a folder with {weight_format.weights_file}: drop the {folder.suffix}")
-    known = {"num_heads": num_heads, "gelu": gelu, "norm_eps": norm_eps}
+    facts = KnownFacts.collect(known, num_heads=num_heads, gelu=gelu, norm_eps=norm_eps)
     with open_listener(on_event) as listener:
         with draft_folder(folder) as draft:
-            model, files = _open_source(source, which, known)
+            model, files = _open_source(source, which, facts, part)
             write_model(model, weight_format, draft)
             converted, converted_files = load_with_files(draft)
             certificate = measure_difference(model.eval(), converted.eval(), files, converted_files)
@@ -129,13 +135,15 @@ def convert(
 
 
 def _open_source(
-    source: str | Path | ImageModel, which: Which, known: dict[str, Any]
+    source: str | Path | ImageModel, which: Which, known: KnownFacts, part: str | None
 ) -> tuple[ImageModel, tuple[Path, ...]]:
     """Return the model of a source and its files. A loaded model is copied: the check changes its type for a while."""
     if not isinstance(source, ImageModel):
-        return load_with_files(source if which == "last" else choose_weights(str(source), which), known)
-    if which != "last" or any(value is not None for value in known.values()):
-        raise ConfigError("which, num_heads, gelu and norm_eps are for a source on the disk: a loaded model knows them")
+        return load_with_files(source if which == "last" else choose_weights(str(source), which), known, part)
+    if which != "last" or part is not None or known != KnownFacts():
+        raise ConfigError(
+            "which, num_heads, gelu, norm_eps, known and part are for a source on the disk: a loaded model knows them"
+        )
     return copy.deepcopy(source).cpu(), ()
 
 
@@ -190,8 +198,21 @@ def measure_difference(
         max_difference=float(torch.stack([(a - b).abs().max() for a, b in outputs]).max()),
         relative_difference=float(torch.stack([_relative_difference(a, b) for a, b in outputs]).max()),
         preprocessing_note=_list_differences(model.preprocessing, converted.preprocessing),
-        notes=() if origin is None else origin.notes,
+        notes=(*(() if origin is None else origin.notes), *_note_other_resize(model, converted)),
     )
+
+
+def _note_other_resize(model: ImageModel, converted: ImageModel) -> list[str]:
+    """Return a note if the format's own library interpolates positions otherwise than the model does."""
+    before, after = model.architecture, converted.architecture
+    if not isinstance(before, VitArchitecture) or not isinstance(after, VitArchitecture) or not before.resizes_table:
+        return []
+    if before.position_resize == after.position_resize:
+        return []
+    return [
+        f"at other image sizes than its own, positions are now interpolated {after.position_resize}, not "
+        f"{before.position_resize}: the format's library does it so"
+    ]
 
 
 def _list_differences(before: Preprocessing, after: Preprocessing) -> str:

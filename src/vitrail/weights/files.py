@@ -108,22 +108,25 @@ def check_link(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def open_tensors(path: Path) -> Iterator[TensorFile]:
-    """Open a file of tensors; its first bytes decide the kind, not its name."""
+def open_tensors(path: Path, part: str = "") -> Iterator[TensorFile]:
+    """Open a file of tensors; its first bytes decide the kind, not its name.
+
+    A PyTorch file may hold several dictionaries of tensors: `part` then begins with the key of one of them.
+    """
     with contextlib.ExitStack() as stack:
         with convert_read_errors(path):
-            opened = _open_by_first_bytes(path, stack.enter_context(open_regular_file(path)))
+            opened = _open_by_first_bytes(path, stack.enter_context(open_regular_file(path)), part)
         yield opened
 
 
-def _open_by_first_bytes(path: Path, file: BinaryIO) -> TensorFile:
+def _open_by_first_bytes(path: Path, file: BinaryIO, part: str) -> TensorFile:
     start = file.read(9)
     if not start:
         raise WeightsError(f"{path} is empty")
     if start.startswith(b"PK"):
-        return _open_zip(path, file)
+        return _open_zip(path, file, part)
     if start.startswith(b"\x80"):
-        return TorchFile(path)  # the format before 2020: a bare pickle
+        return TorchFile(path, part)  # the format before 2020: a bare pickle
     if start[8:9] == b"{":
         return SafetensorsFile(path, file)
     if start.startswith(IMAGES):
@@ -176,7 +179,7 @@ _SAFETENSORS_DTYPES = {
 }
 
 
-def _open_zip(path: Path, file: BinaryIO) -> TensorFile:
+def _open_zip(path: Path, file: BinaryIO, part: str) -> TensorFile:
     """Open a zip: an npz if it holds arrays, a PyTorch file if it holds a pickle."""
     try:
         archive = zipfile.ZipFile(file)
@@ -188,7 +191,7 @@ def _open_zip(path: Path, file: BinaryIO) -> TensorFile:
     if any(member.filename.endswith("/data.pkl") for member in members):
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
             raise WeightsError(f"{path} is a compressed archive, which PyTorch never writes")
-        return TorchFile(path)
+        return TorchFile(path, part)
     raise WeightsError(f"{path} is a zip of something else: expected a PyTorch .pth or a NumPy .npz")
 
 
@@ -284,7 +287,7 @@ def _find_torch_dtype(path: Path, name: str, dtype: np.dtype[Any]) -> torch.dtyp
 class TorchFile(TensorFile):
     """A PyTorch file, read whole by PyTorch's safe reader, which builds tensors and runs no other code."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, part: str = "") -> None:
         self.path = path
         try:
             with warnings.catch_warnings():
@@ -300,13 +303,13 @@ class TorchFile(TensorFile):
         if not isinstance(content, Mapping):
             raise WeightsError(f"{path} holds a {type(content).__name__}, not named tensors")
         self.wrapper_key = next((key for key in WRAPPERS if isinstance(content.get(key), Mapping)), None)
+        if isinstance(content.get(part.partition(".")[0]), Mapping):
+            self.wrapper_key = None  # the caller has chosen among the dictionaries
+            content = _join_dictionaries(content)
         self.contents = dict(_select_tensors(path, content if self.wrapper_key is None else content[self.wrapper_key]))
+        if not self.contents and self.wrapper_key is None:
+            self.contents = dict(_select_tensors(path, _join_dictionaries(content)))
         self.tensors = {name: TensorInfo(tuple(t.shape), t.dtype) for name, t in self.contents.items()}
-        nested = [str(key) for key, value in content.items() if isinstance(value, Mapping)]
-        if not self.contents and nested:
-            raise WeightsError(
-                f"{path}: its tensors are under {', '.join(nested)}: save one of these alone, and load it"
-            )
         uses = Counter(tensor.untyped_storage().data_ptr() for tensor in self.contents.values())
         self.shared = {address for address, count in uses.items() if count > 1}
 
@@ -320,6 +323,12 @@ class TorchFile(TensorFile):
 
 WRAPPERS = ("model", "state_dict", "model_state_dict", "teacher", "module")
 """Keys under which training programs put the weights."""
+
+
+def _join_dictionaries(content: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the contents of all dictionaries in a file as one, under names that begin with their keys."""
+    inner = {key: value for key, value in content.items() if isinstance(value, Mapping)}
+    return {f"{key}.{name}": tensor for key, value in inner.items() for name, tensor in value.items()}
 
 
 def _select_tensors(path: Path, content: Mapping[Any, Any]) -> Iterator[tuple[str, Tensor]]:

@@ -31,6 +31,8 @@ from vitrail.weights.formats.native import UNUSED_PREFIX, NativeFormat, describe
 from vitrail.weights.formats.timm import TimmFormat
 from vitrail.weights.formats.timm_config import TimmConfig, read_labels, read_preprocessing
 from vitrail.weights.formats.torchvision import TorchvisionFormat
+from vitrail.weights.known import KnownFacts, apply_known_options
+from vitrail.weights.part import PartOfFile, describe_part, find_parts
 from vitrail.weights.source import PANE, PANE_FOLDER, Which, choose_weights, locate_weights
 from vitrail.weights.tensor_rules import TensorMatch, check_complete, compute_file_shapes, match_tensors, shorten_list
 
@@ -41,7 +43,6 @@ FORMATS: dict[str, WeightFormat] = {
     weight_format.name: weight_format
     for weight_format in (NATIVE_FORMAT, TimmFormat(), TorchvisionFormat(), HuggingFaceFormat(), GoogleFormat())
 }
-TRAINING_ONLY = ("dropout", "attention_dropout", "stochastic_depth")
 COUNTER = "num_batches_tracked"
 """The end of the name of batch norm's counter, the only integer tensor that is read from a file."""
 READERS = 2
@@ -60,6 +61,8 @@ def load(
     num_heads: int | None = None,
     gelu: Literal["tanh", "exact", "quick"] | None = None,
     norm_eps: float | None = None,
+    known: Mapping[str, Any] | None = None,
+    part: str | None = None,
     dropout: float | None = None,
     attention_dropout: float | None = None,
     stochastic_depth: float | None = None,
@@ -80,6 +83,11 @@ def load(
             them if the file does not say them.
         gelu: tanh approximation, exact, or "quick", the sigmoid approximation.
         norm_eps: epsilon of the norms.
+        known: these and other facts that no file says, as a dictionary: `{"grid": (12, 42)}` are the rows and columns
+            of patches of a position table that is not square. The keys are grid, num_heads, gelu, norm_eps, pool and
+            position_resize, how positions are interpolated to other image sizes.
+        part: the part of a larger file that is the model: "encoder" for tensors named `encoder.…`, or a key of a
+            PyTorch file that holds several dictionaries. Without it, the error for such a file lists its parts.
         dropout: rate in [0, 1), for training. This and the next two replace what the file says.
         attention_dropout: rate in [0, 1) for attention weights, for training.
         stochastic_depth: rate in [0, 1) for the last block, for training.
@@ -92,14 +100,8 @@ def load(
         WeightsError: the source cannot be found, read or understood.
         ConfigError: an impossible option.
     """
-    known = {
-        "num_heads": num_heads,
-        "gelu": gelu,
-        "norm_eps": norm_eps,
-        "dropout": dropout,
-        "attention_dropout": attention_dropout,
-        "stochastic_depth": stochastic_depth,
-    }
+    facts = KnownFacts.collect(known, num_heads=num_heads, gelu=gelu, norm_eps=norm_eps)
+    rates = {"dropout": dropout, "attention_dropout": attention_dropout, "stochastic_depth": stochastic_depth}
     if not isinstance(source, str | Path):
         raise ConfigError(f"a {type(source).__name__} is no name of a model: give a folder, a file or a name")
     if source == Path(PANE) and not source.exists():
@@ -108,7 +110,7 @@ def load(
         source = choose_weights(str(source), which)
     target = None if device is None else parse_device(device)
     check_dtype(dtype)
-    model, _ = load_with_files(source, known)
+    model, _ = load_with_files(source, facts, part, rates)
     if source == PANE:
         dtype = dtype or torch.float32  # the file is in half precision for its size alone
         if Path(PANE).exists() and not Path(PANE).samefile(PANE_FOLDER):
@@ -123,21 +125,36 @@ def load(
     return model.to(device=target).eval()
 
 
-def load_with_files(source: str | Path, known: Mapping[str, Any] | None = None) -> tuple[Model, tuple[Path, ...]]:
+def load_with_files(
+    source: str | Path,
+    known: KnownFacts | None = None,
+    part: str | None = None,
+    rates: Mapping[str, float | None] | None = None,
+) -> tuple[Model, tuple[Path, ...]]:
     """Load the model as it is stored; return it and its files (no files for `timm:name`).
 
-    `known` are options of the architecture that the caller says (see `load`); None means that the caller does not say.
+    Args:
+        source: as in `load`.
+        known: what the caller knows and no file says.
+        part: the part of a larger file that is the model.
+        rates: dropout and the like, for training; None keeps what the file says.
     """
-    known = {name: value for name, value in (known or {}).items() if value is not None}
+    known = known or KnownFacts()
+    options = {**known.options, **{name: rate for name, rate in (rates or {}).items() if rate is not None}}
+    if part is not None and (not part.strip("./") or str(source).startswith("timm:")):
+        raise ConfigError(f"part = {part!r}: give a part of a file, such as encoder; timm:NAME has none")
     if str(source).startswith("timm:"):
         tensors, folder_files = _load_from_timm(str(source))
-        return _build_model(str(source), str(source), tensors, folder_files, known), ()
+        folder_files = dataclasses.replace(folder_files, known=known)
+        return _build_model(str(source), str(source), tensors, folder_files, options), ()
     located = locate_weights(source)
     with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(open_tensors(path)) for path in located.files]
+        files = [stack.enter_context(open_tensors(path, part or "")) for path in located.files]
         together = files[0] if len(files) == 1 else _SplitCheckpoint(files)
-        folder_files = dataclasses.replace(located.folder_files, wrapper_key=together.wrapper_key)
-        return _build_model(str(source), located.name, together, folder_files, known), located.files
+        folder_files = dataclasses.replace(located.folder_files, wrapper_key=together.wrapper_key, known=known)
+        if part is not None:
+            together, folder_files = PartOfFile(together, part), describe_part(folder_files, part)
+        return _build_model(str(source), located.name, together, folder_files, options), located.files
 
 
 def build_from_config(config: dict[str, Any]) -> Model:
@@ -162,6 +179,12 @@ def recognise_format(
     for weight_format in FORMATS.values():
         if weight_format.recognises(tensors):
             return weight_format
+    foreign = [weight_format for weight_format in FORMATS.values() if weight_format is not NATIVE_FORMAT]
+    if parts := find_parts(tensors, lambda part: any(weight_format.recognises(part) for weight_format in foreign)):
+        raise WeightsError(
+            f"{where} holds a model inside a larger one, under {shorten_list(parts)}: load it with part={parts[0]!r} "
+            f"(convert: --part {parts[0]})"
+        )
     if folder_files is not None and (kind := folder_files.json("config.json").get("model_type")):
         raise WeightsError(f"{where} is a {kind!r} of transformers; vitrail reads its vit, deit, dinov2 and vit_mae")
     if folder_files is not None and (kind := folder_files.json("config.json").get("architecture")):
@@ -173,7 +196,7 @@ def recognise_format(
 
 
 def _build_model(
-    where: str, name: str, tensors: TensorFile, folder_files: FolderFiles, known: Mapping[str, Any]
+    where: str, name: str, tensors: TensorFile, folder_files: FolderFiles, options: Mapping[str, Any]
 ) -> Model:
     weight_format = recognise_format(where, tensors.tensors, folder_files)
     try:
@@ -182,7 +205,10 @@ def _build_model(
             checked = aside.submit(weight_format.check_integrity, folder_files)
             checkpoint = weight_format.describe_checkpoint(tensors.tensors, folder_files)
             has_full_config = weight_format.name in ("native", "huggingface") and folder_files.has_config
-            _apply_known_options(checkpoint, known, sure=has_full_config)
+            folder_files.known.check_grid(checkpoint.architecture)
+            apply_known_options(checkpoint, options, sure=has_full_config)
+            if isinstance(tensors, PartOfFile):
+                checkpoint.notes.append(tensors.note)
             _check_layer_count(checkpoint.architecture, len(tensors.tensors))
             model: Model = build_empty_model(checkpoint.architecture)
             rules = weight_format.list_tensor_rules(checkpoint.architecture, checkpoint.dialect)
@@ -198,21 +224,6 @@ def _build_model(
     except WeightsError as error:
         raise WeightsError(str(error) if where in str(error) else f"{where}: {error}") from None
     return model
-
-
-def _apply_known_options(checkpoint: CheckpointInfo, known: Mapping[str, Any], sure: bool) -> None:
-    """Replace concluded options by those of the caller; refuse to contradict a config file (`sure`)."""
-    fields = {name: getattr(checkpoint.architecture, name) for name in type(checkpoint.architecture).model_fields}
-    for name, value in known.items():
-        if name not in fields:
-            raise ConfigError(f"this model has no option {name!r}")
-        if sure and name not in TRAINING_ONLY and value != fields[name]:
-            raise WeightsError(f"its config says {name} = {fields[name]}, so it cannot be {value}")
-    if known:
-        checkpoint.architecture = type(checkpoint.architecture)(**{**fields, **known})
-        notes = [note for note in checkpoint.notes if "num_heads" not in known or "attention heads" not in note]
-        shown = {name: value for name, value in known.items() if name not in TRAINING_ONLY and not sure}
-        checkpoint.notes = notes + [f"{name} = {value}, as the caller said" for name, value in shown.items()]
 
 
 def _check_layer_count(architecture: Architecture, tensors: int) -> None:

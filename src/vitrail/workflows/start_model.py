@@ -15,7 +15,8 @@ from vitrail.system.files import write_whole
 from vitrail.training.resolve import Settings, list_keys, name_settings
 from vitrail.training.run_folder import CONFIG_FILE, START_FOLDER, check_other_files
 from vitrail.weights.digest import compute_weights_digest
-from vitrail.weights.load import TRAINING_ONLY, load
+from vitrail.weights.known import TRAINING_ONLY
+from vitrail.weights.load import load
 from vitrail.weights.save import save
 from vitrail.weights.source import PANE
 

@@ -22,6 +22,7 @@ from vitrail.model.base import ImageModel
 from vitrail.model.variants import SIZES
 from vitrail.system.files import read_regular_file
 from vitrail.weights.files import TensorInfo, check_link
+from vitrail.weights.known import KnownFacts
 from vitrail.weights.tensor_rules import TensorRule
 
 Tensors = Mapping[str, TensorInfo]
@@ -48,6 +49,8 @@ class FolderFiles:
     """JSON objects by file name, used instead of the files of that name."""
     ignored: bool = False
     """Whether the folder has a config.json that was not read because it may describe other weights."""
+    known: KnownFacts = field(default_factory=KnownFacts)
+    """What the caller knows and no file says."""
 
     def text(self, name: str) -> str | None:
         """Return the content of a small text file, or None when there is no such file."""
@@ -283,7 +286,7 @@ def infer_grid(rows: int, owners: Mapping[str, int], hint: tuple[int, int] | Non
     Args:
         rows: the number of rows of the table.
         owners: for each value of `position_prefix`, the rows before the patches; the most likely value first.
-        hint: the grid that follows from the config's image size, if it names one.
+        hint: the grid that the caller knows, else the one that follows from the config's image size, if it names one.
     """
     for owner, prefix in owners.items():
         if hint is not None and hint[0] * hint[1] == rows - prefix:
@@ -292,9 +295,10 @@ def infer_grid(rows: int, owners: Mapping[str, int], hint: tuple[int, int] | Non
         side = math.isqrt(max(rows - prefix, 0))
         if side and side * side == rows - prefix:
             return (side, side), owner
+    said = f"a grid of {hint[0]}×{hint[1]} does not fit, nor does a square one" if hint else "that is no square grid"
     raise WeightsError(
-        f"the position table has {rows} rows, which is no square grid of patches, and no config beside the weights "
-        "names the image size"
+        f"the position table has {rows} rows for patches and other tokens, and {said}: if you know its grid "
+        'of patches, give known={"grid": (rows, columns)}, or --known grid=ROWSxCOLUMNS to convert'
     )
 
 

@@ -58,7 +58,7 @@ class GoogleFormat(WeightFormat):
     def describe_checkpoint(self, tensors: Tensors, folder_files: FolderFiles) -> CheckpointInfo:
         prefix = _prefix_of(tensors)
         companion = CompanionFile.read(folder_files)
-        checkpoint = _bit(tensors, companion) if prefix is None else _vit(tensors, prefix, companion)
+        checkpoint = _bit(tensors, companion) if prefix is None else _vit(tensors, prefix, companion, folder_files)
         checkpoint.licence = folder_files.read_licence()
         return companion.complete(checkpoint)
 
@@ -107,7 +107,7 @@ def _prefix_of(tensors: Tensors) -> str | None:
     return None
 
 
-def _vit(tensors: Tensors, prefix: str, companion: CompanionFile) -> CheckpointInfo:
+def _vit(tensors: Tensors, prefix: str, companion: CompanionFile, folder_files: FolderFiles) -> CheckpointInfo:
     own = {name.removeprefix(prefix): info for name, info in tensors.items() if name.startswith(prefix)}
     big_vision = "pos_embedding" in own
     table = "pos_embedding" if big_vision else "Transformer/posembed_input/pos_embedding"
@@ -119,7 +119,7 @@ def _vit(tensors: Tensors, prefix: str, companion: CompanionFile) -> CheckpointI
     owners = {"none": 0} if big_vision else {"class": int(class_token)}
     size = companion.image_size
     hint = (size[0] // stride, size[1] // stride) if size else None
-    grid, owner = infer_grid(read_shape(own, table, 3)[1], owners, hint)
+    grid, owner = infer_grid(read_shape(own, table, 3)[1], owners, folder_files.known.grid or hint)
     attention, mlp, _ = _numbers(big_vision)
     first = BLOCK.format(i=0)
     heads = read_shape(own, f"{first}MultiHeadDotProductAttention_{attention}/query/kernel", 3)[1]

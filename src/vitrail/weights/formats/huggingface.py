@@ -30,6 +30,7 @@ from vitrail.weights.formats.base import (
     read_shape,
     read_size,
 )
+from vitrail.weights.known import KnownFacts
 from vitrail.weights.tensor_rules import ADD_BATCH_AXIS, TensorRule, add_prefix, split_into, to_patch_kernel
 
 PREFIXES = {"vit": "vit.", "deit": "deit.", "dinov2": "dinov2.", "dinov2_with_registers": "dinov2_with_registers."}
@@ -93,7 +94,7 @@ class HuggingFaceFormat(WeightFormat):
         own = {name.removeprefix(prefix): info for name, info in tensors.items()}
         config: _ModelConfig = _ModelConfig.parse(folder_files.json("config.json"), "config.json")
         notes: list[str] = []
-        architecture = _architecture(own, config, notes)
+        architecture = _architecture(own, config, folder_files.known, notes)
         classifies = bool(architecture.num_classes)
         if not classifies and any("ForImageClassification" in name for name in config.architectures):
             raise WeightsError(f"config.json says {config.architectures[0]}, but the weights have no classifier")
@@ -200,7 +201,7 @@ def _layer_names(kind: str) -> tuple[str, str, str, str]:
     return "layernorm_before", "layernorm_after", "intermediate.dense", "output.dense"
 
 
-def _architecture(own: Tensors, config: _ModelConfig, notes: list[str]) -> VitArchitecture:
+def _architecture(own: Tensors, config: _ModelConfig, known: KnownFacts, notes: list[str]) -> VitArchitecture:
     """Read the sizes from the shapes; those that the config names must agree."""
     kind = _kind(own)
     dinov2 = kind.startswith("dinov2")
@@ -217,7 +218,7 @@ def _architecture(own: Tensors, config: _ModelConfig, notes: list[str]) -> VitAr
     size = (config.image_size, config.image_size) if isinstance(config.image_size, int) else config.image_size
     hint = (size[0] // side, size[1] // side) if size else None
     rows = read_shape(own, "embeddings.position_embeddings", 3)[1]
-    grid, _ = infer_grid(rows, {owner: 1 + registers if owner == "all" else 1}, hint)
+    grid, _ = infer_grid(rows, {owner: 1 + registers if owner == "all" else 1}, known.grid or hint)
     classifier = next((name for name in ("classifier", "cls_classifier") if f"{name}.weight" in own), None)
     if config.hidden_act not in GELUS:
         raise WeightsError(f"config.json: hidden_act {config.hidden_act!r} is none of {', '.join(GELUS)}")
@@ -228,7 +229,7 @@ def _architecture(own: Tensors, config: _ModelConfig, notes: list[str]) -> VitAr
         width=width,
         depth=depth,
         mlp_dim=mlp_dim,
-        num_heads=config.num_attention_heads or guess_num_heads(width, notes),
+        num_heads=config.num_attention_heads or known.num_heads or guess_num_heads(width, notes),
         num_classes=read_size(own, f"{classifier}.weight", 2) or 0,
         pool=_pool(classifier, dinov2),
         registers=registers,

@@ -40,6 +40,7 @@ from vitrail.weights.formats.timm_config import (
     read_preprocessing,
     write_config,
 )
+from vitrail.weights.known import KnownFacts
 from vitrail.weights.tensor_rules import ADD_BATCH_AXIS, TensorRule, Transform, add_prefix, to_patch_kernel
 
 PREFIXES = ("", "module.", "backbone.", "module.backbone.", "model.", "encoder.", "visual.trunk.", "timm_model.")
@@ -93,7 +94,7 @@ class TimmFormat(WeightFormat):
         if "stem.conv.weight" in own:
             checkpoint = _resnet(own, config)
         else:
-            checkpoint = _vit(own, config, facebook=folder_files.wrapper_key == "model")
+            checkpoint = _vit(own, config, folder_files.known, facebook=folder_files.wrapper_key == "model")
         checkpoint.dialect = f"{prefix}|{checkpoint.dialect}"
         checkpoint.labels = read_labels(config, checkpoint.architecture.num_classes, checkpoint.notes)
         checkpoint.licence = config.pretrained.license or folder_files.read_licence()
@@ -155,7 +156,7 @@ def _prefix_of(tensors: Tensors) -> str | None:
     return None
 
 
-def _vit(own: Tensors, config: TimmConfig, facebook: bool) -> CheckpointInfo:
+def _vit(own: Tensors, config: TimmConfig, known: KnownFacts, facebook: bool) -> CheckpointInfo:
     notes: list[str] = []
     release = _release(own)
     kernel = read_shape(own, "patch_embed.proj.weight", 4)
@@ -169,7 +170,7 @@ def _vit(own: Tensors, config: TimmConfig, facebook: bool) -> CheckpointInfo:
     class_token = "cls_token" in own
     registers = read_size(own, REGISTERS[release], 3, axis=1) or 0
     stride = side * (backbone.stride if backbone else 1)
-    image_size, position = _positions(own, config, stride, class_token, registers, notes)
+    image_size, position = _positions(own, config, known.grid, stride, class_token, registers, notes)
     input_norm = "norm_pre.weight" in own
     architecture = VitArchitecture(
         image_size=image_size,
@@ -178,7 +179,7 @@ def _vit(own: Tensors, config: TimmConfig, facebook: bool) -> CheckpointInfo:
         width=width,
         depth=depth,
         mlp_dim=mlp_dim,
-        num_heads=read_num_heads(config, width, notes),
+        num_heads=known.num_heads or read_num_heads(config, width, notes),
         num_classes=read_size(own, "head.weight", 2) or 0,
         pool=_pool(own, read_pool(config)),
         class_token=class_token,
@@ -206,7 +207,13 @@ def _vit(own: Tensors, config: TimmConfig, facebook: bool) -> CheckpointInfo:
 
 
 def _positions(
-    own: Tensors, config: TimmConfig, stride: int, class_token: bool, registers: int, notes: list[str]
+    own: Tensors,
+    config: TimmConfig,
+    known_grid: tuple[int, int] | None,
+    stride: int,
+    class_token: bool,
+    registers: int,
+    notes: list[str],
 ) -> tuple[tuple[int, int], dict[str, Any]]:
     """Return the image size and the options of the position embedding."""
     sides = config.arguments.img_size or (config.pretrained.input_size or (0, 0, 0))[1:]
@@ -220,7 +227,7 @@ def _positions(
         return size, {"position": "none"}
     hint = (size[0] // stride, size[1] // stride) if all(size) else None
     owners = {"all": class_token + registers, "class": int(class_token), "none": 0}
-    grid, owner = infer_grid(read_shape(own, "pos_embed", 3)[1], owners, hint)
+    grid, owner = infer_grid(read_shape(own, "pos_embed", 3)[1], owners, known_grid or hint)
     # With only a class token "all" and "class" mean the same; the paper's word is "class".
     position_prefix = "class" if owner == "all" and not registers else owner
     image_size = (grid[0] * stride, grid[1] * stride)

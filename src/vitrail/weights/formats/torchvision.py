@@ -51,7 +51,7 @@ class TorchvisionFormat(WeightFormat):
         else:
             channels, side, stem = _stem(tensors, notes)
         rows = read_shape(tensors, "encoder.pos_embedding", 3)[1]
-        grid, _ = infer_grid(rows, {"class": 1}, None)
+        grid, _ = infer_grid(rows, {"class": 1}, folder_files.known.grid)
         dialect = "" if "encoder.layers.encoder_layer_0.mlp.0.weight" in tensors else OLD_DIALECT
         architecture = VitArchitecture(
             image_size=(grid[0] * side, grid[1] * side),
@@ -60,7 +60,7 @@ class TorchvisionFormat(WeightFormat):
             width=width,
             depth=_layers(tensors),
             mlp_dim=read_shape(tensors, f"encoder.layers.encoder_layer_0.mlp.{_mlp(dialect)[0]}.weight", 2)[0],
-            num_heads=companion.num_heads or guess_num_heads(width, notes),
+            num_heads=folder_files.known.num_heads or companion.num_heads or guess_num_heads(width, notes),
             num_classes=read_size(tensors, "heads.head.weight", 2) or 0,
             representation_size=read_size(tensors, "heads.pre_logits.weight", 2),
             conv_stem=stem,
