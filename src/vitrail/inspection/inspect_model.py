@@ -65,9 +65,7 @@ def inspect_model(
         records=tuple(records),
     )
     if isinstance(picked, Absent):
-        return replace(
-            findings, distance=picked, attention=picked, components=picked, tokens=picked, layers=picked
-        )
+        return replace(findings, distance=picked, attention=picked, components=picked, tokens=picked, layers=picked)
     shown = normalise_batch([pixels for _, pixels in picked.shown], model)
     measured = normalise_batch(picked.measured, model)
     with report_progress(model, PASSES * len(measured) + PASSES_SHOWN * len(shown), progress):

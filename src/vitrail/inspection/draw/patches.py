@@ -51,7 +51,8 @@ def colour_components(values: Array) -> NDArray[np.uint8]:
     scaled = np.where(high > low, (chosen - low) / span, 0.5)
     colours = np.full((*values.shape[:3], COLOURS), 0.5)
     colours[..., : scaled.shape[-1]] = scaled
-    return np.rint(255 * colours.clip(0, 1)).astype(np.uint8)
+    painted: NDArray[np.uint8] = np.rint(255 * colours.clip(0, 1)).astype(np.uint8)
+    return painted
 
 
 def draw_components(components: Components, images: Sequence[ShownImage], path: Path, name: str) -> None:
@@ -67,7 +68,7 @@ def draw_components(components: Components, images: Sequence[ShownImage], path: 
 def _cover(colours: NDArray[np.uint8], size: tuple[int, ...]) -> NDArray[np.uint8]:
     """Enlarge a picture with a pixel for each patch to a size, without smoothing."""
     rows, columns = (np.arange(side) * count // side for side, count in zip(size, colours.shape, strict=False))
-    return colours[rows][:, columns]
+    return np.asarray(colours[rows][:, columns])
 
 
 def draw_tokens(tokens: Tokens, images: Sequence[ShownImage], path: Path, name: str) -> None:

@@ -21,10 +21,8 @@ def show_patch_colours(findings: Findings) -> str:
     colours = colour_components(components.values)
     pairs = "".join(_build_pair(image, each) for image, each in zip(findings.images, colours, strict=False))
     shares = [f"{share:.0%}" for share in components.explained[:COLOURS]]
-    words = (
-        f"Red, green and blue hold {', '.join(shares[:-1])} and {shares[-1]} of the variance; the scale of each colour is "
-        "the same for all images."
-    )
+    words = f"Red, green and blue hold {', '.join(shares[:-1])} and {shares[-1]} of the variance."
+    words += " The scale of each colour is the same for all images."
     return f'<div class="colours">{pairs}</div><p class="told">{words}</p>'
 
 
