@@ -189,7 +189,8 @@ def _compute_readout(model: ImageModel, images: Tensor) -> Tensor:
     counts = to_float64(images.new_zeros(len(images), prefix + patches))
     pooling = _find_pooling(model)
     if pooling == "attention":
-        counts[:, prefix:] = _compute_pool_weights(model, images)
+        weights = _compute_pool_weights(model, images)
+        counts[:, -weights.shape[1] :] = weights
     elif pooling == "all":
         counts[:] = 1 / (prefix + patches)
     elif pooling == "distilled":
@@ -203,7 +204,10 @@ def _compute_readout(model: ImageModel, images: Tensor) -> Tensor:
 
 
 def _compute_pool_weights(model: ImageModel, images: Tensor) -> Tensor:
-    """(B, N): from a pass of its own, for they are known last and needed first."""
+    """Return what the attention pool takes of the tokens that it reads, the last ones or all: (B, N) or (B, T).
+
+    They come from a pass of their own, because they are known last and needed first.
+    """
     assert isinstance(model, VisionTransformer)
     assert isinstance(model.pool, AttentionPool)
     with evaluation_mode(model):
