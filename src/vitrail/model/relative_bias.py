@@ -27,12 +27,12 @@ class RelativeBias(nn.Module):
     def forward(self, grid: Grid) -> Tensor:
         """Return the bias for a grid, (1, H, T, T); queries are rows, keys are columns."""
         table = resize_relative_bias(self.table, self.grid, grid, self.extra)
-        (rows, columns), offsets = grid, table[: len(table) - self.extra]
+        (rows, columns), (offsets, of_class_token) = grid, _split_table(table, self.extra)
         row_offsets, column_offsets = (_subtract_places(side, table.device) for side in grid)
         index = row_offsets[:, None, :, None] * (2 * columns - 1) + column_offsets[None, :, None, :]  # R, C, R, C
         bias = offsets[index.reshape(rows * columns, rows * columns)]  # N, N, H
         if self.extra:
-            to_patch, from_patch, to_itself = (row[None, None] for row in table[len(table) - self.extra :])
+            to_patch, from_patch, to_itself = (of_class_token[row][None, None] for row in range(CLASS_TOKEN_ROWS))
             above = torch.cat([to_itself, to_patch.expand(1, rows * columns, -1)], dim=1)
             bias = torch.cat([above, torch.cat([from_patch.expand(rows * columns, 1, -1), bias], dim=1)])
         return bias.permute(2, 0, 1)[None]
@@ -43,6 +43,12 @@ class RelativeBias(nn.Module):
         table = resize_relative_bias(self.table, self.grid, grid, self.extra)
         self.table = nn.Parameter(table.clone(), self.table.requires_grad)
         self.grid = grid
+
+
+def _split_table(table: Tensor, extra: int) -> tuple[Tensor, Tensor]:
+    """Return the rows of offsets, and the `extra` ones after them."""
+    count = table.shape[0] - extra  # `len` would fix the size of a table that is traced for any grid
+    return table[:count], table[count:]
 
 
 def _subtract_places(side: int, device: torch.device) -> Tensor:
@@ -69,11 +75,12 @@ def resize_relative_bias(table: Tensor, old_grid: Grid, new_grid: Grid, extra: i
     """
     if is_same_grid(old_grid, new_grid):
         return table
-    offsets = table[: len(table) - extra].to(torch.promote_types(table.dtype, torch.float32))
+    offsets, rest = _split_table(table, extra)
     offsets = offsets.unflatten(0, (2 * old_grid[0] - 1, 2 * old_grid[1] - 1))
+    offsets = offsets.to(torch.promote_types(table.dtype, torch.float32))  # half precision is too coarse
     rows, columns = (compute_offset_weights(old, new, offsets) for old, new in zip(old_grid, new_grid, strict=True))
     offsets = torch.einsum("ir,jc,rch->ijh", rows, columns, offsets).flatten(0, 1)
-    return torch.cat([offsets.to(table.dtype), table[len(table) - extra :]])
+    return torch.cat([offsets.to(table.dtype), rest])
 
 
 def compute_offset_weights(old: int, new: int, like: Tensor) -> Tensor:
@@ -82,7 +89,7 @@ def compute_offset_weights(old: int, new: int, like: Tensor) -> Tensor:
     if old == 1:
         return torch.ones_like(wanted)[:, None]
     steps = torch.arange(1, old, dtype=like.dtype, device=like.device)
-    positive = _sum_powers(_find_growth(old - 1, new - 1, like), steps)
+    positive = _sum_powers(_find_growth(old - 1, wanted[-1]), steps)
     known = torch.cat([-positive.flip(0), positive.new_zeros(1), positive])
     wanted = wanted.clamp(-positive[-1], positive[-1])[:, None]  # beyond the ends the table is constant
     gaps = known.diff()
@@ -98,13 +105,13 @@ def _sum_powers(growth: Tensor, count: Tensor | int) -> Tensor:
     return total
 
 
-def _find_growth(count: int, reach: int, like: Tensor) -> Tensor:
-    """Return the factor from step to step, 1.01 to 1.5, with which `count` steps, the first of length 1, reach so far.
+def _find_growth(count: int, reach: Tensor) -> Tensor:
+    """Return the factor from step to step, 1.01 to 1.5, with which `count` steps, the first of length 1, go to `reach`.
 
     It halves the range 19 times, until it is below 1e-6, as BEiT's code does; written with tensors, it can be traced
     for sizes that are not known yet.
     """
-    low, high = like.new_tensor(1.01), like.new_tensor(1.5)
+    low, high = torch.full_like(reach, 1.01), torch.full_like(reach, 1.5)
     growth = (low + high) / 2
     for _ in range(19):
         growth = (low + high) / 2

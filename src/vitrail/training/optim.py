@@ -1,7 +1,7 @@
 """Optimizers, and which parameters they decay, scale and orthogonalise.
 
 Weight decay acts on kernels only: the weights of dense and convolutional layers. Biases, norms, the class token,
-registers, position tables, layer scales and the mask embedding keep their size.
+registers, position tables, rotary frequencies, layer scales and the mask embedding keep their size.
 
 Decay here is PyTorch's. AdamW multiplies a weight by 1 − learning_rate · weight_decay in every step. JAX recipes of the
 "big_vision" line multiply by 1 − (learning_rate / base) · their_decay, so their 1e-4 at a base of 1e-3 is 0.1 here.
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import ConfigError
 from vitrail.model.encoder import AxialEncoderBlock, EncoderBlock
+from vitrail.model.mlp import SwigluBlock
 from vitrail.model.resnet import BitUnit, HybridUnit
 from vitrail.model.timm_model import TimmModel
 from vitrail.objectives.base import Objective
@@ -72,6 +73,7 @@ def find_encoder_matrices(objective: nn.Module) -> dict[Tensor, int]:
     """Return the weights of dense layers in encoder blocks, with the number of matrices stacked in each."""
     blocks = [part for part in objective.modules() if isinstance(part, EncoderBlock)]
     stacked = {block.attention.qkv.weight: 3 for block in blocks}
+    stacked |= {block.mlp.fc1.weight: 2 for block in blocks if isinstance(block.mlp, SwigluBlock)}  # gate and value
     dense = [part.weight for block in blocks for part in block.modules() if isinstance(part, nn.Linear)]
     return {weight: stacked.get(weight, 1) for weight in dense}
 

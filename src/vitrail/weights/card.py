@@ -109,7 +109,12 @@ def list_facts(model: ImageModel) -> list[tuple[str, str]]:
     rows = [("parameters", f"{sum(parameter.numel() for parameter in model.parameters()):,}")]
     if isinstance(a, VitArchitecture):
         size = f"{a.depth} layers, width {a.width}, MLP {a.mlp_dim}, {a.num_heads} heads, {a.stride}-pixel patches"
-        rows += [("size", size), ("pooling", a.pool), ("position embedding", a.position), ("GELU", a.gelu)]
+        rows += [
+            ("size", size),
+            ("pooling", a.pool),
+            ("position embedding", a.position if a.rotary is None else f"{a.position}, rotary"),
+            ("GELU", a.gelu) if a.mlp == "gelu" else ("MLP", "SwiGLU"),
+        ]
         rows += [] if a.backbone is None else [("ResNet", _describe_backbone(a.backbone))]
     elif isinstance(a, TimmArchitecture):
         rows += [("network of timm", a.name)]

@@ -190,7 +190,7 @@ def _compute_readout(model: ImageModel, images: Tensor) -> Tensor:
     pooling = _find_pooling(model)
     if pooling == "attention":
         weights = _compute_pool_weights(model, images)
-        counts[:, -weights.shape[1] :] = weights
+        counts[:, prefix + patches - weights.shape[1] :] = weights
     elif pooling == "all":
         counts[:] = 1 / (prefix + patches)
     elif pooling == "distilled":
@@ -204,10 +204,7 @@ def _compute_readout(model: ImageModel, images: Tensor) -> Tensor:
 
 
 def _compute_pool_weights(model: ImageModel, images: Tensor) -> Tensor:
-    """Return what the attention pool takes of the tokens that it reads, the last ones or all: (B, N) or (B, T).
-
-    They come from a pass of their own, because they are known last and needed first.
-    """
+    """(B, N), or (B, T) if it reads all tokens: from a pass of its own, for they are known last and needed first."""
     assert isinstance(model, VisionTransformer)
     assert isinstance(model.pool, AttentionPool)
     with evaluation_mode(model):

@@ -151,7 +151,7 @@ def _read_table(model: ImageModel, layer: int) -> tuple[str, Tensor, Grid]:
         )
     if model.position == "none" and model.rotary is not None:
         raise NotApplicableError(
-            "this model has rotary position embeddings: they turn queries and keys inside attention. The attention "
+            "rotary positions turn queries and keys inside attention, so there is no table to look at. The attention "
             "distance shows their effect"
         )
     if model.position == "none":

@@ -1,0 +1,93 @@
+"""No fast path computes another function in silence: for a part it does not know it falls back, with the reason."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import vitrail
+from samples import images, small_vit
+from vitrail.errors import NotApplicableError
+from vitrail.fast.cpu.embedders import create_cpu_embedder
+from vitrail.fast.known_parts import find_unknown_part
+from vitrail.fast.last_block import count_read_tokens, shorten_last_block
+from vitrail.model.architecture import VitArchitecture
+
+UNKNOWN = {
+    "rotary positions": {"rotary": {}},
+    "a relative bias": {"position": "relative-bias", "position_at": "every-layer"},
+    "SwiGLU": {"mlp": "swiglu"},
+    "a norm on queries and keys": {"qk_norm": True},
+    "a norm inside attention": {"attention_norm": True},
+    "a norm inside the MLP": {"mlp_norm": True},
+    "keys without a bias": {"key_bias": False},
+    "layers without a bias": {"out_bias": False},
+    "norms behind the layers": {"norm_at": "after"},
+    "a model without a last norm": {"final_norm": False},
+    "a norm on patches": {"patch_norm": True},
+}
+MORE = {
+    "layers without a bias": {"mlp_bias": False},
+    "a relative bias": {"position": "relative-bias", "position_at": "shared"},
+}
+CASES = [*UNKNOWN.items(), *MORE.items()]
+OF_OLD = {
+    "image_size", "in_channels", "patch_size", "width", "depth", "mlp_dim", "num_heads", "num_classes", "pool",
+    "class_token", "registers", "position", "position_at", "position_prefix", "block", "representation_size",
+    "conv_stem", "backbone", "dropout", "attention_dropout", "stochastic_depth", "layer_scale", "gelu", "norm",
+    "norm_eps", "input_norm", "norm_after_pool", "qkv_bias", "patch_bias",
+}  # fmt: skip
+OUTSIDE_THE_ENCODER = {"pool_heads", "pool_mlp_dim", "pool_prefix"}
+"""Fast paths run the model's own pooling."""
+
+
+def test_every_new_option_is_known_to_be_unknown():
+    """A field that is added to the architecture must be added here too, to one of the lists."""
+    covered = OF_OLD | OUTSIDE_THE_ENCODER | {name for _, options in CASES for name in options} | {"position_resize"}
+    assert set(VitArchitecture.model_fields) <= covered
+
+
+@pytest.mark.parametrize(("reason", "options"), CASES)
+def test_fast_paths_refuse_with_the_reason(reason, options):
+    model = small_vit(**options)
+    assert find_unknown_part(model.architecture) == reason
+    assert count_read_tokens(model) is None
+    with pytest.raises(NotApplicableError, match=reason):
+        create_cpu_embedder(model, "int8")
+
+
+@pytest.mark.parametrize(("reason", "options"), CASES)
+def test_kernels_for_gpus_refuse_with_the_reason(reason, options):
+    pytest.importorskip("triton")
+    from vitrail.fast.gpu.fused_embedder import check_fusible
+    from vitrail.fast.gpu.training import check_trainable
+
+    model = small_vit(**options)
+    for check in (check_fusible, check_trainable):
+        with pytest.raises(NotApplicableError, match=reason):
+            check(model)
+
+
+@pytest.mark.parametrize(("reason", "options"), CASES)
+def test_packed_layers_compute_the_same(reason, options):
+    model = small_vit(**options)
+    expected = model.embed(images())
+    assert not shorten_last_block(model)
+    for size in ((16, 24), (32, 16)):
+        batch = images(size=size)
+        torch.testing.assert_close(create_cpu_embedder(model, "fp32")(batch), model.embed(batch), rtol=0, atol=2e-5)
+    assert torch.equal(model.embed(images()), expected)
+
+
+@pytest.mark.parametrize("options", [{"pool": "attention", "pool_heads": 8, "class_token": True, "pool_prefix": True}])
+def test_pooling_of_its_own_stays_fast(options):
+    model = small_vit(**options)
+    assert find_unknown_part(model.architecture) is None
+    exact, fast = model.embed(images()), create_cpu_embedder(model, "int8")(images())
+    assert torch.nn.functional.cosine_similarity(exact, fast).min() > 0.99
+
+
+def test_optimize_of_a_model_with_rotary_positions():
+    model = small_vit(**UNKNOWN["rotary positions"], mlp="swiglu")
+    fast = vitrail.optimize(model, precision="fp32")
+    torch.testing.assert_close(fast(images()), model(images()), rtol=0, atol=2e-5)
