@@ -304,9 +304,9 @@ def test_in_parts_as_at_once(kind, monkeypatch):
 def test_maps_of_a_layer_are_gone_before_those_of_the_next_are_made(measure, monkeypatch):
     model, made_so_far, weights = small_vit(depth=4), [], SelfAttention.weights
 
-    def watched(self, x):
+    def watched(self, x, *places):
         assert all(reference.expired() for reference in made_so_far)
-        maps = weights(self, x)
+        maps = weights(self, x, *places)
         made_so_far.append(StorageWeakRef(maps.untyped_storage()))
         return maps
 

@@ -70,7 +70,7 @@ def open_onnx(path: Path) -> ExportRunner:
 
 def _decompose_attention(program: ExportedProgram, graph: ExportGraph) -> ExportedProgram:
     """Write biased attention in plain operators: torch's exporter misreads its memory layout and fails."""
-    if isinstance(graph.model, VisionTransformer) and graph.model.position == "relative":
+    if isinstance(graph.model, VisionTransformer) and graph.model.position in ("relative", "relative-bias"):
         with silence_exporters():
             plain: ExportedProgram = program.run_decompositions()
         return plain
