@@ -31,6 +31,18 @@ def test_one_file_for_five_sizes(kind, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_large_relative_bias_is_itself_at_its_own_size(tmp_path):
+    model = small_encoder("beit", image_size=(40, 40))
+    with torch.no_grad():
+        for block in model.encoder.blocks:
+            block.attention.relative_bias.table.mul_(20)  # as large as trained ones
+    export(model, tmp_path / "model.onnx", dynamic_size=True, on_event=lambda *_: None)
+    run = open_onnx(tmp_path / "model.onnx")
+    for size in ((40, 40), (40, 32), (48, 40)):  # one side may stay
+        assert difference(run, model, images(2, size)) <= 1e-5, size
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*ENCODERS, "hybrid"])
 def test_int8_answers_as_the_model_does(kind, tmp_path):
     model = small_hybrid() if kind == "hybrid" else small_encoder(kind)
