@@ -27,7 +27,7 @@ from vitrail.data.transforms.preprocess import prepare
 from vitrail.system.files import sha256
 from vitrail.weights import convert as convert_module
 from vitrail.weights.formats.base import guess_num_heads
-from vitrail.weights.formats.timm_config import choose_name_and_arguments
+from vitrail.weights.formats.timm_write import choose_name_and_arguments
 
 TOLERANCE = 2e-5
 SMALL = {"width": 192, "depth": 3, "num_heads": 3, "mlp_dim": 256, "image_size": 64, "num_classes": 10, "gelu": "exact"}
@@ -276,8 +276,8 @@ REFUSED = [
     ("google", {}, "tanh form of GELU"),
     ("google", {"gelu": "tanh", "layer_scale": 0.1}, "model's layer_scale"),
     ("google", {"gelu": "tanh", "position": "sin-cos"}, "model's position"),
-    ("huggingface", {"pool": "average"}, "not average"),
-    ("huggingface", {"registers": 3}, "positions"),
+    ("huggingface", {"pool": "average", "class_token": True}, "model's pool"),
+    ("huggingface", {"registers": 3}, "one in DeiT"),
     ("huggingface", {"position": "relative"}, "model's position"),
     ("huggingface", {"representation_size": 32}, "tanh layer"),
     ("huggingface", {"layer_scale": 0.1, "pool": "class+average"}, "multiple of its width"),
@@ -378,8 +378,8 @@ def converted_faultily(tmp_path, monkeypatch, fault) -> None:
     vitrail.save(small(), tmp_path / "native")
     plain, calls = convert_module.load_with_files, []
 
-    def load(source, known=None):
-        model, files = plain(source, known)
+    def load(source, *facts):
+        model, files = plain(source, *facts)
         calls.append(source)
         if len(calls) == 2:
             with torch.no_grad():

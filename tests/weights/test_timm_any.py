@@ -29,7 +29,8 @@ from vitrail.weights.load import describe_timm_network
 from vitrail.workflows.finetune_settings import choose_image_size, count_batch_parts
 
 SMALL = "test_efficientnet"
-FAMILIES = [SMALL, "resnet10t", "test_convnext", "test_vit4", "efficientvit_m0"]
+OTHER_VIT = "vit_dwee_patch16_reg1_gap_256"
+FAMILIES = [SMALL, "resnet10t", "test_convnext", OTHER_VIT, "efficientvit_m0"]
 """With batch norm; tested at another size than trained; layer norm; a ViT with what ours do not have; with buffers that
 are in no checkpoint."""
 
@@ -163,7 +164,7 @@ def test_another_type_is_saved_as_it_is(pretrained, tmp_path):
 
 
 def test_changed_then_saved_it_is_the_same(pretrained, tmp_path):
-    model = vitrail.load("timm:test_vit4", num_classes=2, image_size=96)
+    model = vitrail.load(f"timm:{OTHER_VIT}", num_classes=2, image_size=96)
     model.labels = ["cat", "dog"]
     model.initialise_head(1.5)
     again = vitrail.load(vitrail.save(model, tmp_path / "model"))
@@ -171,7 +172,8 @@ def test_changed_then_saved_it_is_the_same(pretrained, tmp_path):
         assert torch.equal(again.embed(images_for((96, 96))), model.embed(images_for((96, 96))))
     assert again.labels == ("cat", "dog")
     card = (tmp_path / "model" / "README.md").read_text()
-    assert "| network of timm | test_vit4.r160_in1k |" in card
+    assert f"| network of timm | {model.architecture.name} |" in card
+    assert model.architecture.name.startswith(f"{OTHER_VIT}.")
     assert "- timm\n- vitrail" in card
 
 

@@ -26,7 +26,15 @@ NORM_GROUPS = 32
 """Groups of every group norm: they divide its channels."""
 BACKBONE_OPTIONS = ("root", "stage_channels", "blocks")
 """The fields of a backbone that are options of a model whose name has a ResNet."""
-PositionResize = Literal["bicubic-antialias", "bicubic", "bicubic-offset", "bicubic-corners", "bilinear-corners"]
+PositionResize = Literal[
+    "bicubic-antialias",
+    "bicubic",
+    "bicubic-offset",
+    "bicubic-corners",
+    "bilinear-corners",
+    "bilinear",
+    "bilinear-antialias",
+]
 """How a learned position table is interpolated to another grid; `model/positions.py` has the formulas."""
 CONV_LAYER_FIELDS = ("channels", "kernel", "stride", "norm", "activation")
 
@@ -63,8 +71,9 @@ ConvStemLayers = tuple[Annotated[ConvLayer, BeforeValidator(_name_conv_layer_fie
 class Backbone(Config):
     """A ResNet without its head: stages of bottleneck blocks, GroupNorm, weight-standardised convolutions."""
 
-    blocks: Annotated[tuple[Positive, ...], Field(min_length=1)]
-    """Bottleneck blocks in each stage; every stage after the first halves the resolution."""
+    blocks: tuple[Positive, ...]
+    """Bottleneck blocks in each stage; every stage after the first halves the resolution. A hybrid may have none: its
+    ResNet is then the root alone."""
     width_factor: Positive = 1
     """Factor on all channel counts: the 4 of R152x4."""
     stage_channels: Positive = 64
@@ -82,6 +91,8 @@ class Backbone(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if not self.blocks and self.form == "bit":
+            raise ValueError("a BiT ResNet has at least one stage of blocks")
         if self.stage_channels % NORM_GROUPS:
             raise ValueError(f"stage_channels = {self.stage_channels}: group norm needs a multiple of {NORM_GROUPS}")
         if self.out_channels > MAX_COUNT:
@@ -105,12 +116,12 @@ class Backbone(Config):
     def stride(self) -> int:
         """Image pixels for each pixel of the feature map: a large root's convolution 2 and pooling 2, then the
         stages."""
-        return (4 if self.root == "large" else 1) << (len(self.blocks) - 1)
+        return (4 if self.root == "large" else 1) << max(len(self.blocks) - 1, 0)
 
     @property
     def out_channels(self) -> int:
         """Channels of the feature map."""
-        return 4 * self.root_channels << (len(self.blocks) - 1)
+        return 4 * self.root_channels << (len(self.blocks) - 1) if self.blocks else self.root_channels
 
 
 class Rotary(Config):
@@ -183,7 +194,9 @@ class VitArchitecture(Config):
     """Which of the tokens before the patches have a row in the learned table."""
     position_resize: PositionResize = "bicubic-antialias"
     """How a learned table is interpolated to another grid. `bicubic-antialias`: as in timm. `bicubic`: transformers.
-    `bicubic-offset`: DINOv2's own code. `bicubic-corners`: torchvision. `bilinear-corners`: Google's code."""
+    `bicubic-offset`: DINOv2's own code. `bicubic-corners`: torchvision. `bilinear-corners`: Google's code.
+    `bilinear-antialias`: SigLIP 2 for any shape. `bilinear`: transformers' BEiT, which stretches all offsets of a
+    relative bias evenly; with any other value they are stretched as BEiT's own code does."""
     rotary: Rotary | None = None
     """Rotary positions in every attention, also beside `position`."""
     block: Literal["plain", "axial"] = "plain"

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from vitrail.model.architecture import VitArchitecture
 from vitrail.model.norms import build_norm_if
 from vitrail.model.positions import Grid, RelativePositions
-from vitrail.model.relative_bias import RelativeBias
+from vitrail.model.relative_bias import RelativeBias, build_relative_bias
 from vitrail.model.rotary import Rotation
 
 
@@ -146,5 +146,5 @@ def build_attention(a: VitArchitecture, grid: Grid) -> SelfAttention:
         q_norm=build_norm_if(a.qk_norm, a, a.head_width),
         k_norm=build_norm_if(a.qk_norm, a, a.head_width),
         norm=build_norm_if(a.attention_norm, a),
-        relative_bias=RelativeBias(grid, a.num_heads, a.class_token) if has_own_bias else None,
+        relative_bias=build_relative_bias(a, grid) if has_own_bias else None,
     )

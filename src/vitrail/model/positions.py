@@ -57,12 +57,15 @@ def compute_resize_weights(old: int, new: int, like: Tensor, how: PositionResize
     | bicubic-offset | (i + ½) · old / (new + 0.1) − ½ | DINOv2's own code; torch's bicubic with a scale_factor |
     | bicubic-corners | i · (old − 1) / (new − 1) | torchvision; torch's bicubic with align_corners |
     | bilinear-corners | i · (old − 1) / (new − 1) | Google's code; scipy's zoom of order 1 |
+    | bilinear | (i + ½) · old / new − ½ | transformers' BEiT; torch's bilinear |
+    | bilinear-antialias | (i + ½) · old / new − ½ | SigLIP 2 for any shape; torch's bilinear with antialias |
 
     `torch.nn.functional.interpolate` cannot train in a graph compiled for changing sizes, is missing on some devices
     and exports badly; a matrix product works everywhere.
     """
-    if how == "bicubic-antialias":
-        return compute_cubic_weights(old, new, like)
+    linear = how.startswith("bilinear")
+    if how.endswith("-antialias"):
+        return compute_antialias_weights(old, new, like, compute_linear_kernel if linear else compute_cubic_kernel)
     steps = torch.arange(new, dtype=like.dtype, device=like.device)
     if how.endswith("-corners"):
         places = steps * ((old - 1) / torch.sym_max(new - 1, 1))
@@ -71,18 +74,23 @@ def compute_resize_weights(old: int, new: int, like: Tensor, how: PositionResize
     # Two points beyond each end: the kernel reaches so far, and they have the values of the first and the last point.
     points = torch.arange(-2, old + 2, dtype=like.dtype, device=like.device)
     distances = (points - places[:, None]).abs()
-    weights = (1 - distances).clamp(min=0.0) if how == "bilinear-corners" else compute_cubic_kernel(distances, a=-0.75)
+    weights = compute_linear_kernel(distances) if linear else compute_cubic_kernel(distances, a=-0.75)
     return weights @ (points.clamp(0, old - 1)[:, None] == points[2:-2]).to(like.dtype)
 
 
-def compute_cubic_weights(old: int, new: int, like: Tensor) -> Tensor:
-    """Return the (new, old) matrix of a bicubic resize with antialias (see `compute_resize_weights`)."""
+def compute_antialias_weights(old: int, new: int, like: Tensor, kernel: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the (new, old) matrix of a resize with antialias (see `compute_resize_weights`)."""
     scale = old / new
     centres = (torch.arange(new, dtype=like.dtype, device=like.device) + 0.5) * scale
     points = torch.arange(old, dtype=like.dtype, device=like.device) + 0.5
     # Shrinking widens the kernel. `max` would fix the result of the comparison in a trace; `sym_max` does not.
-    weights = compute_cubic_kernel((points - centres[:, None]).abs() / torch.sym_max(scale, 1.0))
+    weights = kernel((points - centres[:, None]).abs() / torch.sym_max(scale, 1.0))
     return weights / weights.sum(dim=1, keepdim=True)
+
+
+def compute_linear_kernel(x: Tensor) -> Tensor:
+    """Return 1 − x, and 0 from x = 1 on, at the distances x ≥ 0."""
+    return (1 - x).clamp(min=0.0)
 
 
 def compute_cubic_kernel(x: Tensor, a: float = -0.5) -> Tensor:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitrail.model.positions import Grid, is_same_grid
+from vitrail.model.architecture import VitArchitecture
+from vitrail.model.positions import Grid, compute_resize_weights, is_same_grid
 
 CLASS_TOKEN_ROWS = 3
 """Rows at the end of the table: from the class token to a patch, from a patch to the class token, and to itself."""
@@ -18,15 +19,17 @@ CLASS_TOKEN_ROWS = 3
 class RelativeBias(nn.Module):
     """bias[q, k] = table[row of q − row of k, column of q − column of k] for each head."""
 
-    def __init__(self, grid: Grid, num_heads: int, class_token: bool) -> None:
+    def __init__(self, grid: Grid, num_heads: int, class_token: bool, evenly: bool = False) -> None:
+        """Make the table. For other grids its offsets are stretched as `resize_relative_bias` does, or `evenly`."""
         super().__init__()
         self.grid = grid
+        self.evenly = evenly
         self.extra = CLASS_TOKEN_ROWS * class_token
         self.table = nn.Parameter(torch.empty((2 * grid[0] - 1) * (2 * grid[1] - 1) + self.extra, num_heads))
 
     def forward(self, grid: Grid) -> Tensor:
         """Return the bias for a grid, (1, H, T, T); queries are rows, keys are columns."""
-        table = resize_relative_bias(self.table, self.grid, grid, self.extra)
+        table = resize_relative_bias(self.table, self.grid, grid, self.extra, self.evenly)
         (rows, columns), (offsets, of_class_token) = grid, _split_table(table, self.extra)
         row_offsets, column_offsets = (_subtract_places(side, table.device) for side in grid)
         index = row_offsets[:, None, :, None] * (2 * columns - 1) + column_offsets[None, :, None, :]  # R, C, R, C
@@ -40,9 +43,14 @@ class RelativeBias(nn.Module):
     @torch.no_grad()
     def resize(self, grid: Grid) -> None:
         """Change the module's own grid for good."""
-        table = resize_relative_bias(self.table, self.grid, grid, self.extra)
+        table = resize_relative_bias(self.table, self.grid, grid, self.extra, self.evenly)
         self.table = nn.Parameter(table.clone(), self.table.requires_grad)
         self.grid = grid
+
+
+def build_relative_bias(a: VitArchitecture, grid: Grid) -> RelativeBias:
+    """Build the table of one attention, or of all."""
+    return RelativeBias(grid, a.num_heads, a.class_token, evenly=a.position_resize == "bilinear")
 
 
 def _split_table(table: Tensor, extra: int) -> tuple[Tensor, Tensor]:
@@ -57,18 +65,19 @@ def _subtract_places(side: int, device: torch.device) -> Tensor:
     return places[:, None] - places + (side - 1)
 
 
-def resize_relative_bias(table: Tensor, old_grid: Grid, new_grid: Grid, extra: int = 0) -> Tensor:
+def resize_relative_bias(table: Tensor, old_grid: Grid, new_grid: Grid, extra: int = 0, evenly: bool = False) -> Tensor:
     """Interpolate a table of offsets to another grid, as timm does (after BEiT's own code).
 
     The old offsets are spread over the new range with steps that grow from the centre outwards, by the same factor from
     step to step; between them the table is linear. So short offsets keep their meaning in patches, and long ones are
-    stretched. transformers stretches all offsets evenly instead. On a smaller grid the centre of the table remains.
+    stretched. On a smaller grid the centre of the table remains. transformers stretches all offsets evenly instead.
 
     Args:
         table: ((2R − 1)·(2C − 1) + extra, H) for the old grid of R×C patches.
         old_grid: rows and columns of patches of the table.
         new_grid: rows and columns of patches of the result.
         extra: rows at the end that are no offsets between patches; they stay unchanged.
+        evenly: stretch as transformers does, bilinearly.
 
     Returns:
         The table for the new grid; the table itself if the grids are equal.
@@ -79,12 +88,15 @@ def resize_relative_bias(table: Tensor, old_grid: Grid, new_grid: Grid, extra: i
     offsets = offsets.unflatten(0, (2 * old_grid[0] - 1, 2 * old_grid[1] - 1))
     offsets = offsets.to(torch.promote_types(table.dtype, torch.float32))  # half precision is too coarse
     sides = list(zip(old_grid, new_grid, strict=True))
-    # 0 for equal grids, which a trace sees too: their table stays as it is. A comparison would be fixed in the trace.
-    changed = torch.sym_min(sum(torch.sym_max(new - old, old - new) for old, new in sides), 1)
-    rows, columns = (
-        changed * compute_offset_weights(old, new, offsets) + (1 - changed) * _match_offsets(old, new, offsets)
-        for old, new in sides
-    )
+    if evenly:
+        rows, columns = (compute_resize_weights(2 * old - 1, 2 * new - 1, offsets, "bilinear") for old, new in sides)
+    else:
+        # 0 for equal grids, which a trace sees too: their table stays as it is. A comparison would be fixed in it.
+        changed = torch.sym_min(sum(torch.sym_max(new - old, old - new) for old, new in sides), 1)
+        rows, columns = (
+            changed * compute_offset_weights(old, new, offsets) + (1 - changed) * _match_offsets(old, new, offsets)
+            for old, new in sides
+        )
     offsets = torch.einsum("ir,jc,rch->ijh", rows, columns, offsets).flatten(0, 1)
     return torch.cat([offsets.to(table.dtype), rest])
 

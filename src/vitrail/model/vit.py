@@ -30,7 +30,7 @@ from vitrail.model.positions import (
     explain_relative_resize,
 )
 from vitrail.model.recording import record_blocks
-from vitrail.model.relative_bias import RelativeBias
+from vitrail.model.relative_bias import RelativeBias, build_relative_bias
 from vitrail.model.resnet import ResNetBackbone
 from vitrail.model.rotary import build_rotary
 
@@ -58,7 +58,7 @@ class VisionTransformer(ImageModel):
         self.position_embedding = build_position_embedding(architecture, self.grid)
         self.rotary = build_rotary(architecture)
         self.relative_bias = (
-            RelativeBias(self.grid, architecture.num_heads, architecture.class_token)
+            build_relative_bias(architecture, self.grid)
             if architecture.position == "relative-bias" and architecture.position_at == "shared"
             else None
         )

@@ -45,6 +45,8 @@ class Certificate:
     """Differences between the two preprocessings; empty if there are none."""
     notes: tuple[str, ...]
     """Facts about the source that were concluded, because its files do not say them."""
+    resize_note: str = ""
+    """What changes at other image sizes than the model's own; empty if nothing does."""
 
     @property
     def preprocessing_matches(self) -> bool:
@@ -180,6 +182,7 @@ def _certificate(certificate: Certificate) -> str:
         ("inputs", certificate.inputs),
         ("largest difference", difference),
         ("preprocessing", certificate.preprocessing_note or "matches"),
+        *([("other image sizes", certificate.resize_note)] if certificate.resize_note else []),
         ("written by", f"vitrail {vitrail.__version__}"),
     ]
     return "The target was loaded back and run beside the source.\n\n" + _table(rows)

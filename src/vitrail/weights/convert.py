@@ -44,7 +44,8 @@ class ConversionResult(Result):
     preprocessing_note: str
     """Differences between the two preprocessings; empty if there are none."""
     notes: tuple[str, ...]
-    """Facts about the source that were concluded, because its files do not say them."""
+    """Facts about the source that were concluded, because its files do not say them; and whether the format's library
+    interpolates positions otherwise at other image sizes."""
     url: str | None = None
     """Where it was uploaded to, if it was."""
 
@@ -128,7 +129,7 @@ def convert(
             max_difference=certificate.max_difference,
             relative_difference=certificate.relative_difference,
             preprocessing_note=certificate.preprocessing_note,
-            notes=certificate.notes,
+            notes=(*certificate.notes, *([certificate.resize_note] if certificate.resize_note else [])),
         )
         listener("converted", result.to_dict())
         return result if push is None else replace(result, url=push_to_hub(folder, push))
@@ -198,21 +199,22 @@ def measure_difference(
         max_difference=float(torch.stack([(a - b).abs().max() for a, b in outputs]).max()),
         relative_difference=float(torch.stack([_relative_difference(a, b) for a, b in outputs]).max()),
         preprocessing_note=_list_differences(model.preprocessing, converted.preprocessing),
-        notes=(*(() if origin is None else origin.notes), *_note_other_resize(model, converted)),
+        notes=() if origin is None else origin.notes,
+        resize_note=_describe_other_resize(model, converted),
     )
 
 
-def _note_other_resize(model: ImageModel, converted: ImageModel) -> list[str]:
-    """Return a note if the format's own library interpolates positions otherwise than the model does."""
+def _describe_other_resize(model: ImageModel, converted: ImageModel) -> str:
+    """Return a sentence if the format's own library interpolates positions otherwise than the model, else nothing."""
     before, after = model.architecture, converted.architecture
     if not isinstance(before, VitArchitecture) or not isinstance(after, VitArchitecture) or not before.resizes_table:
-        return []
+        return ""
     if before.position_resize == after.position_resize:
-        return []
-    return [
-        f"at other image sizes than its own, positions are now interpolated {after.position_resize}, not "
-        f"{before.position_resize}: the format's library does it so"
-    ]
+        return ""
+    return (
+        f"at other image sizes than its own, positions are interpolated by {after.position_resize}, the way of the "
+        f"format's library, and no longer by {before.position_resize}"
+    )
 
 
 def _list_differences(before: Preprocessing, after: Preprocessing) -> str:

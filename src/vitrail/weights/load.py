@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail.config import Origin, show_size
 from vitrail.errors import ConfigError, WeightsError, escape_unprintable
@@ -26,9 +26,12 @@ from vitrail.system.device import parse_device
 from vitrail.weights.files import TensorFile, TensorInfo, open_tensors
 from vitrail.weights.formats.base import IMAGENET, CheckpointInfo, FolderFiles, WeightFormat
 from vitrail.weights.formats.google import GoogleFormat
-from vitrail.weights.formats.huggingface import HuggingFaceFormat
+from vitrail.weights.formats.huggingface import FAMILIES, HuggingFaceFormat
+from vitrail.weights.formats.meta import MetaFormat
 from vitrail.weights.formats.native import UNUSED_PREFIX, NativeFormat, describe_config
+from vitrail.weights.formats.openclip import OpenClipFormat
 from vitrail.weights.formats.timm import TimmFormat
+from vitrail.weights.formats.timm_built import read_arguments
 from vitrail.weights.formats.timm_config import TimmConfig, read_labels, read_preprocessing
 from vitrail.weights.formats.torchvision import TorchvisionFormat
 from vitrail.weights.known import KnownFacts, apply_known_options
@@ -41,7 +44,15 @@ log = logging.getLogger("vitrail")
 NATIVE_FORMAT = NativeFormat()
 FORMATS: dict[str, WeightFormat] = {
     weight_format.name: weight_format
-    for weight_format in (NATIVE_FORMAT, TimmFormat(), TorchvisionFormat(), HuggingFaceFormat(), GoogleFormat())
+    for weight_format in (
+        NATIVE_FORMAT,
+        MetaFormat(),
+        TimmFormat(),
+        TorchvisionFormat(),
+        HuggingFaceFormat(),
+        GoogleFormat(),
+        OpenClipFormat(),
+    )
 }
 COUNTER = "num_batches_tracked"
 """The end of the name of batch norm's counter, the only integer tensor that is read from a file."""
@@ -186,7 +197,7 @@ def recognise_format(
             f"(convert: --part {parts[0]})"
         )
     if folder_files is not None and (kind := folder_files.json("config.json").get("model_type")):
-        raise WeightsError(f"{where} is a {kind!r} of transformers; vitrail reads its vit, deit, dinov2 and vit_mae")
+        raise WeightsError(f"{where} is a {kind!r} of transformers; vitrail reads its {', '.join(sorted(FAMILIES))}")
     if folder_files is not None and (kind := folder_files.json("config.json").get("architecture")):
         raise WeightsError(f"{where} is timm's {kind!r}, whose layers vitrail does not have: load timm:NAME instead")
     raise WeightsError(
@@ -257,8 +268,11 @@ def _fill_model(
 
     not_finite: list[str] = []
 
+    shared = {name: file.read(name) for name in {name for m in matches if m.rows for name in m.theirs}}
+
     def read(match: TensorMatch) -> tuple[str, Tensor]:
-        ours = match.transform.to_ours([file.read(name) for name in match.theirs]).contiguous()
+        parts = [shared[name] if name in shared else file.read(name) for name in match.theirs]
+        ours = match.to_ours(parts).contiguous()
         if not _is_finite(ours):
             not_finite.append(match.ours)
         return match.ours, ours.to(dtype) if ours.is_floating_point() else ours
@@ -333,14 +347,9 @@ def _load_from_timm(source: str) -> tuple[TensorFile, FolderFiles]:
     except (RuntimeError, OSError, ValueError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise WeightsError(f"timm cannot load {source}: {first}") from None
-    arguments: dict[str, Any] = {"pos_embed": "none" if getattr(model, "pos_embed", None) is None else None}
-    blocks = getattr(model, "blocks", None)
-    if isinstance(blocks, nn.Sequential | nn.ModuleList):
-        arguments["num_heads"] = getattr(getattr(blocks[0], "attn", None), "num_heads", None)
-        arguments["pool_include_prefix"] = getattr(model, "pool_include_prefix", None)
     pretrained = dict(model.pretrained_cfg)
-    config = {"architecture": pretrained.get("architecture", ""), "pretrained_cfg": pretrained, "model_args": arguments}
-    config["global_pool"] = getattr(model, "global_pool", None)
+    name, arguments = pretrained.get("architecture", ""), read_arguments(model)
+    config = {"architecture": name, "pretrained_cfg": pretrained, "model_args": arguments}
     tensors = _LoadedTensors(Path(source), model.state_dict())
     folder_files = FolderFiles(contents={"config.json": config})
     if _fits_own_model(source, tensors, folder_files):

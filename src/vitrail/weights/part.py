@@ -44,13 +44,17 @@ class PartOfFile(TensorFile):
 
 
 def describe_part(folder_files: FolderFiles, part: str) -> FolderFiles:
-    """Return the config files for a part: config.json may have a section for it, such as `vision_config`."""
+    """Return the config files for a part: config.json may have a section for it, such as `vision_config`.
+
+    Without one it describes the whole, whose width, heads and GELU may be others, and is left out.
+    """
     config = folder_files.json("config.json")
     for word in reversed(part.strip("./").replace("/", ".").split(".")):
         for key in (word, f"{word}_config", f"{word.rpartition('_')[0]}_config"):
             if isinstance(section := config.get(key), dict):
                 return dataclasses.replace(folder_files, contents={**folder_files.contents, "config.json": section})
-    return folder_files
+    contents = {**folder_files.contents, "config.json": dict[str, Any]()}
+    return dataclasses.replace(folder_files, contents=contents, ignored=folder_files.ignored or bool(config))
 
 
 def find_parts(tensors: Mapping[str, TensorInfo], recognise: Callable[[Mapping[str, TensorInfo]], bool]) -> list[str]:

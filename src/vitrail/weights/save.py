@@ -24,7 +24,7 @@ from vitrail.weights.card import format_model_card
 from vitrail.weights.formats.base import FolderFiles, WeightFormat
 from vitrail.weights.formats.native import CHECKSUM_FILE, CHECKSUMMED_FILES, FORMAT
 from vitrail.weights.load import FORMATS
-from vitrail.weights.tensor_rules import match_tensors
+from vitrail.weights.tensor_rules import convert_to_theirs, match_tensors
 
 MODEL_CARD = "README.md"
 
@@ -81,10 +81,8 @@ def write_model(model: ImageModel, weight_format: WeightFormat, folder: Path) ->
 def convert_tensors(model: ImageModel, weight_format: WeightFormat, dialect: str) -> dict[str, Tensor]:
     """Return the model's tensors under the names and in the shapes of a format."""
     ours = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
-    tensors: dict[str, Tensor] = {}
-    for match in match_tensors(ours, weight_format.list_tensor_rules(model.architecture, dialect)):
-        parts = match.transform.to_theirs(ours[match.ours])
-        tensors.update((name, part.contiguous()) for name, part in zip(match.theirs, parts, strict=True))
+    matches = match_tensors(ours, weight_format.list_tensor_rules(model.architecture, dialect))
+    tensors = {name: tensor.contiguous() for name, tensor in convert_to_theirs(matches, ours).items()}
     origin = model.origin
     has_same_format = origin is not None and (origin.format, origin.dialect) == (weight_format.name, dialect)
     if has_same_format or weight_format.name == "native":

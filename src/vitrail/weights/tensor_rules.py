@@ -47,6 +47,8 @@ class TensorRule(NamedTuple):
     ours: str
     theirs: str | Sequence[str]
     transform: Transform = UNCHANGED
+    rows: tuple[int, int] | None = None
+    """The rows, from and up to, of the file's tensor that hold ours, if several of ours are stored in one of theirs."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,13 @@ class TensorMatch:
     ours: str
     theirs: tuple[str, ...]
     transform: Transform
+    rows: tuple[int, int] | None = None
+
+    def to_ours(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return our tensor from those of the file."""
+        if self.rows is not None:
+            parts = [part[slice(*self.rows)] for part in parts]
+        return self.transform.to_ours(parts)
 
 
 def match_tensors(names: Iterable[str], rules: Sequence[TensorRule]) -> list[TensorMatch]:
@@ -66,7 +75,8 @@ def match_tensors(names: Iterable[str], rules: Sequence[TensorRule]) -> list[Ten
         for pattern, rule in patterns:
             if hit := pattern.fullmatch(name):
                 theirs = [rule.theirs] if isinstance(rule.theirs, str) else rule.theirs
-                matches.append(TensorMatch(name, tuple(_fill_pattern(word, hit) for word in theirs), rule.transform))
+                names_in_file = tuple(_fill_pattern(word, hit) for word in theirs)
+                matches.append(TensorMatch(name, names_in_file, rule.transform, rule.rows))
                 break
         else:
             nameless.append(name)
@@ -89,18 +99,34 @@ def _fill_pattern(words: str, hit: re.Match[str]) -> str:
 def add_prefix(rules: Iterable[TensorRule], prefix: str) -> list[TensorRule]:
     """Return the rules with `prefix` before each of their names."""
     return [
-        TensorRule(ours, prefix + theirs if isinstance(theirs, str) else [prefix + word for word in theirs], transform)
-        for ours, theirs, transform in rules
+        rule._replace(
+            theirs=prefix + rule.theirs if isinstance(rule.theirs, str) else [prefix + word for word in rule.theirs]
+        )
+        for rule in rules
     ]
 
 
 def compute_file_shapes(matches: Sequence[TensorMatch], ours: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     """Return the shapes that a file must have, by name; `ours` may be on the meta device."""
-    expected: dict[str, tuple[int, ...]] = {}
-    for match in matches:
-        parts = match.transform.to_theirs(ours[match.ours])
-        expected.update((name, tuple(part.shape)) for name, part in zip(match.theirs, parts, strict=True))
-    return expected
+    return {name: tuple(tensor.shape) for name, tensor in convert_to_theirs(matches, ours).items()}
+
+
+def convert_to_theirs(matches: Sequence[TensorMatch], ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a file, by name; those of ours that are stored in one tensor are joined by rows."""
+    theirs: dict[str, Tensor] = {}
+    for match in sorted(matches, key=lambda match: match.rows or (0, 0)):
+        for name, part in zip(match.theirs, match.transform.to_theirs(ours[match.ours]), strict=True):
+            theirs[name] = _append_rows(theirs.get(name), part, match.rows)
+    return theirs
+
+
+def _append_rows(before: Tensor | None, part: Tensor, rows: tuple[int, int] | None) -> Tensor:
+    """Return the rows so far and those of `part` behind them; rows between the two that no tensor has are 0."""
+    if rows is None:
+        return part
+    before = part[:0] if before is None else before
+    between = part.new_zeros(rows[0] - before.shape[0], *part.shape[1:])
+    return torch.cat([before, between, part])
 
 
 def check_complete(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from vitrail.config import Preprocessing
+from vitrail.errors import WeightsError
 from vitrail.model.architecture import Architecture, Backbone, ResNetArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.model.variants import BIT, HYBRID
@@ -123,6 +124,8 @@ def _vit(tensors: Tensors, prefix: str, companion: CompanionFile, folder_files: 
     attention, mlp, _ = _numbers(big_vision)
     first = BLOCK.format(i=0)
     heads = read_shape(own, f"{first}MultiHeadDotProductAttention_{attention}/query/kernel", 3)[1]
+    if (told := folder_files.known.num_heads) not in (None, heads):
+        raise WeightsError(f"its tensors have an axis of {heads} attention heads, so num_heads cannot be {told}")
     architecture = VitArchitecture(
         image_size=(grid[0] * stride, grid[1] * stride),
         in_channels=read_shape(own, "conv_root/kernel", 4)[2] if backbone else channels,

@@ -1,0 +1,187 @@
+"""What follows from a name of timm's, checked against the network that timm builds; and what tensors alone tell."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from timm_families import build_family, run_peer, write_folder
+
+import vitrail
+from peer_models import save_tensors
+from peers import timm
+from samples import randomise
+from vitrail.errors import WeightsError
+from vitrail.model.architecture import VitArchitecture
+from vitrail.model.create import build_empty_model
+from vitrail.model.variants import HYBRID
+from vitrail.model.vit import VisionTransformer
+from vitrail.weights.formats.timm_built import read_arguments
+from vitrail.weights.formats.timm_names import FACTS, find_facts
+from vitrail.weights.load import FORMATS
+from vitrail.weights.save import convert_tensors
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+import timm_page
+
+FEW = (
+    *("vit_small_patch16_dinov3", "eva02_tiny_patch14_224", "eva02_base_patch16_clip_224", "beit_base_patch16_224"),
+    *("vit_pe_core_tiny_patch16_384", "vit_pe_spatial_tiny_patch16_512", "vit_small_patch16_rope_mixed_ape_224"),
+    *("vit_base_patch16_rpn_224", "vit_medium_patch16_rope_reg1_gap_256", "test_vit3", "vit_tiny_r_s16_p8_224"),
+)
+"""Names that are built in every test run; the others take a minute."""
+REFUSED = {
+    "vit_small_patch16_18x2_224": "side by side",
+    "vit_pwee_patch16_reg1_gap_256": "side by side",
+    "vit_dwee_patch16_reg1_gap_256": "differential",
+    "vit_base_mci_224": "MobileCLIP",
+    "vit_base_resnet26d_224": "batch norm",
+}
+
+
+def describe_twice(name):
+    """Return the architecture by the name in a config.json, and by what the built network says of itself."""
+    network = timm_page.build_network(name)
+    config = timm_page.make_config(name, network)
+    by_name = timm_page.describe_network(network, config)
+    return by_name, timm_page.describe_network(network, {**config, "model_args": read_arguments(network)})
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_name_says_what_the_network_says(name):
+    by_name, by_network = describe_twice(name)
+    assert by_name == by_network
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_name_says_what_the_network_says():
+    different = []
+    for file in timm_page.FILES:
+        for name in timm_page.list_names(file):
+            try:
+                by_name, by_network = describe_twice(name)
+            except WeightsError:
+                continue
+            if by_name != by_network:
+                different.append(name)
+    assert not different
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_says_why(name):
+    assert REFUSED[name] in timm_page.explain_name(name)
+
+
+def test_keys_shared_by_heads_and_gates_are_refused():
+    small = {"embed_dim": 64, "depth": 2, "num_heads": 4, "num_kv_heads": (4, 2), "img_size": 64}
+    network = timm.create_model("vit_base_patch16_sapiens2", **small)
+    with pytest.raises(WeightsError, match="grouped-query"):
+        timm_page.describe_network(network, timm_page.make_config("vit_base_patch16_sapiens2", network))
+
+
+def test_the_table_of_names_lists_timms():
+    page = timm_page.PAGE.read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)
+    assert listed == [name for file in timm_page.FILES for name in timm_page.list_names(file)], "run tools/timm_page.py"
+    assert f"**{page.count('| yes |')} of {len(listed)} names load**" in page
+    for name in REFUSED:
+        assert f"| `{name}` | no: {timm_page.explain_name(name)} |" in page
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_table_of_names_is_up_to_date():
+    page = timm_page.PAGE.read_text(encoding="utf-8")
+    assert timm_page.write_page(page) == page, "run python tools/timm_page.py"
+
+
+def test_every_fact_belongs_to_a_name():
+    names = [name for file in timm_page.FILES for name in timm_page.list_names(file)]
+    assert [part for part in FACTS if not any(part in name for name in names)] == []
+
+
+def test_perception_encoders_coordinates_are_those_of_its_name():
+    assert find_facts("vit_pe_core_large_patch14_336")["ref_feat_shape"] == (24, 24)
+    assert find_facts("vit_pe_core_base_patch16_224")["ref_feat_shape"] == (14, 14)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("DINOv3", "DINOv3 with biases", "DINOv3 H+, SwiGLU", "EVA-02, packed SwiGLU", "BEiT", "BEiT-3"),
+        *("EVA-02, separate layers and a norm", "RoPE", "RoPE, learned", "RoPE with registers", "AIMv2"),
+        *("DINOv2 giant, packed SwiGLU", "InternViT, no last norm"),
+    ],
+)
+def test_tensors_alone_tell_the_family(family, tmp_path):
+    """What a file of these families cannot be but that: only the number of heads, of small models, must be said."""
+    theirs = build_family(family)
+    path = save_tensors(theirs, tmp_path / "model.safetensors")
+    size = theirs.patch_embed.img_size
+    ours = vitrail.load(path, num_heads=4, image_size=size)
+    by_class = theirs.global_pool == "token" or family.startswith("BEiT with")
+    assert ours.architecture.pool == ("class" if by_class else "average")
+    expected = vitrail.load(write_folder(family, theirs, tmp_path / "folder")).architecture
+    assert ours.architecture.rotary == expected.rotary
+    assert ours.architecture.norm_eps == expected.norm_eps
+
+
+@pytest.mark.parametrize(
+    "family", ["DINOv3 H+, SwiGLU", "EVA-02 E, norms behind the layers", "Perception Encoder", "BEiT", "RoPE, learned"]
+)
+def test_timm_may_load_it_for_us(family, monkeypatch):
+    """`timm:name` reads what the tensors do not show from the network that timm has built."""
+    theirs = build_family(family)
+    name = theirs.pretrained_cfg["architecture"]
+    monkeypatch.setattr(timm, "create_model", lambda *_, **__: theirs)
+    ours = vitrail.load(f"timm:{name}")
+    assert isinstance(ours, VisionTransformer)
+    images = torch.randn(2, 3, *theirs.patch_embed.img_size, dtype=torch.float64)
+    _, expected = run_peer(family, theirs, images)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(images), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_perception_encoder_is_known_by_its_tensors(tmp_path):
+    theirs = build_family("Perception Encoder")
+    ours = vitrail.load(save_tensors(theirs, tmp_path / "model.safetensors"), num_heads=2)
+    a = ours.architecture
+    assert (a.rotary.first, a.rotary.offset, a.rotary.reference_grid) == ("column", 1.0, (6, 6))
+    assert (a.pool, a.pool_heads, a.pool_prefix, a.norm_eps) == ("attention", 8, True, 1e-5)
+
+
+def test_older_files_hold_tables_that_are_computed(tmp_path):
+    state = build_family("BEiT").state_dict()
+    state["blocks.0.attn.relative_position_index"] = torch.zeros(37, 37, dtype=torch.long)
+    torch.save(state, tmp_path / "beit.pth")
+    ours = vitrail.load(tmp_path / "beit.pth")
+    assert ours.architecture.num_heads == 4
+    assert any("relative_position_index" in note for note in ours.origin.notes)
+
+
+def test_a_table_and_relative_positions_are_refused(tmp_path):
+    model = timm.create_model("beit_base_patch16_224", embed_dim=64, depth=1, num_heads=4, use_abs_pos_emb=True)
+    with pytest.raises(WeightsError, match="one of the two"):
+        vitrail.load(save_tensors(model, tmp_path / "model.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("blocks", "stage_channels"), [((), 64), ((1,), 32), ((2, 1), 96), ((1, 1, 1, 1, 1), 64)], ids=str
+)
+def test_hybrids_of_any_stages_and_channels(blocks, stage_channels, tmp_path):
+    backbone = {**HYBRID, "blocks": blocks, "stage_channels": stage_channels, "norm_eps": 1e-5}
+    backbone |= {"standardise_by": "variance", "standardise_eps": 1e-8}
+    sizes = {"image_size": 128, "patch_size": 1, "width": 32, "depth": 1, "mlp_dim": 48, "num_heads": 2}
+    model = build_empty_model(VitArchitecture(**sizes, num_classes=3, gelu="exact", backbone=backbone))
+    model = randomise(model.to_empty(device="cpu"))
+    save_file(convert_tensors(model, FORMATS["timm"], "|"), tmp_path / "model.safetensors")
+    loaded = vitrail.load(tmp_path / "model.safetensors", num_heads=2)
+    assert loaded.architecture == model.architecture
+    images = torch.randn(1, 3, 128, 128)
+    with torch.no_grad():
+        assert torch.equal(loaded(images), model.eval()(images))
