@@ -113,7 +113,8 @@ def test_nothing_is_absent_from_what_a_report_shows(kind):
     assert isinstance(found.positions, Absent) == (found.name not in WITH_TABLES)
 
 
-@pytest.mark.parametrize("kind", few(KINDS, "perception encoder"))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_report_is_written(kind, photos, tmp_path):
     result = vitrail.inspect(make(kind), images=photos, out=tmp_path / "report.html", on_event=lambda *_: None)
     assert {"rollout", "components", "tokens", "distance", "layers"} <= {path.stem for path in result.figure_files}

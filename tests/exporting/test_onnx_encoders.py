@@ -23,7 +23,7 @@ def cases():
 
 @pytest.mark.parametrize("kind", cases())
 def test_one_file_for_five_sizes(kind, tmp_path):
-    model = small_hybrid() if kind == "hybrid" else small_encoder(kind)
+    model = small_hybrid(depth=1) if kind == "hybrid" else small_encoder(kind, depth=1)
     export(model, tmp_path / "model.onnx", dynamic_size=True, on_event=lambda *_: None)
     run = open_onnx(tmp_path / "model.onnx")
     for size in SIZES:
