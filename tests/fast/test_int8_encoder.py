@@ -28,7 +28,7 @@ from vitrail.fast.cpu.int8_operations import (
 from vitrail.fast.timing import relative_distance
 
 try:
-    int8._check_int8_product()
+    int8.check_int8_product()
 except NotApplicableError as reason:
     pytest.skip(str(reason), allow_module_level=True)
 
@@ -228,7 +228,7 @@ def test_products_that_are_wrong_are_refused(monkeypatch):
         QuantisedLinear, "__call__", lambda self, x: Int8Product(real(self, x).raw.clamp(max=2**12), *[None] * 2)
     )
     with pytest.raises(NotApplicableError, match="not exact"):
-        int8._check_int8_product.__wrapped__()
+        int8.check_int8_product.__wrapped__()
 
 
 def test_without_a_compiler_torch_does_it(monkeypatch, tmp_path):

@@ -9,6 +9,9 @@ import vitrail
 from samples import images, small_vit
 from vitrail.errors import NotApplicableError
 from vitrail.fast.cpu.embedders import create_cpu_embedder
+from vitrail.fast.cpu.int8 import create_int8_embedder
+from vitrail.fast.cpu.int8_layers import Int8Layer, Int8LayersEmbedder
+from vitrail.fast.cpu.int8_operations import TorchOperations, choose_operations
 from vitrail.fast.known_parts import find_unknown_part
 from vitrail.fast.last_block import count_read_tokens, shorten_last_block
 from vitrail.model.architecture import VitArchitecture
@@ -53,7 +56,33 @@ def test_fast_paths_refuse_with_the_reason(reason, options):
     assert find_unknown_part(model.architecture) == reason
     assert count_read_tokens(model) is None
     with pytest.raises(NotApplicableError, match=reason):
-        create_cpu_embedder(model, "int8")
+        create_int8_embedder(model)
+
+
+@pytest.mark.parametrize(
+    "options", [*(options for _, options in CASES), {"position": "relative"}, {"block": "axial", "pool": "average"}]
+)
+def test_int8_quantises_their_layers_instead(options):
+    model, batch = small_vit(**options), images(3)
+    embedder = create_cpu_embedder(model, "int8")
+    assert isinstance(embedder, Int8LayersEmbedder)
+    layers = [part for part in embedder.model.modules() if isinstance(part, Int8Layer)]
+    assert len(layers) == len([part for part in model.encoder.modules() if isinstance(part, torch.nn.Linear)])
+    found, exact = embedder(batch), model.embed(batch)
+    assert 0 < (found - exact).norm() < 0.03 * exact.norm()
+    assert torch.equal(embedder(batch[:1]), found[:1]), "an image does not depend on the rest of its batch"
+
+
+def test_an_int8_layer_is_exact_for_the_bytes_that_it_makes():
+    generator = torch.Generator().manual_seed(0)
+    layer = torch.nn.Linear(48, 32)
+    x = torch.randn(2, 3, 48, generator=generator)
+    step = x.double().abs().amax(dim=-1, keepdim=True) / 127
+    weight = layer.weight.detach().double()
+    unit = weight.abs().amax(dim=1, keepdim=True) / 127
+    expected = ((x.double() / step).round() * step) @ ((weight / unit).round() * unit).T + layer.bias.double()
+    for operations in (TorchOperations(), choose_operations(48, 32, 1)):
+        torch.testing.assert_close(Int8Layer(layer, operations)(x).double(), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("reason", "options"), CASES)

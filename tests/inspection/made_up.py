@@ -18,6 +18,7 @@ from vitrail.evaluation.report import EvaluationReport, make_report
 from vitrail.inspection.findings import (
     Absent,
     Attention,
+    Components,
     Distance,
     Filters,
     Findings,
@@ -74,6 +75,7 @@ def vit(
             128,
         ),
         "attention": made_attention(len(shown), depth, heads, grid, prefix, draw),
+        "components": made_components(len(shown), grid),
         "tokens": made_tokens(names, len(shown), [grid] * depth, draw),
         "layers": made_layers(names, names),
         "records": RECORDS,
@@ -93,6 +95,7 @@ def resnet(name: str = "resnet", *, images: Sequence[ShownImage] | int = 2, seed
         "positions": Absent("a ResNet has no position embeddings"),
         "distance": Absent("a ResNet does not attend"),
         "attention": Absent("a ResNet does not attend"),
+        "components": Absent("a ResNet does not cut images into patches"),
         "tokens": made_tokens(names, len(shown), [(8, 12), (4, 6)], draw),
         "layers": made_layers(names, names),
         "records": (),
@@ -105,7 +108,7 @@ def resnet(name: str = "resnet", *, images: Sequence[ShownImage] | int = 2, seed
 def nothing(name: str = "nothing") -> Findings:
     """Of a model that has nothing to show for."""
     why = Absent("nothing of the kind is in it")
-    parts = dict.fromkeys(("filters", "positions", "distance", "attention", "tokens", "layers"), why)
+    parts = dict.fromkeys(("filters", "positions", "distance", "attention", "components", "tokens", "layers"), why)
     return vit(name, images=(), card="", images_from="", measured_on="", records=(), scores=None, **parts)
 
 
@@ -205,6 +208,13 @@ def made_attention(
     )
 
 
+def made_components(images: int, grid: Grid) -> Components:
+    """Red from left to right, green downward, blue from image to image."""
+    number, down, across = np.mgrid[0:images, 0 : grid[0], 0 : grid[1]]
+    values = np.stack([across, down, number], axis=-1).astype(float)
+    return Components(values - values.max(initial=0) / 2, np.array([0.5, 0.25, 0.125]))
+
+
 def made_tokens(names: tuple[str, ...], images: int, grids: Sequence[Grid], draw: np.random.Generator) -> Tokens:
     maps = []
     for grid in grids:
@@ -226,6 +236,7 @@ def made_figures(findings: Findings, folder: Path) -> dict[str, Path]:
         "positions": findings.positions,
         "distance": findings.distance,
         "rollout": findings.attention,
+        "components": findings.components,
         "tokens": findings.tokens,
         "layers": findings.layers,
     }

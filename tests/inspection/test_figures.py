@@ -19,7 +19,7 @@ from vitrail.inspection.draw.figures import _overlay_heat, draw_between, draw_fi
 from vitrail.inspection.findings import Absent, Distance, Filters, Layers, Positions, ShownImage, Tokens
 from vitrail.training.curves import draw_curves
 
-ALL = ["filters-1", "positions", "distance", "rollout", "tokens", "layers", "curves"]
+ALL = ["filters-1", "positions", "distance", "rollout", "components", "tokens", "layers", "curves"]
 HOSTILE = "$\\frac{ <b>&amp;</b> \x1b[31m\n中文 \udcff ]]>"
 ABSENT = Absent("there is none")
 
@@ -95,7 +95,7 @@ def laid_out(monkeypatch):
 )
 def test_long_and_narrow_grids_can_be_seen(tmp_path, laid_out, grid):
     found = vit(grid=grid, layers=ABSENT, filters=ABSENT, records=())  # which no grid is in
-    assert list(draw_findings(found, tmp_path)) == ["positions", "distance", "rollout", "tokens"]
+    assert list(draw_findings(found, tmp_path)) == ["positions", "distance", "rollout", "components", "tokens"]
     for figure in laid_out:
         assert max(figure.get_size_inches()) <= 12
         whole = figure.bbox
@@ -400,20 +400,22 @@ def test_a_map_of_nothing_is_drawn(parts):
 # Tokens
 
 
-def test_maps_are_those_of_the_patch_in_the_middle(parts):
+def test_maps_are_those_of_the_marked_patches(parts):
     found = vit(images=3, depth=7, grid=(5, 4))
     figure = parts(only("tokens", found.tokens, images=found.images))["tokens"]
     rows = figure.axes[0].get_gridspec()
-    assert rows.get_geometry() == (2, 5)  # of two images, photo and four layers
-    for row in range(2):
+    assert rows.get_geometry() == (5, 5)  # as many as are no taller than a page; photo and four layers
+    marked = [(2, 2), (1, 1), (3, 3)]
+    for row in range(5):
         photo, *maps = figure.axes[5 * row : 5 * row + 5]
-        assert photo.get_title("left") == f"image-{row}.png"
+        image, (down, across) = row // 3, marked[row % 3]
+        assert photo.get_title("left") == (f"image-{image}.png" if row % 3 == 0 else "")
         for axes, layer in zip(maps, (0, 2, 4, 6), strict=True):
-            assert np.array_equal(shown_in(axes), found.tokens.similarity[layer][row, 2, 2])
+            assert np.array_equal(shown_in(axes), found.tokens.similarity[layer][image, down, across])
             assert axes.get_title("left") == (f"block {layer + 1}" if row == 0 else "")
         for axes in (photo, *maps):
             frame = axes.patches[-1]
-            assert (frame.get_x(), frame.get_y()) == (2 * 16 - 0.5, 2 * 16 - 0.5)
+            assert (frame.get_x(), frame.get_y()) == (across * 16 - 0.5, down * 16 - 0.5)
             assert (frame.get_width(), frame.get_height()) == (16, 16)
         assert len({axes.images[0].get_clim() for axes in maps}) == 1
 
@@ -490,7 +492,7 @@ def test_figures_for_a_phone_are_narrow_vectors(tmp_path):
     ]
     found = vit(embeddings=2, depth=12, grid=(14, 14), records=tuple(records))
     wide, narrow = draw_findings(found, tmp_path / "wide"), draw_findings(found, tmp_path / "narrow", narrow=True)
-    assert set(wide) - set(narrow) == {"rollout", "tokens"}, "instruments show these"
+    assert set(wide) - set(narrow) == {"rollout", "components", "tokens"}, "the page shows these"
     assert set(narrow) <= set(wide)
     assert {path.name for path in (tmp_path / "narrow").iterdir()} == {f"{name}.svg" for name in narrow}
     for name, path in narrow.items():

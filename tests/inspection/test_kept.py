@@ -26,6 +26,7 @@ FILES = [
     "distance.npz",
     "distance.csv",
     "rollout.npz",
+    "components.npz",
     "tokens.npz",
     "layers.npz",
     "layers.csv",

@@ -17,6 +17,7 @@ from peers import timm
 from samples import images, randomise, small_vit
 from vitrail.errors import ConfigError, InputError, NotApplicableError
 from vitrail.inspection.measure import anatomy, similarity
+from vitrail.inspection.measure.components import patch_features
 from vitrail.inspection.measure.similarity import (
     cosine_similarity,
     layer_similarity,
@@ -41,6 +42,11 @@ KINDS = [
 
 def vit(**options):
     return small_vit(dtype=torch.float64, **{"depth": 3, **options})
+
+
+def blocks_alone(**options):
+    """A model whose last norm follows the pooling, so that its blocks are all the layers that there are."""
+    return vit(pool="average", norm_after_pool=True, **options)
 
 
 def pictures(count=6, size=(16, 24)):
@@ -195,6 +201,23 @@ def test_in_parts_as_at_once(monkeypatch):
     np.testing.assert_allclose(token_similarity(model, batch), whole, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("options", KINDS)
+def test_the_last_norm_is_the_last_layer_of_all(options):
+    model, batch = vit(**options), pictures(2)
+    expected = token_similarity(model, batch, None)
+    features = patch_features(model, batch)
+    np.testing.assert_allclose(expected, [by_loop(patches) for patches in features], rtol=0, atol=1e-12)
+    found = measure_tokens(model, batch)
+    assert found.layers == ("block 1", "block 2", "block 3", "the last norm")
+    np.testing.assert_array_equal(found.similarity[3], expected)
+    assert not np.allclose(found.similarity[2], expected), "the norm turns them"
+
+
+def test_a_model_whose_blocks_are_followed_by_no_norm_ends_with_them():
+    model, batch = blocks_alone(), pictures(1)
+    np.testing.assert_array_equal(token_similarity(model, batch, None), token_similarity(model, batch, -1))
+
+
 def test_zeros_are_like_themselves_only():
     vectors = torch.tensor([[3.0, 4.0], [0.0, 0.0], [6.0, 8.0], [-4.0, 3.0], [0.0, 0.0], [0.0, 0.0]])
     expected = np.eye(6)
@@ -210,7 +233,7 @@ def test_zeros_are_like_themselves_only():
 
 @pytest.mark.parametrize(("layers", "chosen"), [(12, range(1, 13)), (5, [1, 4, 6, 9, 12]), (4, [1, 5, 8, 12])])
 def test_layers_that_are_kept_are_spread_evenly_with_the_last(layers, chosen):
-    model, batch = vit(depth=12), pictures(2)
+    model, batch = blocks_alone(depth=12), pictures(2)
     found = measure_tokens(model, batch, most_bytes=2 * 6**2 * layers)
     assert found.layers == tuple(f"block {number}" for number in chosen)
     for name, map_of in zip(found.layers, found.similarity, strict=True):
@@ -230,14 +253,14 @@ def test_layers_that_are_kept_are_spread_evenly_with_the_last(layers, chosen):
     ],
 )
 def test_grids_are_made_coarser_before_there_are_fewer_than_four_layers(most_bytes, grid, layers):
-    found = measure_tokens(vit(depth=12), pictures(2), most_bytes=most_bytes)
+    found = measure_tokens(blocks_alone(depth=12), pictures(2), most_bytes=most_bytes)
     assert len(found.layers) == layers
     assert (found.layers[0], found.layers[-1]) == ("block 1", "block 12")
     assert {map_of.shape for map_of in found.similarity} == {(2, *grid, *grid)}
 
 
 def test_a_model_of_few_layers_keeps_them_all():
-    found = measure_tokens(vit(depth=2), pictures(2), most_bytes=2 * 2 * 6**2)
+    found = measure_tokens(blocks_alone(depth=2), pictures(2), most_bytes=2 * 2 * 6**2)
     assert found.layers == ("block 1", "block 2")
     assert found.similarity[0].shape == (2, 2, 3, 2, 3)
 
@@ -256,7 +279,16 @@ def test_a_model_of_few_layers_keeps_them_all():
 )
 def test_every_resolution_has_at_least_four_layers(grid, expected, layers):
     model = small_vit(
-        "Ti/1", width=8, depth=12, num_heads=1, mlp_dim=4, image_size=grid, num_classes=0, position="sin-cos"
+        "Ti/1",
+        width=8,
+        depth=12,
+        num_heads=1,
+        mlp_dim=4,
+        image_size=grid,
+        num_classes=0,
+        position="sin-cos",
+        pool="average",
+        norm_after_pool=True,
     )
     found = measure_tokens(model, images(8, grid))
     assert len(found.layers) == layers
@@ -281,11 +313,11 @@ def averaged(patches, factor):
 )
 def test_patches_of_fine_grids_are_averaged_before_they_are_compared(size, factor, grid, monkeypatch):
     monkeypatch.setattr(similarity, "MOST_PLACES", 12 if factor == 2 else 10)
-    model, batch = vit(), pictures(2, size)
+    model, batch = blocks_alone(), pictures(2, size)
     found = measure_tokens(model, batch)
     assert found.layers == ("block 1", "block 2", "block 3")
     for state, map_of in zip(states(model, batch), found.similarity, strict=True):
-        patches = state[:, 1:].unflatten(1, (size[0] // 8, size[1] // 8))
+        patches = state[:, model.prefix :].unflatten(1, (size[0] // 8, size[1] // 8))
         expected = [by_loop(averaged(image, factor)) for image in patches]
         assert map_of.shape == (2, *grid, *grid)
         np.testing.assert_allclose(map_of, expected, rtol=0, atol=1e-12)

@@ -142,7 +142,7 @@ def test_everything_it_shows_is_inside(full):
 
 def test_absent_parts_say_why_under_their_heading(tmp_path):
     page = written(tmp_path, made_up.nothing(), made_up.resnet())
-    assert page.count('<p class="absent">Nothing of the kind is in it.</p>') == 6
+    assert page.count('<p class="absent">Nothing of the kind is in it.</p>') == 7
     assert re.search(r'id="positions".*?A ResNet has no position embeddings\.', page, re.DOTALL)
     alone = written(tmp_path / "alone", made_up.vit(tokens=Absent("timm's network has none")))
     assert '<p class="absent">timm\'s network has none.</p>' in html.unescape(alone).replace("&#x27;", "'")

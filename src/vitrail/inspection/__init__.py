@@ -8,6 +8,7 @@ from vitrail.inspection.measure.attention import (
     mean_attention_distance,
     rollout_by_layer,
 )
+from vitrail.inspection.measure.components import patch_components, patch_features
 from vitrail.inspection.measure.filters import embedding_filters
 from vitrail.inspection.measure.positions import neighbour_test, position_similarity
 from vitrail.inspection.measure.similarity import layer_similarity, token_similarity
@@ -19,6 +20,8 @@ __all__ = [
     "layer_similarity",
     "mean_attention_distance",
     "neighbour_test",
+    "patch_components",
+    "patch_features",
     "position_similarity",
     "rollout_by_layer",
     "token_similarity",

@@ -142,6 +142,16 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class Components:
+    """Principal components of the patches' features, over all shown images together."""
+
+    values: Array
+    """(images, rows, columns, components), each around 0; zeros for components that the features do not have."""
+    explained: Array
+    """(components,): the share of the variance that each explains."""
+
+
+@dataclass(frozen=True)
 class Tokens:
     """How similar the state of one patch is to the states of the others, by layer, for each shown image."""
 
@@ -185,6 +195,7 @@ class Findings:
     """The images behind distance and CKA, in words: "128 images of photos"."""
     distance: Distance | Absent = NO_IMAGES
     attention: Attention | Absent = NO_IMAGES
+    components: Components | Absent = NO_IMAGES
     tokens: Tokens | Absent = NO_IMAGES
     layers: Layers | Absent = NO_IMAGES
     scores: Scores | None = None

@@ -18,6 +18,7 @@ from vitrail.inspection.findings import Absent, Distance, Findings, Layers, Show
 from vitrail.inspection.images import InspectionImages, normalise_batch, render_input
 from vitrail.inspection.measure import anatomy
 from vitrail.inspection.measure.attention import mean_attention_distance, measure_attention, name_attention_layers
+from vitrail.inspection.measure.components import measure_components
 from vitrail.inspection.measure.filters import measure_filters
 from vitrail.inspection.measure.positions import measure_learned_positions
 from vitrail.inspection.measure.similarity import measure_layers, measure_layers_between, measure_tokens
@@ -26,8 +27,8 @@ from vitrail.system.events import Progress
 from vitrail.weights.card import list_facts
 
 GUESSES = 5
-PASSES = 2
-"""Passes over the measured images, for distance and CKA. Shown images take three passes."""
+PASSES, PASSES_SHOWN = 2, 4
+"""Passes over the measured images, for distance and CKA; over the shown ones, for guesses, attention and patches."""
 
 Part = TypeVar("Part")
 
@@ -64,10 +65,10 @@ def inspect_model(
         records=tuple(records),
     )
     if isinstance(picked, Absent):
-        return replace(findings, distance=picked, attention=picked, tokens=picked, layers=picked)
+        return replace(findings, distance=picked, attention=picked, components=picked, tokens=picked, layers=picked)
     shown = normalise_batch([pixels for _, pixels in picked.shown], model)
     measured = normalise_batch(picked.measured, model)
-    with report_progress(model, PASSES * len(measured) + 3 * len(shown), progress):
+    with report_progress(model, PASSES * len(measured) + PASSES_SHOWN * len(shown), progress):
         return replace(
             findings,
             images=_describe_images(model, picked.shown),
@@ -75,6 +76,7 @@ def inspect_model(
             measured_on=picked.measured_on,
             distance=_measure_if_applicable(lambda: _measure_distance(model, measured)),
             attention=_measure_if_applicable(lambda: measure_attention(model, shown)),
+            components=_measure_if_applicable(lambda: measure_components(model, shown)),
             tokens=_measure_if_applicable(lambda: measure_tokens(model, shown)),
             layers=_measure_if_applicable(lambda: measure_layers(model, measured)),
         )

@@ -19,6 +19,7 @@ from vitrail.evaluation.report import EvaluationReport
 from vitrail.inspection.findings import (
     Absent,
     Attention,
+    Components,
     Distance,
     Filters,
     Findings,
@@ -42,8 +43,8 @@ def write_data(findings: Findings, folder: Path) -> list[Path]:
     """Write the data of every figure of one model into a folder and return the files.
 
     mistakes.csv, confusions.csv, classes.csv, filters-1.npz, filters-2.npz, positions.npz, neighbours.csv,
-    distance.npz, distance.csv, rollout.npz, tokens.npz, layers.npz, layers.csv, guesses.csv and curves.csv, as far as
-    there is something to write.
+    distance.npz, distance.csv, rollout.npz, components.npz, tokens.npz, layers.npz, layers.csv, guesses.csv and
+    curves.csv, as far as there is something to write.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = [image.name for image in findings.images]
@@ -56,6 +57,8 @@ def write_data(findings: Findings, folder: Path) -> list[Path]:
         files += _write_distance(findings.distance, folder)
     if isinstance(findings.attention, Attention):
         files.append(_write_attention(findings.attention, names, folder))
+    if isinstance(findings.components, Components):
+        files.append(_write_components(findings.components, names, folder))
     if isinstance(findings.tokens, Tokens):
         files.append(_write_tokens(findings.tokens, names, folder))
     if isinstance(findings.layers, Layers):
@@ -127,6 +130,11 @@ def _write_attention(attention: Attention, images: Sequence[str], folder: Path) 
     for name, words in (("layers", attention.layers), ("prefix", attention.prefix), ("images", images)):
         arrays[name] = _to_string_array(words)
     return _write_arrays(folder / "rollout.npz", {**arrays, "reads": _to_string_array(attention.reads)})
+
+
+def _write_components(components: Components, images: Sequence[str], folder: Path) -> Path:
+    arrays: Arrays = {"values": _to_float32(components.values), "explained": components.explained}
+    return _write_arrays(folder / "components.npz", {**arrays, "images": _to_string_array(images)})
 
 
 def _write_tokens(tokens: Tokens, images: Sequence[str], folder: Path) -> Path:

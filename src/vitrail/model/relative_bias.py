@@ -87,11 +87,16 @@ def resize_relative_bias(table: Tensor, old_grid: Grid, new_grid: Grid, extra: i
     offsets, rest = _split_table(table, extra)
     offsets = offsets.unflatten(0, (2 * old_grid[0] - 1, 2 * old_grid[1] - 1))
     offsets = offsets.to(torch.promote_types(table.dtype, torch.float32))  # half precision is too coarse
-    sides = zip(old_grid, new_grid, strict=True)
+    sides = list(zip(old_grid, new_grid, strict=True))
     if evenly:
         rows, columns = (compute_resize_weights(2 * old - 1, 2 * new - 1, offsets, "bilinear") for old, new in sides)
     else:
-        rows, columns = (compute_offset_weights(old, new, offsets) for old, new in sides)
+        # 0 for equal grids, which a trace sees too: their table stays as it is. A comparison would be fixed in it.
+        changed = torch.sym_min(sum(torch.sym_max(new - old, old - new) for old, new in sides), 1)
+        rows, columns = (
+            changed * compute_offset_weights(old, new, offsets) + (1 - changed) * _match_offsets(old, new, offsets)
+            for old, new in sides
+        )
     offsets = torch.einsum("ir,jc,rch->ijh", rows, columns, offsets).flatten(0, 1)
     return torch.cat([offsets.to(table.dtype), rest])
 
@@ -110,6 +115,12 @@ def compute_offset_weights(old: int, new: int, like: Tensor) -> Tensor:
     ones = torch.ones_like(wanted)
     weights = torch.minimum(torch.cat([ones, rising], dim=1), torch.cat([1 - rising, ones], dim=1))
     return weights.clamp(min=0)
+
+
+def _match_offsets(old: int, new: int, like: Tensor) -> Tensor:
+    """Return a (2·new − 1, 2·old − 1) matrix with 1 where the offsets are equal: the identity for equal grids."""
+    wanted, known = (torch.arange(2 * side - 1, device=like.device) - (side - 1) for side in (new, old))
+    return (wanted[:, None] == known).to(like.dtype)
 
 
 def _sum_powers(growth: Tensor, count: Tensor | int) -> Tensor:

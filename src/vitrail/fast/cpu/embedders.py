@@ -1,7 +1,8 @@
 """Embedders for a CPU (images → y), one for each precision: fp32, bf16, int8.
 
-fp32 and bf16 pack the dense layers (packed.py); int8 has an encoder of its own (int8.py). All compute in the last block
-only the tokens that are read (last_block.py).
+fp32 and bf16 pack the dense layers (packed.py); int8 has an encoder of its own (int8.py), and quantised layers for
+blocks that this does not know (int8_layers.py). Plain blocks compute only the tokens that are read in the last of them
+(last_block.py).
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import ConfigError, NotApplicableError, did_you_mean
-from vitrail.fast.cpu.int8 import create_int8_embedder
+from vitrail.fast.cpu.int8 import create_int8_embedder, find_obstacle
+from vitrail.fast.cpu.int8_layers import create_int8_layers_embedder
 from vitrail.fast.cpu.packed import pack_layers
 from vitrail.fast.last_block import shorten_last_block
 from vitrail.model.base import ImageModel
+from vitrail.model.vit import VisionTransformer
 from vitrail.system import processor
 
 CPU_PRECISIONS = ("fp32", "bf16", "int8")
@@ -63,7 +66,8 @@ def create_cpu_embedder(model: ImageModel, precision: str) -> nn.Module:
             "give model.float().cpu()"
         )
     if precision == "int8":
-        return create_int8_embedder(model)
+        has_other_parts = isinstance(model, VisionTransformer) and find_obstacle(model)
+        return create_int8_layers_embedder(model) if has_other_parts else create_int8_embedder(model)
     if precision == "bf16":
         _check_bf16()
         return PackedEmbedder(model, torch.bfloat16)

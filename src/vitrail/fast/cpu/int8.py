@@ -138,7 +138,7 @@ class Int8Embedder(nn.Module):
         if operations is None:
             operations = choose_operations(model.width, first.mlp.fc1.out_features, first.attention.num_heads)
         if isinstance(operations, TorchOperations):
-            _check_int8_product()
+            check_int8_product()
         self.operations, read_count = operations, count_read_tokens(model)
         blocks = list(model.encoder.blocks)
         self.blocks = [
@@ -204,29 +204,39 @@ class Int8Embedder(nn.Module):
 
 
 def create_int8_embedder(model: ImageModel) -> Int8Embedder:
-    """Make an int8 embedder of a float32 Vision Transformer on the CPU.
+    """Make an int8 embedder of a float32 Vision Transformer with plain blocks on the CPU.
 
     Raises:
         NotApplicableError: The model is of another kind, or this processor has no exact int8 products.
     """
+    vit = check_int8_weights(model)
+    if obstacle := find_obstacle(vit):
+        raise NotApplicableError(f"int8 from product to product is not for {obstacle}: use --precision fp32 or bf16")
+    return Int8Embedder(vit)
+
+
+def find_obstacle(model: VisionTransformer) -> str | None:
+    """Return in words the first part that `Int8Embedder` does not know; None if it knows all parts."""
+    for block in model.encoder.blocks:
+        if not isinstance(block, EncoderBlock):
+            return "axial attention"
+        if block.attention.relative is not None:
+            return "relative positions"
+    return find_unknown_part(model.architecture)
+
+
+def check_int8_weights(model: ImageModel) -> VisionTransformer:
+    """Return the model if its encoder can be quantised; else raise a NotApplicableError."""
     if not isinstance(model, VisionTransformer):
         raise NotApplicableError("int8 on a CPU is for Vision Transformers: use --precision fp32 or bf16")
-    if any(
-        not isinstance(block, EncoderBlock) or block.attention.relative is not None for block in model.encoder.blocks
-    ):
-        raise NotApplicableError(
-            "int8 on a CPU is not for axial attention or relative positions: use --precision fp32 or bf16"
-        )
-    if unknown := find_unknown_part(model.architecture):
-        raise NotApplicableError(f"int8 on a CPU is not for {unknown}: use --precision fp32 or bf16")
     weight = next(model.parameters())
     if weight.dtype != torch.float32 or weight.device.type != "cpu":
         raise NotApplicableError(f"int8 needs a float32 model on the CPU, not {weight.dtype} on {weight.device}")
-    return Int8Embedder(model)
+    return model
 
 
 @functools.cache
-def _check_int8_product() -> None:
+def check_int8_product() -> None:
     """Try a product of the largest numbers: older processors add up pairs of products in too few bits."""
     kernel = torch.full((LANES, 4 * LANES), -1.0)
     kernel[::2] = 1.0

@@ -25,6 +25,8 @@ OVERLAY = 0.35
 """Opacity of a map over a photo: the photo stays recognisable."""
 ON_DARK, ON_LIGHT = "#FEFEFE", "#111111"
 """Colours of marks and numbers on pictures. A page in dark mode changes all other colours, but not these."""
+SIMILARITY = "viridis"
+"""The colour map of similarities."""
 TALLEST, WIDEST = 2.0, 3.0
 """The largest height over width, and width over height, of a drawn picture; longer ones are compressed."""
 INCHES_PER_LETTER = 0.063

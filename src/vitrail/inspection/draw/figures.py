@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import textwrap
 from collections.abc import Sequence
@@ -18,8 +17,8 @@ from vitrail.data.sources.source import make_printable
 from vitrail.inspection.draw.canvas import (
     MOST_TICKS,
     NARROW,
-    ON_DARK,
     OVERLAY,
+    SIMILARITY,
     add_bar,
     describe,
     join_tiles,
@@ -32,10 +31,13 @@ from vitrail.inspection.draw.canvas import (
     show_picture,
 )
 from vitrail.inspection.draw.charts import draw_distance, draw_layers, find_uniform
+from vitrail.inspection.draw.pairs import draw_pairs, enlarge_photo, join_pair
+from vitrail.inspection.draw.patches import draw_components, draw_tokens
 from vitrail.inspection.findings import (
     Absent,
     Array,
     Attention,
+    Components,
     Distance,
     Filters,
     Findings,
@@ -44,25 +46,24 @@ from vitrail.inspection.findings import (
     ShownImage,
     Tokens,
 )
-from vitrail.system.figures import FAINT, INK, VERMILION, new_figure
+from vitrail.system.figures import new_figure
 from vitrail.training.curves import draw_curves
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    pass
 
 ACROSS = 7
 """Filters in a row: 28 are a grid of 4×7, as in the paper."""
 MOST_SMALL_MAPS, THINNED_FROM = 14, 16
 """A grid with a side longer than the second number is thinned to about the first number of maps a side."""
-MOST_IMAGES, MOST_LAYERS, MOST_CHOSEN = 8, 4, 2
-"""Images in the figure of rollouts; layers and images in the figure of tokens."""
+MOST_IMAGES = 8
+"""Images in the figures of rollouts and of components."""
 LONGEST = 4
 """How many times as long as wide the picture of all position embeddings may be; else the shorter side is stretched."""
-GUESSES = 3
-SIDE, LEAST_SIDE, MOST_SIDE = 256, 24, 700
-"""Pixels: smaller images are enlarged to the first, so that a map over them is smooth; small maps of positions to the
-second; a picture of all these maps goes into an SVG unchanged up to the third."""
-SIMILARITY, HEAT, AROUND_ZERO = "viridis", "inferno", "RdBu_r"
+LEAST_SIDE, MOST_SIDE = 24, 700
+"""Pixels: smaller maps of positions are enlarged to the first; a picture of all of them goes into an SVG unchanged up
+to the second."""
+HEAT, AROUND_ZERO = "inferno", "RdBu_r"
 """Colour maps."""
 
 
@@ -94,8 +95,10 @@ def draw_findings(findings: Findings, folder: Path, top: float | None = None, na
         draw_distance(findings.distance, path("distance"), name, find_uniform(findings), top, narrow)
     if isinstance(findings.attention, Attention) and images and not narrow:
         _draw_rollout(findings.attention, images[:MOST_IMAGES], path("rollout"), name)
+    if isinstance(findings.components, Components) and images and not narrow:
+        draw_components(findings.components, images[:MOST_IMAGES], path("components"), name)
     if isinstance(findings.tokens, Tokens) and images and not narrow:
-        _draw_tokens(findings.tokens, images[:MOST_CHOSEN], path("tokens"), name)
+        draw_tokens(findings.tokens, images, path("tokens"), name)
     if isinstance(findings.layers, Layers):
         draw_layers(findings.layers, path("layers"), name, narrow=narrow)
     curves = folder / ("curves.svg" if narrow else "curves.png")
@@ -201,37 +204,16 @@ def _describe_skipped(down: int, across: int) -> str:
 
 
 def _draw_rollout(attention: Attention, images: Sequence[ShownImage], path: Path, name: str) -> None:
-    pairs = [_join_pair(image, maps[-1]) for image, maps in zip(images, attention.rollout, strict=False)]
-    across = min(len(pairs), 2 if len(pairs) <= 2 else 3 if len(pairs) <= 6 else 4)
-    down = -(-len(pairs) // across)
-    width = 11 if across > 1 else 6
-    each = (width / across - 0.25) * pairs[0].shape[0] / pairs[0].shape[1]
-    with new_figure(path, width, (each + 0.95) * down + 0.6) as figure:
-        places = np.atleast_1d(figure.subplots(down, across)).ravel()
-        letters = int(12 * width / across) - 8
-        for axes, image, pair in itertools.zip_longest(places, images[: len(pairs)], pairs):
-            axes.set_axis_off()
-            if pair is not None:
-                show_picture(axes, pair)
-                describe(axes, shorten_text(image.name, letters), size=8.5)
-                _draw_guesses(axes, image, letters)
-        reader = make_printable(attention.reads)
-        caption = f"Right: what {reader} would gather from each patch after all layers, the most in yellow"
-        caption = textwrap.fill(caption, int(13 * width))
-        figure.supxlabel(caption, fontsize=8.5, color=FAINT, x=0.012, ha="left", parse_math=False)
-        name_figure(figure, "Attention rollout", name)
+    pairs = [_join_heat(image, maps[-1]) for image, maps in zip(images, attention.rollout, strict=False)]
+    reader = make_printable(attention.reads)
+    caption = f"Right: what {reader} would gather from each patch after all layers, the most in yellow"
+    draw_pairs(images, pairs, path, ("Attention rollout", name), caption)
 
 
-def _join_pair(image: ShownImage, heat: Array) -> NDArray[np.floating[Any]]:
-    """Return an image beside the same image under its map: (height, 2 widths and a gap, 4)."""
-    height, width = image.pixels.shape[:2]
-    times, stretch = -(-SIDE // max(height, width)), limit_aspect(height, width) * width / height
-    down, across = round(times * max(stretch, 1)), round(times * max(1 / stretch, 1))
-    photo = np.kron(image.pixels, np.ones((down, across, 1), np.uint8)) / 255
-    photo = np.broadcast_to(photo, (*photo.shape[:2], 3))
-    return make_gaps_transparent(
-        join_tiles(np.stack([photo, _overlay_heat(photo, heat)])[None], max(2, photo.shape[1] // 40))
-    )
+def _join_heat(image: ShownImage, heat: Array) -> NDArray[np.floating[Any]]:
+    """Return an image beside the same image under its map."""
+    photo = enlarge_photo(image)
+    return join_pair(photo, _overlay_heat(photo, heat))
 
 
 def _overlay_heat(photo: Array, heat: Array) -> Array:
@@ -242,54 +224,3 @@ def _overlay_heat(photo: Array, heat: Array) -> Array:
     smooth = F.interpolate(scaled[None, None], photo.shape[:2], mode="bilinear")[0, 0].nan_to_num().numpy()
     mixed: Array = (1 - OVERLAY) * photo + OVERLAY * colormaps[HEAT](smooth)[..., :3]
     return mixed
-
-
-def _draw_guesses(axes: Axes, image: ShownImage, letters: int) -> None:
-    """Write the best guesses below an image."""
-    lines = [f"{shorten_text(label, letters, end=True)}  {share:.1%}" for label, share in image.guesses[:GUESSES]]
-    for text, colour, below in (("\n".join(lines[:1]), INK, 4), ("\n".join(lines[1:]), FAINT, 15)):
-        axes.annotate(text, (0, 0), (0, -below), xycoords="axes fraction", textcoords="offset points", va="top",
-                      color=colour, fontsize=8.5, parse_math=False)  # fmt: skip
-
-
-# Tokens
-
-
-def _draw_tokens(tokens: Tokens, images: Sequence[ShownImage], path: Path, name: str) -> None:
-    count = len(tokens.layers)
-    chosen = np.linspace(0, count - 1, min(count, MOST_LAYERS)).round().astype(int).tolist()
-    maps = [[_select_centre(tokens.similarity[layer][row]) for layer in chosen] for row in range(len(images))]
-    lowest = np.floor(10 * min(float(np.nanmin(each, initial=0.9)) for row in maps for each in row)) / 10
-    height, width = images[0].pixels.shape[:2]
-    side, letters = 1.85, 22
-    tall = 0.9 * side * limit_aspect(height, width)
-    aspect = limit_aspect(height, width) * width / height
-    with new_figure(path, side * (len(chosen) + 1) + 1.1, (tall + 0.35) * len(images) + 0.65) as figure:
-        places = figure.subplots(len(images), len(chosen) + 1, squeeze=False)
-        for row, image in enumerate(images):
-            photo = show_picture(places[row, 0], np.broadcast_to(image.pixels, (*image.pixels.shape[:2], 3)), aspect)
-            describe(photo, shorten_text(image.name, letters), size=8.5)
-            _mark(photo, image, maps[row][0].shape)
-            for axes, layer, each in zip(places[row, 1:], chosen, maps[row], strict=True):
-                extent = photo.images[0].get_extent()
-                drawn_map = show_map(axes, each, SIMILARITY, lowest, extent=extent, aspect=aspect)
-                axes.set_axis_off()
-                _mark(axes, image, each.shape)
-                describe(axes, shorten_text(tokens.layers[layer], letters) if row == 0 else "", size=8.5)
-            add_bar(axes, drawn_map, "cosine similarity", (tall, side))
-        name_figure(figure, "Patches like the marked one", name)
-
-
-def _select_centre(similarity: Array) -> Array:
-    rows, columns, *_ = similarity.shape
-    return np.asarray(similarity[rows // 2, columns // 2])
-
-
-def _mark(axes: Axes, image: ShownImage, grid: tuple[int, ...]) -> None:
-    """A frame around the patch in the middle of a grid that lies over an image."""
-    from matplotlib.patches import Rectangle
-
-    height, width = (side / places for side, places in zip(image.pixels.shape, grid, strict=False))
-    corner = (grid[1] // 2 * width - 0.5, grid[0] // 2 * height - 0.5)
-    for colour, line in ((ON_DARK, 2.8), (VERMILION, 1.4)):  # seen on anything
-        axes.add_patch(Rectangle(corner, width, height, fill=False, edgecolor=colour, linewidth=line))

@@ -25,6 +25,9 @@ MOST_PATCHES = 4096
 """The most patches to compare each with each: 64×64. Twice the side would take sixteen times the memory."""
 
 
+LAST_NORM = "the last norm"
+
+
 def unwrap_model(model: nn.Module) -> ImageModel:
     """Return the model itself, or the model inside a wrapper such as `torch.compile`'s."""
     inner = next((part for part in model.modules() if isinstance(part, ImageModel)), None)
@@ -106,6 +109,17 @@ def list_layers(model: ImageModel) -> dict[str, nn.Module]:
     if not stages:
         raise NotApplicableError(f"timm does not name the stages of {describe_kind(model)}")
     return stages
+
+
+def list_states(model: ImageModel) -> dict[str, nn.Module]:
+    """Return the layers by name and, of a network with patches, the last norm, whose output are its features."""
+    states = list_layers(model)
+    norm: nn.Module | None = None
+    if isinstance(model, VisionTransformer):
+        norm = model.encoder.norm
+    elif isinstance(model, TimmModel) and _is_transformer(model):
+        norm = getattr(model.peer, "norm", None)
+    return states if norm is None or isinstance(norm, nn.Identity) else {**states, LAST_NORM: norm}
 
 
 def arrange_on_grid(model: ImageModel, images: Tensor, state: Tensor) -> Tensor:

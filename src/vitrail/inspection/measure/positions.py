@@ -53,7 +53,7 @@ def measure_learned_positions(model: ImageModel) -> Positions:
     """
     kind, _, _ = _read_table(unwrap_model(model), 0)
     if kind.startswith(FIXED):
-        how = "fixed sines and cosines of a patch's row and column" if kind == "sin-cos" else "fixed"
+        how = "fixed sines and cosines of a patch's row and column" if kind.startswith("sin-cos") else "fixed"
         raise NotApplicableError(f"the position embeddings are {how}: nothing was learned here, so there is no figure")
     return measure_positions(model)
 
@@ -168,7 +168,8 @@ def _read_table(model: ImageModel, layer: int) -> tuple[str, Tensor, Grid]:
     positions = model.position_embedding[layer]
     assert isinstance(positions, InputPositions)
     table: Tensor = positions(model.grid)
-    return model.position, table[positions.prefix :], model.grid
+    kind = model.position if model.rotary is None else f"{model.position} and rotary"
+    return kind, table[positions.prefix :], model.grid
 
 
 def _read_timm_table(model: TimmModel) -> tuple[str, Tensor, Grid]:

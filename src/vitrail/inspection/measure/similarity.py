@@ -42,19 +42,25 @@ SAME = 1e-6
 """States that differ by less than this share of the largest value count as equal: it is rounding."""
 
 
-def token_similarity(model: ImageModel, images: Tensor, layer: int = -1) -> Array:
+def token_similarity(model: ImageModel, images: Tensor, layer: int | None = -1) -> Array:
     """Return the cosine similarity between a layer's outputs for the patches of each image.
+
+    `layer=None` compares the `patch_features` of a model: `token_similarity(model, images, None)[0, 3, 5]` is the map
+    of how similar the patch in row 3 and column 5 of the first image is to every patch of it.
 
     Args:
         model: any model; for a ResNet, the places of the feature map take the part of patches.
         images: (B, C, height, width), normalised, on the model's device and of its dtype.
-        layer: number of the layer, from 0; negative numbers count from the end.
+        layer: number of the layer, from 0; negative numbers count from the end. None for what follows the last norm,
+            or the last layer of a network without one.
 
     Returns:
         (B, rows, columns, rows, columns), from −1 to 1.
     """
     model = anatomy.unwrap_model(model)
     model.check_images(images)
+    if layer is None:
+        return _compare_tokens(model, images, [*anatomy.list_states(model)][-1:])[0]
     names = list(anatomy.list_layers(model))
     if not -len(names) <= layer < len(names):
         raise ConfigError(f"layer {layer} of a model with {len(names)}: give 0 to {len(names) - 1}, or −1 for the last")
@@ -64,13 +70,16 @@ def token_similarity(model: ImageModel, images: Tensor, layer: int = -1) -> Arra
 def measure_tokens(model: ImageModel, images: Tensor, most_bytes: int = MOST_BYTES) -> Tokens:
     """Measure `token_similarity` of as many layers as fit into `most_bytes`, evenly spread and with the last.
 
+    The last norm counts as a layer: its outputs are the features of a Vision Transformer.
+
     A grid of more than 576 places is made coarser first: the outputs of blocks of 2×2, 3×3, … patches are averaged,
     with the smallest blocks that suffice; where the grid does not divide, blocks share a row or a column. The same
     happens if fewer than four layers would fit.
     """
     model = anatomy.unwrap_model(model)
     model.check_images(images)
-    grids = _reduce_layers(model, images[:1], lambda state: _find_grid(model, images[:1], state))
+    states = list(anatomy.list_states(model))
+    grids = _reduce_layers(model, images[:1], lambda state: _find_grid(model, images[:1], state), states)
     names = [name for name, grid in grids.items() if grid]
     if not names:
         raise NotApplicableError(f"the layers of {anatomy.describe_kind(model)} output no map of the image")
@@ -152,8 +161,13 @@ def _reduce_layers(
 ) -> dict[str, Reduced]:
     """Apply `reduce` to the output of each layer while the layer runs, so that no output is stored; return by name.
 
-    Layers of timm that output several tensors, or do not run as modules, are left out. `buffers` are arrays, by name,
-    for the results.
+    Args:
+        model: any model.
+        images: (B, C, height, width).
+        reduce: called with the output of a layer.
+        names: of `anatomy.list_states`; by default all layers, without the last norm. Layers of timm that output
+            several tensors, or do not run as modules, are left out.
+        buffers: arrays, by name, for the results.
     """
     results: dict[str, Reduced] = {}
 
@@ -167,7 +181,9 @@ def _reduce_layers(
 
         return hook
 
-    layers = {name: part for name, part in anatomy.list_layers(model).items() if names is None or name in names}
+    layers = anatomy.list_layers(model)
+    if names is not None:
+        layers = {name: part for name, part in anatomy.list_states(model).items() if name in names}
     with anatomy.evaluation_mode(model), disable_compilation(), contextlib.ExitStack() as stack:
         for name, part in layers.items():
             stack.callback(part.register_forward_hook(make_hook(name)).remove)

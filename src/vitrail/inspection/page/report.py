@@ -26,6 +26,7 @@ from vitrail.inspection.page.instruments import (
     collect_numbers,
     list_guesses,
 )
+from vitrail.inspection.page.patch_colours import show_patch_colours
 from vitrail.inspection.page.scores import (
     show_accuracy,
     show_classes,
@@ -229,6 +230,18 @@ def _show_attention(model: _Model) -> str:
     return build_attention_instrument(model.number, model.findings) + model.show_figure("rollout")
 
 
+def _show_components(model: _Model) -> str:
+    if isinstance(model.findings.components, Absent):
+        return _explain_absence(model.findings.components)
+    return show_patch_colours(model.findings)
+
+
+def _show_tokens(model: _Model) -> str:
+    if isinstance(model.findings.tokens, Absent):
+        return _explain_absence(model.findings.tokens)
+    return build_tokens_instrument(model.number, model.findings) + model.show_figure("tokens")
+
+
 def _show_distance(model: _Model) -> str:
     distance = model.findings.distance
     return (
@@ -286,12 +299,6 @@ def _describe_neighbours(positions: Positions) -> str:
         return f"{words}; in this kind neighbours are alike by construction, whatever was learned."
     known = "they tell neighbours from others" if test.p_value < CERTAIN else "that can be chance"
     return f"{words}; with the patches placed at random {test.permutations:,} times, p = {test.p_value:.2g}: {known}."
-
-
-def _show_tokens(model: _Model) -> str:
-    if isinstance(model.findings.tokens, Absent):
-        return _explain_absence(model.findings.tokens)
-    return build_tokens_instrument(model.number, model.findings) + model.show_figure("tokens")
 
 
 def _show_layers(model: _Model) -> str:
@@ -365,12 +372,13 @@ def _show_scores(name: str, model: _Model) -> str:
 BODIES: dict[str, Callable[[_Model], str]] = {
     **{name: partial(_show_scores, name) for name in SCORE_SECTIONS},
     "rollout": _show_attention,
+    "components": _show_components,
+    "tokens": _show_tokens,
     "curves": _show_curves,
     "card": _show_card,
     "distance": _show_distance,
     "filters": _show_filters,
     "positions": _show_positions,
-    "tokens": _show_tokens,
     "layers": _show_layers,
     "files": _list_files,
 }

@@ -9,12 +9,13 @@ TITLES = {
     "confusions": "Confusions",
     "classes": "Class by class",
     "rollout": "What it looks at",
+    "components": "Patch features (PCA)",
+    "tokens": "Patch similarity",
     "curves": "Training",
     "card": "The card",
     "distance": "Attention distance",
     "filters": "Embedding filters",
     "positions": "Position embeddings",
-    "tokens": "Tokens alike",
     "layers": "Layers alike",
     "files": "Files",
 }
@@ -28,6 +29,10 @@ LEADS = {
     "card": "What it is, and how an image is prepared before it sees it.",
     "rollout": """Where in an image the answer comes from. Rollout follows attention from the last layer down to the
         image, as in Figures 6 and 14 of the paper; one layer is a single step, and can be seen head by head.""",
+    "components": """What the model tells apart in the images: patches of similar colour have similar features. The
+        colours are the first three principal components of the features of all patches, with nothing removed.""",
+    "tokens": """How similar what a layer knows of one patch is to what it knows of every other, by cosine: click on a
+        patch to choose it. Early layers tend to group by colour and texture, later ones by what belongs together.""",
     "distance": """How far from a patch lies what it attends to, in pixels of the image: a dot for each head, as in
         Figure 7 (right) of the paper. There some heads reach over the whole image in the lowest layers already while
         others stay near, and with depth all of them reach far.""",
@@ -37,8 +42,6 @@ LEADS = {
     "positions": """A small map for each patch: how similar its position embedding is to that of every other patch, as
         in Figure 7 (centre) of the paper. Where a model has learned the shape of an image, a patch is most like those
         near it, and like those in its row and its column.""",
-    "tokens": """How similar what a layer knows of one patch is to what it knows of the others, by cosine. The paper
-        has no such figure. Early layers tend to group by colour and texture, later ones by what belongs together.""",
     "layers": """How alike what two layers know is, by linear CKA: 1 where one is the other turned and scaled, 0 where
         they share nothing. The paper has no such figure. A bright square on the diagonal is a run of layers that
         change little.""",
