@@ -47,6 +47,7 @@ class ModelArguments(ForeignConfig):
     pool_include_prefix: bool = False
     attn_pool_num_heads: int | None = None
     pos_embed: str | None = None
+    use_abs_pos_emb: bool = True
     init_values: float | None = None
     img_size: int | tuple[int, int] | None = None
     final_norm: bool = True
@@ -67,6 +68,11 @@ class ModelArguments(ForeignConfig):
     """This and the next two are no arguments of timm's: see timm_names.py."""
     head_dim: int | None = None
     is_eva: bool = False
+
+    @property
+    def has_table(self) -> bool:
+        """Whether there should be a position table."""
+        return self.pos_embed != "none" and self.use_abs_pos_emb
 
     @property
     def has_final_norm(self) -> bool:

@@ -96,7 +96,7 @@ def describe_vit(own: Tensors, config: TimmConfig, known: KnownFacts, facebook: 
     hint = known.grid or (size and (size[0] // stride, size[1] // stride))
     grid, position = _read_table(own, hint, class_token, registers)
     facts: Mapping[str, Any] = find_facts(config.architecture)
-    if not facts:
+    if not config.architecture:
         family, facts = recognise_family(own, width, mlp["mlp"] == "swiglu", grid)
         if family:
             notes.append(f"rotary positions, heads, pooling and norms as in {family}: no config says them")
@@ -107,7 +107,7 @@ def describe_vit(own: Tensors, config: TimmConfig, known: KnownFacts, facebook: 
             size = (known.grid[0] * stride, known.grid[1] * stride)
         elif size is None and rotary is not None:
             size = _choose_size(stride, notes)
-        if size is None or (rotary is None and arguments.pos_embed != "none"):
+        if size is None or (rotary is None and arguments.has_table):
             raise WeightsError(
                 "it has no position table, and no config beside it says that it needs none: its positions may be "
                 "rotary, which tensors do not show"

@@ -269,7 +269,7 @@ def _name_vit(a: VitArchitecture) -> str:
         return "vit_base_patch16_rpn_224"
     if a.mlp == "swiglu":
         return "aimv2_large_patch14_224" if _has_aimv2_norm(a) else "vit_giant_patch14_dinov2"
-    if a.norm_eps == 1e-5 and a.norm == "layer":
+    if a.norm_eps == 1e-5 and a.norm == "layer" and not a.patch_norm:
         return "vit_base_patch16_clip_224"  # no argument can set the eps of its norms
     words = {"Ti": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge", "g": "giant", "G": "gigantic"}
     letter = next((name for name in words if SIZES[name].width == a.width and SIZES[name].depth == a.depth), "B")
