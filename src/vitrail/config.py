@@ -168,7 +168,7 @@ class Origin(Config):
     source: str
     """The source that `load` was called with, without paths of this machine."""
     format: str
-    """The format of the source: native, timm, torchvision, huggingface or google."""
+    """The format of the source: native, timm, torchvision, huggingface, google, openclip or meta."""
     dialect: str = ""
     """The variant of the format's names, so that a conversion back gives the same names."""
     licence: str | None = None

@@ -33,6 +33,8 @@ def interpolate_as_peers(table: torch.Tensor, old: tuple[int, int], new: tuple[i
         },
         "bicubic-corners": {"size": new, "mode": "bicubic", "align_corners": True},
         "bilinear-corners": {"size": new, "mode": "bilinear", "align_corners": True},
+        "bilinear": {"size": new, "mode": "bilinear", "align_corners": False},
+        "bilinear-antialias": {"size": new, "mode": "bilinear", "antialias": True},
     }[how]
     return F.interpolate(plane, **arguments).permute(0, 2, 3, 1).reshape(-1, table.shape[1])
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers_models import CLASSIFIERS, ENCODERS, SMALL, TEXT, Case, build, pooled, run
 
 import vitrail
@@ -169,6 +169,75 @@ def test_what_vitrail_does_not_have_is_refused(config, sentence, tmp_path):
     written(config(transformers), tmp_path)
     with pytest.raises(vitrail.WeightsError, match=sentence):
         vitrail.load(tmp_path)
+
+
+@pytest.mark.parametrize("size", [(48, 48), (64, 64), (32, 32), (40, 64)])
+@torch.no_grad()
+def test_the_encoder_of_mae(size, tmp_path):
+    config = transformers.ViTMAEConfig(
+        **SMALL, decoder_hidden_size=32, decoder_num_hidden_layers=1, decoder_num_attention_heads=2, mask_ratio=0.0
+    )
+    model = build(Case(lambda: transformers.ViTMAEForPreTraining(config)))
+    loaded = vitrail.load(written(model, tmp_path))
+    images = images_for(size).double()
+    order = torch.arange(size[0] * size[1] // 64).expand(2, -1).double()  # no patch is masked; this keeps their order
+    theirs = model.vit(images, noise=order, interpolate_pos_encoding=True).last_hidden_state
+    assert_same(theirs, loaded.forward_features(images))
+
+
+OLD_BUFFERS = {
+    "CLIP out of two towers": ("vision_model.embeddings.position_ids", torch.arange(37)[None]),
+    "BEiT": (
+        "encoder.layer.0.attention.attention.relative_position_bias.relative_position_index",
+        torch.zeros(37, 37, dtype=torch.int64),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OLD_BUFFERS)
+def test_tables_that_earlier_versions_of_transformers_stored(name, tmp_path):
+    written(build(ENCODERS[name]), tmp_path)
+    key, table = OLD_BUFFERS[name]
+    save_file({**load_file(tmp_path / "model.safetensors"), key: table}, tmp_path / "model.safetensors")
+    loaded = vitrail.load(tmp_path)
+    assert key in loaded.unused_tensors
+    write_model(loaded, FORMATS["huggingface"], tmp_path / "back")
+    assert torch.equal(load_file(tmp_path / "back" / "model.safetensors")[key], table)
+
+
+def test_a_tower_deeper_in_a_larger_model_is_a_part(tmp_path):
+    model = build(ENCODERS["SigLIP"])
+    state = {f"vision_tower.{name}": tensor for name, tensor in model.state_dict().items()}
+    save_file({**state, "language_model.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    content = {"model_type": "llava", "vision_config": model.config.to_dict()}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    images = images_for((48, 48)).double()
+    with torch.no_grad():
+        theirs = run(model, ENCODERS["SigLIP"], images).pooler_output
+        assert_same(theirs, vitrail.load(tmp_path, part="vision_tower")(images))
+
+
+def test_native_folders_without_a_word_for_the_family_are_still_written_back(tmp_path):
+    written(build(ENCODERS["DINOv2"]), tmp_path / "theirs")
+    loaded = vitrail.load(tmp_path / "theirs")
+    loaded.origin = loaded.origin.model_copy(update={"dialect": ""})  # as versions before this one wrote it
+    write_model(loaded, FORMATS["huggingface"], tmp_path / "back")
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "back"))
+    assert before.keys() == after.keys()
+
+
+@pytest.mark.parametrize("name", ["DINOv3", "SigLIP", "CLIP", "BEiT", "AIMv2", "I-JEPA", "SigLIP 2 NaFlex"])
+def test_converting_to_native_and_back_is_certified_with_no_difference(name, tmp_path):
+    written(build(ENCODERS[name]).float(), tmp_path / "theirs")
+    vitrail.convert(tmp_path / "theirs", tmp_path / "native", "native")
+    result = vitrail.convert(tmp_path / "native", tmp_path / "back", "huggingface")
+    assert result.max_difference == 0
+    assert "add_pooling_layer" not in (tmp_path / "back" / "README.md").read_text()
+    processor = json.loads((tmp_path / "back" / "preprocessor_config.json").read_text())
+    assert hasattr(transformers, processor["image_processor_type"])
+    assert ("max_num_patches" in processor) == ("NaFlex" in name)
+    model = transformers.AutoModel.from_pretrained(tmp_path / "back")
+    assert type(model).__name__ == type(ENCODERS[name].build()).__name__
 
 
 def test_masked_pretraining_of_beit_loads_with_the_norm_of_its_head(tmp_path):

@@ -19,7 +19,7 @@ def offer(words: Iterable[str]) -> Callable[[str], list[str]]:
 
 
 complete_which = offer(["last", "best"])
-complete_format = offer(["native", "timm", "torchvision", "huggingface", "google"])
+complete_format = offer(["native", "meta", "timm", "torchvision", "huggingface", "google", "openclip"])
 complete_kind = offer(["onnx", "onnx-int8", "torch", "aoti", "openvino"])
 complete_precision = offer(["fp32", "bf16", "fp16", "fp8", "int8", "auto"])
 complete_device = offer(["auto", "cpu", "cuda", "mps"])

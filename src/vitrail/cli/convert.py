@@ -15,7 +15,10 @@ def convert(
     ],
     target: Annotated[str, typer.Argument(help="A new folder.")],
     to: Annotated[
-        str, typer.Option(autocompletion=complete_format, help="native, timm, torchvision, huggingface or google.")
+        str,
+        typer.Option(
+            autocompletion=complete_format, help="native, timm, torchvision, huggingface, google, openclip or meta."
+        ),
     ],
     which: WhichOption = "last",
     num_heads: Annotated[int | None, typer.Option(help="Attention heads, where the file does not say.")] = None,

@@ -280,7 +280,7 @@ class VitArchitecture(Config):
     @property
     def resizes_table(self) -> bool:
         """Whether a learned table is interpolated at other image sizes, as `position_resize` says."""
-        return self.position in ("learned-1d", "learned-2d")
+        return self.position in ("learned-1d", "learned-2d", "relative-bias")
 
     @property
     def representation_width(self) -> int:

@@ -124,8 +124,8 @@ def create_model(
             "relative-bias" has a table for each layer or a shared one.
         position_prefix: which of the tokens before the patches have a row in the learned table.
         position_resize: how a learned table is interpolated to another grid: as in timm ("bicubic-antialias"),
-            transformers ("bicubic"), DINOv2's own code ("bicubic-offset"), torchvision ("bicubic-corners") or Google's
-            code ("bilinear-corners").
+            transformers ("bicubic"), DINOv2's own code ("bicubic-offset"), torchvision ("bicubic-corners"), Google's
+            code ("bilinear-corners"), SigLIP 2 for any shape ("bilinear-antialias") or transformers' BEiT ("bilinear").
         rotary: rotary positions in every attention, also beside `position`: a `Rotary`, or a dict of its fields.
         block: "axial" attends along rows and then along columns.
         representation_size: width of the tanh layer of the pre-training head; None leaves it out.

@@ -10,8 +10,15 @@ from vitrail.config import TrainingCost, show_size
 from vitrail.errors import escape_unprintable
 from vitrail.model.architecture import Backbone, TimmArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
+from vitrail.weights.formats.huggingface import choose_family
 
-LIBRARIES = {"native": "vitrail", "timm": "timm", "huggingface": "transformers", "torchvision": "torchvision"}
+LIBRARIES = {
+    "native": "vitrail",
+    "timm": "timm",
+    "huggingface": "transformers",
+    "torchvision": "torchvision",
+    "openclip": "open_clip",
+}
 FLOP_UNITS = (("exaFLOPs", 1e18), ("petaFLOPs", 1e15), ("teraFLOPs", 1e12), ("gigaFLOPs", 1e9))
 TIME_UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 LOADING = {
@@ -26,6 +33,8 @@ LOADING = {
         'model.load_state_dict(torch.load("{name}/model.pth", weights_only=True))'
     ),
     "google": 'import vitrail\nmodel = vitrail.load("{name}/model.npz")',
+    "openclip": 'import vitrail\nmodel = vitrail.load("{name}")  # model.pth has OpenCLIP\'s names',
+    "meta": 'import vitrail\nmodel = vitrail.load("{name}")  # model.pth has the names of Meta\'s own code',
 }
 
 
@@ -85,7 +94,7 @@ def _options(model: ImageModel, format_name: str) -> str:
     if not isinstance(a, VitArchitecture):
         return ""
     if format_name == "huggingface":
-        bare = not a.num_classes and a.representation_size is None and a.layer_scale is None
+        bare = not a.num_classes and a.representation_size is None and choose_family(model).kind in ("vit", "deit")
         return ", add_pooling_layer=False" if bare else ""
     options = {
         "image_size": a.image_size[0],

@@ -87,7 +87,7 @@ def convert(
     Args:
         source: any source that `load` takes, or a loaded model.
         target: a new or empty folder.
-        to: the format: native, timm, torchvision, huggingface or google.
+        to: the format: native, timm, torchvision, huggingface, google, openclip or meta.
         which: which weights of a run, as in `load`.
         num_heads: attention heads. This and the next two are facts that the source may not store, as in `load`.
         gelu: tanh approximation, exact, or "quick", the sigmoid approximation.

@@ -81,10 +81,10 @@ def load(
     """Load a model from weights of any origin, ready to evaluate. No code from a file is ever run.
 
     Args:
-        source: a folder or file of weights (vitrail, timm, torchvision, Hugging Face, Google), a run folder,
-            `hf:owner/name[@revision]` from the hub, `timm:name` for any model of an installed timm (one of vitrail's
-            own models if it can hold the weights, else a `TimmModel`), or `pane`, the small model inside the package
-            (a folder of that name is `./pane`).
+        source: a folder or file of weights (vitrail, timm, torchvision, Hugging Face, Google, OpenCLIP, Meta), a run
+            folder, `hf:owner/name[@revision]` from the hub, `timm:name` for any model of an installed timm (one of
+            vitrail's own models if it can hold the weights, else a `TimmModel`), or `pane`, the small model inside the
+            package (a folder of that name is `./pane`).
         num_classes: replace the head by a zero-initialised one for this number of classes.
         image_size: change the image size for good: the position embedding is interpolated to the new grid.
         device: where the parameters live; the CPU if None.

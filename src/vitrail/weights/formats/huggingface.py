@@ -78,7 +78,7 @@ class HuggingFaceFormat(WeightFormat):
 
     def list_tensor_rules(self, architecture: Architecture, dialect: str) -> list[TensorRule]:
         assert isinstance(architecture, VitArchitecture)
-        kind, _, prefix = dialect.partition("|")
+        kind, _, prefix = dialect.partition("|") if "|" in dialect else (_find_closest_kind(architecture), "", dialect)
         family = FAMILIES[kind]
         return family.list_outer_rules(architecture) + add_prefix(family.list_inner_rules(architecture), prefix)
 
@@ -90,19 +90,24 @@ class HuggingFaceFormat(WeightFormat):
         return FAMILIES[_find_closest_kind(architecture)].explain_refusal(architecture)
 
     def choose_dialect(self, model: ImageModel) -> str:
-        family = _choose_family(model)
-        return f"{family.kind}|{family.choose_prefix(model)}"
+        family, origin = choose_family(model), model.origin
+        prefix = family.choose_prefix(model)
+        if origin is not None and origin.format == self.name and origin.dialect == prefix:
+            return prefix  # native folders from before there were many families have no word for the family
+        return f"{family.kind}|{prefix}"
 
     def make_config_files(self, model: ImageModel) -> dict[str, Any]:
         a = model.architecture
         assert isinstance(a, VitArchitecture)
-        config = _choose_family(model).make_config(model, a)
+        family = choose_family(model)
+        config = family.make_config(model, a)
         config["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
         if a.num_classes:
             labels = model.labels or [f"LABEL_{index}" for index in range(a.num_classes)]
             config["id2label"] = {str(index): label for index, label in enumerate(labels)}
             config["label2id"] = {label: index for index, label in enumerate(labels)}
-        return {"config.json": config, "preprocessor_config.json": write_preprocessor(model)}
+        processor = {**write_preprocessor(model), **family.list_processor_keys(a)}
+        return {"config.json": config, "preprocessor_config.json": processor}
 
 
 def _find_family(tensors: Tensors, config: ModelConfig) -> tuple[Family, str] | None:
@@ -113,7 +118,7 @@ def _find_family(tensors: Tensors, config: ModelConfig) -> tuple[Family, str] | 
     return None
 
 
-def _choose_family(model: ImageModel) -> Family:
+def choose_family(model: ImageModel) -> Family:
     """Return the family to write a model as: the one it came from if that can hold it, else the closest that can."""
     a, origin = model.architecture, model.origin
     assert isinstance(a, VitArchitecture)

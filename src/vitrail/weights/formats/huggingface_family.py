@@ -335,6 +335,10 @@ class Family:
         """Return the content of config.json, without labels."""
         return {**self.make_vision_config(a), "architectures": [self.name_class(a)], "model_type": self.kind}
 
+    def list_processor_keys(self, a: VitArchitecture) -> dict[str, Any]:
+        """Return what preprocessor_config.json says for this family beside what it says for all."""
+        return {}
+
     def make_vision_config(self, a: VitArchitecture) -> dict[str, Any]:
         """Return the sizes and options under transformers' names."""
         height, width = a.image_size

@@ -185,6 +185,11 @@ class Siglip2Tower(SiglipTower):
         del config["image_size"]
         return config
 
+    def list_processor_keys(self, a: VitArchitecture) -> dict[str, Any]:
+        rows, columns = a.grid(a.image_size)
+        kind = "Siglip2ImageProcessor"
+        return {"image_processor_type": kind, "patch_size": a.patch_size, "max_num_patches": rows * columns}
+
 
 class Aimv2Tower(Tower):
     """AIMv2: RMSNorm, SwiGLU, no biases in blocks. `embed` gives the average of the patches."""
