@@ -30,7 +30,7 @@ def test_what_is_printed_and_written(here, run):
     code, out, err = run("inspect", "模型 <b>", "--images", "photos", "--out", "模型 <b>.html", "--most", "4")
     assert (code, err) == (0, "")
     kinds = [line.partition(": ")[0] for line in out.splitlines()]
-    assert kinds == ["figure"] * 6 + ["data"] * (len(kinds) - 7) + ["report"]
+    assert kinds == ["figure"] * 7 + ["data"] * (len(kinds) - 8) + ["report"]
     for line in out.splitlines():
         assert (here / line.partition(": ")[2]).stat().st_size
     assert (here / "模型 <b>_files" / "distance.csv").exists()

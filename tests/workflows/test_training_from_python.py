@@ -79,9 +79,9 @@ def test_the_model_is_loaded_once(folder, model, monkeypatch, options):
     vitrail.save(model, "saved")
     loaded, load = [], loading.load_with_files
 
-    def count(source, known=None, **options):
+    def count(source, *given, **options):
         loaded.append(source)
-        return load(source, known, **options)
+        return load(source, *given, **options)
 
     monkeypatch.setattr(loading, "load_with_files", count)
     settings = {**SHORT, "run.report": True, "schedule.steps": 2, "model.stochastic_depth": 0.1}

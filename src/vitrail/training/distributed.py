@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from vitrail.errors import ConfigError
+from vitrail.model.rotary import LearnedRotaryPositions
 from vitrail.objectives.base import Objective
 from vitrail.system.ranks import Ranks
 from vitrail.training.optim import find_layers
@@ -41,6 +42,7 @@ def distribute(objective: Objective, ranks: Ranks, parallel: str, precision: tor
     if parallel == "ddp":
         objective.to(ranks.device)
         return DistributedDataParallel(objective, gradient_as_bucket_view=True)
+    check_shardable(objective, precision)
     mesh = _mesh(ranks, parallel)
     options: dict[str, Any] = {"mesh": mesh}
     if precision != torch.float32:
@@ -52,6 +54,19 @@ def distribute(objective: Objective, ranks: Ranks, parallel: str, precision: tor
     fully_shard(objective, reshard_after_forward=True, **options)
     register_fsdp_forward_method(objective, "embed")  # it gathers tensors too
     return objective.to(ranks.device)
+
+
+def check_shardable(objective: nn.Module, precision: torch.dtype) -> None:
+    """Raise a ConfigError if sharding would round what must stay float32.
+
+    Sharded parameters are gathered in the precision of the run. Angles of learned rotary positions that are computed
+    from bf16 frequencies are off by degrees.
+    """
+    if precision != torch.float32 and any(isinstance(part, LearnedRotaryPositions) for part in objective.modules()):
+        raise ConfigError(
+            "learned rotary positions must be computed in float32, and sharding would round them: give "
+            "run.parallel=ddp or run.precision=fp32"
+        )
 
 
 def _mesh(ranks: Ranks, parallel: str) -> DeviceMesh:
