@@ -25,6 +25,8 @@ from vitrail.system.precision import choose_precision
 from vitrail.system.ranks import join_ranks
 from vitrail.training.run_training import run_training
 
+pytestmark = pytest.mark.slow  # every verb, on a stand-in for a device
+
 FEW_STEPS = {"steps": 4, "warmup_steps": 1}
 OPTIONS = {"checkpoint_every": 2, "evaluate_every": 3, "deterministic": False}
 

@@ -166,6 +166,7 @@ def test_every_command_has_a_configuration(page):
             assert recipe.endswith(".toml") or recipe == "RECIPE", recipe
 
 
+@pytest.mark.slow
 def test_the_python_of_the_training_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     *_, code = blocks((ROOT / "docs/training.md").read_text(), "python")  # the others need photos

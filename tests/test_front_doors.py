@@ -79,6 +79,7 @@ def test_models_show_their_options():
         assert inspect.Parameter.VAR_KEYWORD not in kinds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rooms_first", [True, False])
 def test_rooms_and_verbs_do_not_hide_each_other(rooms_first):
     rooms = f"for room in {ROOMS}: importlib.import_module('vitrail.' + room)"

@@ -26,6 +26,7 @@ VERBS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_a_loaded_model_stays_as_it_is(verb, dtype, tmp_path, monkeypatch):

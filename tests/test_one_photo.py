@@ -21,6 +21,8 @@ from vitrail.evaluation.predictions import predict_all
 from vitrail.inference.batches import InferenceOptions, open_model
 from vitrail.inspection.images import fit_images
 
+pytestmark = pytest.mark.slow  # every verb, also a server and exports
+
 PHOTOS, TOLERANCE = 50, 1e-5
 
 

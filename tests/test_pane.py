@@ -209,6 +209,7 @@ def test_fewshot(run):
     assert out.splitlines()[1].startswith("least-squares\t1\t")
 
 
+@pytest.mark.slow
 def test_finetune_quickly(run, here):
     code, out, err = run("finetune", "--data", "stripes", "--quick")
     assert code == 0
@@ -244,6 +245,7 @@ def test_finetune_and_from_scratch(run, here):
     )
 
 
+@pytest.mark.slow
 def test_the_quickstart_beside_it(run, monkeypatch):
     short = {"schedule.steps": 1, "schedule.warmup_steps": 0, "run.trackers": (), "data.workers": 0}
     small = {**short, "data.batch_size": 2, "run.report": False}

@@ -84,6 +84,7 @@ PREDICTING = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", PREDICTING)
 def test_nothing_that_predicts_loads_training(module):
     loaded = modules_after(f"import {module}")

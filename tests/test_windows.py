@@ -25,6 +25,8 @@ from vitrail.system.locks import lock_file
 from vitrail.training.run_training import run_training
 from windows import windows
 
+pytestmark = pytest.mark.slow  # every verb, on a stand-in for a system
+
 FEW_STEPS = {"steps": 6, "warmup_steps": 1}
 OPTIONS = {"checkpoint_every": 2, "evaluate_every": 3, "keep": 1, "deterministic": False}
 

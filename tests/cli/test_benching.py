@@ -50,6 +50,7 @@ def test_the_table_and_the_json_tell_the_same(run, tmp_path):
     assert "Ti/16 inference, 32 px, batch 2, fp32: building vitrail eager" in aside
 
 
+@pytest.mark.slow
 def test_a_stop_loses_only_the_case_that_is_measured(run, tmp_path, monkeypatch):
     from vitrail.benchmark import bench as benching
 

@@ -46,6 +46,7 @@ def test_models_answers_soon():
     assert seconds("models") < 3
 
 
+@pytest.mark.slow
 def test_help_names_every_verb(monkeypatch, capsys):
     here = runner(monkeypatch, capsys)
     text = here("--help")[1]

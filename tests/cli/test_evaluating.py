@@ -219,6 +219,7 @@ def test_a_wrong_quick_command(here, run, arguments, sentence):
     assert sentence in err
 
 
+@pytest.mark.slow
 def test_quick_by_its_command(here, run):
     code, out, _ = run("finetune", "--data", "photos", "--from", "good", "--quick")
     assert code == 0

@@ -10,6 +10,8 @@ import pytest
 
 from vitrail.studies.catalogue import NAMES
 
+pytestmark = pytest.mark.slow  # each starts a Python of its own
+
 
 def run(*words, folder):
     command = [sys.executable, "-m", "vitrail", "study", *words]

@@ -37,6 +37,7 @@ def worst(run, model, sizes, counts=(1, 7)):
     return max(difference(run, model, images(count, model.in_channels, *size)) for size in sizes for count in counts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

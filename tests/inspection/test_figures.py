@@ -19,6 +19,8 @@ from vitrail.inspection.draw.figures import _overlay_heat, draw_between, draw_fi
 from vitrail.inspection.findings import Absent, Distance, Filters, Layers, Positions, ShownImage, Tokens
 from vitrail.training.curves import draw_curves
 
+pytestmark = pytest.mark.slow  # every figure of every kind
+
 ALL = ["filters-1", "positions", "distance", "rollout", "components", "tokens", "layers", "curves"]
 HOSTILE = "$\\frac{ <b>&amp;</b> \x1b[31m\n中文 \udcff ]]>"
 ABSENT = Absent("there is none")

@@ -13,6 +13,8 @@ from browser import chromium, opened
 from vitrail.inspection.draw.figures import draw_findings
 from vitrail.inspection.page.report import write_report
 
+pytestmark = pytest.mark.slow  # a browser
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 

@@ -106,6 +106,7 @@ def test_cost_is_counted_exactly(options):
     assert cost.flops == counter.get_total_flops()
 
 
+@pytest.mark.slow
 @each_part
 def test_checkpointing_compiling_and_layers_change_nothing(options):
     model, batch = small_vit(dtype=torch.float64, **options), images(dtype=torch.float64)
@@ -138,6 +139,7 @@ def test_copies_moves_and_files_keep_the_function(options, tmp_path):
     assert torch.equal(loaded(batch.float()), single(batch.float()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["dinov3", "eva-02", "perception encoder", "perception encoder, free", "mixed", "beit"]
 )

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from vitrail.model.architecture import PositionResize
 from vitrail.model.positions import LearnedPositions1d, LearnedPositions2d
 
+pytestmark = pytest.mark.slow  # compiled and exported graphs
+
 OWN = (5, 5)
 GRIDS = [OWN, (5, 9), (7, 5), (8, 9), (3, 2), (1, 4)]
 

@@ -184,6 +184,7 @@ def test_gradient_checkpointing_and_resizing(case):
     assert model.eval()(images(1, (48, 48))).shape == (1, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [BIT_OPTIONS, HYBRID_OPTIONS])
 @torch.no_grad()
 def test_compiled(case):

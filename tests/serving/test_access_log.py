@@ -199,6 +199,7 @@ def test_a_stderr_that_is_closed_fails_nothing(monkeypatch, kind):
         stream.close()
 
 
+@pytest.mark.slow
 def test_lines_of_a_real_server(folder):
     options = ["--model", f"tiny={folder}", "--threads", "1", "--access-log", "json"]
     with command_line(*options) as server:

@@ -13,6 +13,8 @@ from browser import chromium
 from vitrail.serving.reference import describe_api, render_reference
 from vitrail.serving.settings import ServerSettings
 
+pytestmark = pytest.mark.slow  # a browser and a server
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 

@@ -48,6 +48,7 @@ def ask(url: str, content: bytes) -> list[tuple[str, float]]:
         return [(row["label"], row["probability"]) for row in json.load(answer)["labels"]]
 
 
+@pytest.mark.slow
 def test_events_and_a_loaded_model(folder):
     with running("-c", PROGRAM, str(folder)) as server:
         rows = ask(server.url, image(1))

@@ -79,6 +79,7 @@ def gone_clients_are_not_computed(server) -> None:
         assert status(rest(wire)) == 200
 
 
+@pytest.mark.slow
 def test_the_end_loses_nothing_that_was_accepted(folder):
     """SIGTERM while 16 clients ask: what was sent before is answered 200, what comes after 503 or not at all."""
     stop = threading.Event()

@@ -24,6 +24,7 @@ def test_a_study_runs_and_decides(name, folder):
     assert find_study(name).claim in (result.folder / "page.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_quick_study_decides(tmp_path):
     """One that trains nothing but two arms, in the tests that always run."""
     result = vitrail.study("attention-focus", seeds=2, folder=tmp_path, device="cpu", on_event=lambda *_: None)

@@ -17,6 +17,8 @@ from vitrail.studies.study_data import StudyData, TransferSet, choose_data, choo
 from vitrail.studies.workbench import Workbench
 from vitrail.system.events import ignore_event
 
+pytestmark = pytest.mark.slow  # whole trainings
+
 QUICK = {"schedule.steps": 10, "schedule.warmup_steps": 1}
 
 

@@ -18,6 +18,8 @@ import pytest
 
 from vitrail.system import processor
 
+pytestmark = pytest.mark.slow  # each starts a Python of its own
+
 STAND_IN = f"""
 import os, pathlib, signal
 import torch

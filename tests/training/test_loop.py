@@ -228,6 +228,7 @@ def test_steps_that_are_recorded_make_the_same_run(tmp_path, monkeypatch, optimi
         assert torch.equal(other[name], again[name]), name
 
 
+@pytest.mark.slow
 def test_too_many_in_a_row_end_the_run_and_the_last_good_checkpoint_stays(tmp_path, monkeypatch, deferred):
     broken(monkeypatch, range(8, 100))
     with pytest.raises(TrainingError, match=r"step 12.*checkpoint of step 9"):
@@ -260,6 +261,7 @@ def test_signals_save_and_stop(tmp_path, monkeypatch):
     runs.assert_same_run(whole, stopped)
 
 
+@pytest.mark.slow
 def test_the_command_stopped_by_a_signal_says_so_with_exit_code_3(tmp_path):
     file = tmp_path / "long.toml"
     file.write_text(to_toml(runs.config(tmp_path / "run", schedule={"steps": 100_000, "warmup_steps": 4})))
@@ -520,6 +522,7 @@ if __name__ == "__main__":
     GOLDEN_FILE.write_text(json.dumps(found, indent=1) + "\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [3, 20])
 def test_a_keyboard_interrupt_from_the_listener_saves_and_stops(tmp_path, step):
     def interrupt(kind, values):

@@ -16,6 +16,8 @@ import torch
 import vitrail
 from vitrail.training.checkpoint_folder import read_weights
 
+pytestmark = pytest.mark.slow  # several processes
+
 HERE = Path(__file__).parent
 PLAIN = {"model": {"dropout": 0.0, "stochastic_depth": 0.0}, "schedule": {"steps": 20, "warmup_steps": 4}}
 SELDOM = {"checkpoint_every": 100, "evaluate_every": 10, "fewshot_every": 10, "fewshot_shots": 3}

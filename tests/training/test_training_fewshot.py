@@ -28,6 +28,8 @@ from vitrail.training.run_training import run_training
 from vitrail.training.sweep import run_trials
 from vitrail.training.trained_model import build_trained_model
 
+pytestmark = pytest.mark.slow  # whole trainings
+
 EVERY = {"fewshot_every": 5, "fewshot_shots": 3}
 MASKED = {"objective": runs.MASKED, "model": {"num_classes": 0}}
 

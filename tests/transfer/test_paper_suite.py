@@ -17,6 +17,8 @@ from vitrail.errors import ConfigError, DataError, Stopped
 from vitrail.training import loop
 from vitrail.transfer import paper_suite, suite_table
 
+pytestmark = pytest.mark.slow  # many trainings
+
 IDS = ["n01440764", "n01443537", "n01484850"]
 """Of ImageNet's first three classes."""
 REAL = {1: [0], 2: [0, 1], 3: [], 4: [2]}

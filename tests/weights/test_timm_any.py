@@ -28,6 +28,8 @@ from vitrail.weights.formats.native import CHECKSUM_FILE, format_checksums
 from vitrail.weights.load import describe_timm_network
 from vitrail.workflows.finetune_settings import choose_image_size, count_batch_parts
 
+pytestmark = pytest.mark.slow  # many random architectures
+
 SMALL = "test_efficientnet"
 OTHER_VIT = "vit_dwee_patch16_reg1_gap_256"
 FAMILIES = [SMALL, "resnet10t", "test_convnext", OTHER_VIT, "efficientvit_m0"]

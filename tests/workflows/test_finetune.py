@@ -84,6 +84,7 @@ def test_two_classes_of_five_images(here):
     assert (result.folder, result.model.num_classes) == (Path("runs/few-scratch"), 2)
 
 
+@pytest.mark.slow
 def test_a_sweep_chooses_on_one_half_and_reports_on_the_other(folder, here):
     on_event, events = listen_to(("trial", "chosen", "trained"))
     result = finetune(folder, "scratch", sweep=True, settings=SHORT, on_event=on_event)
@@ -117,6 +118,7 @@ def test_few_shot_accuracy_chooses_the_weights(folder, here):
         finetune(folder, "scratch", sweep=True, folder="swept", settings=[*SHORT, *FEWSHOT])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("data", "flatters"), [("split", True), ("others", False)])
 def test_test_images_that_choose_do_not_report(here, data, flatters):
     """Few-shot accuracy on the same data is scored on its test split."""

@@ -129,6 +129,7 @@ def test_planted_wrong_labels_are_found(here, model):
     assert result.to_dict()["suspects"][0]["label"] == rows[0]["label"]
 
 
+@pytest.mark.slow
 def test_the_five_most_doubtful_are_printed(here, model, monkeypatch, run):
     stripes(here / "photos", classes=2, images=25)
     everything = [SuspectRow(row, 1 - row // 25, 0.9) for row in range(50)]

@@ -39,6 +39,7 @@ def without_figures(monkeypatch):
     monkeypatch.setattr(inspect, "draw_findings", lambda *given: {})
 
 
+@pytest.mark.slow
 def test_every_finished_run_has_its_report(finished, events, listen):
     result = write_run_report(finished, on_event=listen)
     assert result.report == result.folder / "report.html"

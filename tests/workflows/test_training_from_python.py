@@ -30,6 +30,8 @@ from vitrail.workflows.finetune_result import FinetuneResult
 from vitrail.workflows.quickstart import quickstart
 from vitrail.workflows.train import train
 
+pytestmark = pytest.mark.slow  # whole trainings
+
 SHORT = {"schedule.steps": 6, "run.trackers": (), "run.report": False, "run.deterministic": True, "run.log_every": 1}
 OPTIONS = {"image_size": 16, "width": 32, "depth": 1, "num_heads": 2, "mlp_dim": 64, "num_classes": 5}
 
