@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from vitrail.errors import WeightsError
 from vitrail.model.architecture import VitArchitecture
-from vitrail.weights.formats.base import HALF, Tensors
+from vitrail.weights.formats.base import HALF, Tensors, read_shape
 from vitrail.weights.formats.huggingface_family import Family, ModelConfig, TensorNames
 from vitrail.weights.tensor_rules import TensorRule
 
@@ -69,7 +69,7 @@ class Beit(Family):
         if tables["input"]:
             return {**super().read_positions(own, config, side, hint, notes), "position_resize": "bicubic"}
         name = SHARED_TABLE if tables["shared"] else self.names.first(OWN_TABLE)
-        grid = _infer_grid(own[name].shape[0], hint)
+        grid = _infer_grid(read_shape(own, name, 2)[0], hint)
         at = "shared" if tables["shared"] else "every-layer"
         return {"image_size": (grid[0] * side, grid[1] * side), "position": "relative-bias", "position_at": at}
 

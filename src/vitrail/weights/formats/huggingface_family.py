@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from vitrail.errors import WeightsError
-from vitrail.model.architecture import VitArchitecture
+from vitrail.model.architecture import Positive, VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.weights.formats.base import (
     IMAGENET,
@@ -25,6 +25,7 @@ from vitrail.weights.formats.base import (
     infer_grid,
     read_patch_size,
     read_shape,
+    read_size,
 )
 from vitrail.weights.known import KnownFacts
 from vitrail.weights.tensor_rules import ADD_BATCH_AXIS, UNCHANGED, TensorRule, Transform, split_into, to_patch_kernel
@@ -56,7 +57,7 @@ class ModelConfig(ForeignConfig):
     rms_norm_eps: float | None = None
     image_size: int | tuple[int, int] | None = None
     patch_size: int | tuple[int, int] | None = None
-    num_channels: int = 3
+    num_channels: Positive = 3
     layerscale_value: float = 1.0
     layer_scale_init_value: float = 0.1
     id2label: dict[int, Any] = Field(default_factory=dict)
@@ -178,7 +179,8 @@ class Family:
         fc2 = names.gated_fc2 if swiglu else names.fc2
         mlp_dim = read_shape(own, names.first(f"{fc2}.weight"), 2)[1]
         check_agreement("config.json", config.model_dump(), self.list_sizes(width, depth, mlp_dim))
-        classes = next((own[f"{name}.weight"].shape[0] for name in names.classifiers if f"{name}.weight" in own), 0)
+        classifier = next((f"{name}.weight" for name in names.classifiers if f"{name}.weight" in own), "")
+        classes = read_size(own, classifier, 2) or 0
         hint = known.grid or self._read_grid(config, side)
         options: dict[str, Any] = {
             "position_resize": self.position_resize,

@@ -239,8 +239,12 @@ class Dinov3(Family):
             jitter=config.pos_embed_jitter,
             rescale=config.pos_embed_rescale,
         )
-        registers = own[self.names.registers].shape[1] if self.names.registers in own else 0
-        return {"layer_scale": config.layerscale_value, "registers": registers, "rotary": rotary}
+        return {"layer_scale": config.layerscale_value, "registers": self._count_registers(own), "rotary": rotary}
+
+    def _count_registers(self, own: Tensors) -> int:
+        tokens = own.get(self.names.registers)
+        # Without registers, transformers stores an empty tensor of (1, 0, D).
+        return 0 if tokens is None or tokens.shape[1:2] == (0,) else read_shape(own, self.names.registers, 3)[1]
 
     def read_positions(
         self, own: Tensors, config: ModelConfig, side: int, hint: tuple[int, int] | None, notes: list[str]
@@ -251,7 +255,6 @@ class Dinov3(Family):
         return {"image_size": (hint[0] * side, hint[1] * side)}
 
     def list_unused(self, own: Tensors, a: VitArchitecture) -> list[str]:
-        # Without registers, transformers stores an empty tensor.
         return [*super().list_unused(own, a), *([] if a.registers else [self.names.registers])]
 
     def explain_refusal(self, a: VitArchitecture) -> str | None:
