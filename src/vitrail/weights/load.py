@@ -302,8 +302,8 @@ def _describe_origin(
     if earlier is not None:
         new = [note for note in checkpoint.notes if note not in earlier.notes]
         return earlier.model_copy(update={"notes": (*earlier.notes, *new)}) if new else earlier
-    if folder_files.ignored:
-        checkpoint.notes.append("the config.json in its folder was not used: the folder holds other weights too")
+    if folder_files.config_not_used:
+        checkpoint.notes.append(f"the config.json in its folder was not used: {folder_files.config_not_used}")
     return Origin(
         source=name,
         format=weight_format.name,

@@ -44,17 +44,20 @@ class PartOfFile(TensorFile):
 
 
 def describe_part(folder_files: FolderFiles, part: str) -> FolderFiles:
-    """Return the config files for a part: config.json may have a section for it, such as `vision_config`.
+    """Return the config files for a part: config.json may have a section for it, such as `encoder`.
 
-    Without one it describes the whole, whose width, heads and GELU may be others, and is left out.
+    Without one, `vision_config` describes the images' encoder, wherever it stands. The rest of config.json describes
+    the whole, whose width, heads and GELU may be others, and is left out.
     """
     config = folder_files.json("config.json")
-    for word in reversed(part.strip("./").replace("/", ".").split(".")):
-        for key in (word, f"{word}_config", f"{word.rpartition('_')[0]}_config"):
-            if isinstance(section := config.get(key), dict):
-                return dataclasses.replace(folder_files, contents={**folder_files.contents, "config.json": section})
-    contents = {**folder_files.contents, "config.json": dict[str, Any]()}
-    return dataclasses.replace(folder_files, contents=contents, ignored=folder_files.ignored or bool(config))
+    words = reversed(part.strip("./").replace("/", ".").split("."))
+    keys = [key for word in words for key in (word, f"{word}_config", f"{word.rpartition('_')[0]}_config")]
+    section = next((config[key] for key in (*keys, "vision_config") if isinstance(config.get(key), dict)), None)
+    why = folder_files.config_not_used
+    if section is None and config:
+        why = f"it has no section for the part {part.strip('./')}"
+    contents = {**folder_files.contents, "config.json": section or dict[str, Any]()}
+    return dataclasses.replace(folder_files, contents=contents, config_not_used=why)
 
 
 def find_parts(tensors: Mapping[str, TensorInfo], recognise: Callable[[Mapping[str, TensorInfo]], bool]) -> list[str]:

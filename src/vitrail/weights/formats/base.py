@@ -47,8 +47,8 @@ class FolderFiles:
     """The key of the checkpoint that held the weights, such as "model"; None when they were at the top level."""
     contents: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     """JSON objects by file name, used instead of the files of that name."""
-    ignored: bool = False
-    """Whether the folder has a config.json that was not read because it may describe other weights."""
+    config_not_used: str = ""
+    """Why the folder's config.json was not used; empty if it was, or if there is none."""
     known: KnownFacts = field(default_factory=KnownFacts)
     """What the caller knows and no file says."""
 
