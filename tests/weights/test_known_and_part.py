@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,14 @@ def test_parts_are_found_quickly_and_only_the_outer_ones():
     tensors = {f"a.b{i}.c{i % 7}.d.e.weight": info for i in range(20_000)}
     marked = {**tensors, "x.y.mark": info, "x.y.z.mark": info, "q/mark": info}
     assert find_parts(marked, lambda part: "mark" in part) == ["q", "x.y"]
+
+
+def test_many_parts_are_found_quickly():
+    """Each was compared with all that were found before it: 20,000 took 19 seconds."""
+    tensors = {f"a{i}.mark": TensorInfo((1,), torch.float32) for i in range(100_000)}
+    start = time.perf_counter()
+    assert len(find_parts(tensors, lambda part: "mark" in part)) == 100_000
+    assert time.perf_counter() - start < 10
 
 
 def test_convert_takes_both(tmp_path, monkeypatch, capsys):

@@ -66,10 +66,10 @@ def find_parts(tensors: Mapping[str, TensorInfo], recognise: Callable[[Mapping[s
     for name, info in tensors.items():
         for start in _list_beginnings(name):
             groups.setdefault(start, {})[name[len(start) :]] = info
-    found: list[str] = []
+    found: dict[str, None] = {}  # in order, and quick to look in: a file may name thousands of parts
     for start in sorted(groups, key=len):
-        if not start.startswith(tuple(found)) and recognise(groups[start]):
-            found.append(start)
+        if not any(outer in found for outer in _list_beginnings(start)) and recognise(groups[start]):
+            found[start] = None
     return [start[:-1] for start in found]
 
 

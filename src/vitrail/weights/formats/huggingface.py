@@ -71,7 +71,11 @@ class HuggingFaceFormat(WeightFormat):
             dialect=f"{family.kind}|{prefix}",
             labels=_labels(config, architecture.num_classes, notes),
             licence=folder_files.read_licence(),
-            unused_tensors=[name for name in tensors if name.removeprefix(prefix).startswith(unused)],
+            unused_tensors=[
+                name
+                for name in tensors
+                if name.removeprefix(prefix).startswith(unused) or name.endswith(family.computed)
+            ],
             ignored_tensors=[name for name in tensors if name.startswith(IGNORED)],
             notes=notes,
         )

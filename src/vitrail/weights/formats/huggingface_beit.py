@@ -24,6 +24,7 @@ class Beit(Family):
     names = TensorNames(scales=("lambda_1", "lambda_2"), pool_norm="pooler.layernorm")
     statistics = HALF
     position_resize = "bilinear"
+    computed: ClassVar[tuple[str, ...]] = ("relative_position_index",)
     square_only = True  # of a table that is not square, transformers exchanges rows and columns
     free: ClassVar[tuple[str, ...]] = (
         "position",
@@ -72,10 +73,6 @@ class Beit(Family):
         grid = _infer_grid(read_shape(own, name, 2)[0], hint)
         at = "shared" if tables["shared"] else "every-layer"
         return {"image_size": (grid[0] * side, grid[1] * side), "position": "relative-bias", "position_at": at}
-
-    def list_unused(self, own: Tensors, a: VitArchitecture) -> list[str]:
-        indices = [name for name in own if name.endswith("relative_position_index")]
-        return [*super().list_unused(own, a), *indices]
 
     def list_inner_rules(self, a: VitArchitecture) -> list[TensorRule]:
         return [

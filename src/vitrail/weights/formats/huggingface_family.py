@@ -143,6 +143,8 @@ class Family:
     position_resize: ClassVar[str] = "bicubic"
     free: ClassVar[tuple[str, ...]] = ()
     """Options of the architecture that may have any value, because files of this family say them."""
+    computed: ClassVar[tuple[str, ...]] = ()
+    """Ends of the names of tensors that follow from sizes; they are kept and not used."""
     square_only: ClassVar[bool] = False
     """Whether transformers builds this family for square images only."""
 
