@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -35,7 +35,7 @@ from vitrail.weights.formats.timm_built import read_arguments
 from vitrail.weights.formats.timm_config import TimmConfig, read_labels, read_preprocessing
 from vitrail.weights.formats.torchvision import TorchvisionFormat
 from vitrail.weights.known import KnownFacts, apply_known_options
-from vitrail.weights.part import PartOfFile, describe_part, find_parts
+from vitrail.weights.part import SEPARATORS, PartOfFile, describe_part, find_parts
 from vitrail.weights.source import PANE, PANE_FOLDER, Which, choose_weights, locate_weights
 from vitrail.weights.tensor_rules import TensorMatch, check_complete, compute_file_shapes, match_tensors, shorten_list
 
@@ -56,6 +56,8 @@ FORMATS: dict[str, WeightFormat] = {
 }
 COUNTER = "num_batches_tracked"
 """The end of the name of batch norm's counter, the only integer tensor that is read from a file."""
+OPTIMIZER = "opt/"
+"""The beginning of the names in big_vision's files of an optimizer's averages, which look like a second model."""
 READERS = 2
 """Threads that read tensors: one waits for memory pages while the other copies."""
 Model = VisionTransformer | BitResNet | TimmModel
@@ -187,11 +189,17 @@ def recognise_format(
     """
     if folder_files is not None and NATIVE_FORMAT.holds_timm_network(folder_files):
         return NATIVE_FORMAT
+    foreign = [weight_format for weight_format in FORMATS.values() if weight_format is not NATIVE_FORMAT]
+
+    def is_foreign_model(part: Mapping[str, TensorInfo]) -> bool:
+        return any(weight_format.recognises(part) for weight_format in foreign)
+
     for weight_format in FORMATS.values():
         if weight_format.recognises(tensors):
+            if weight_format is not NATIVE_FORMAT:
+                _check_one_model(where, tensors, find_parts(tensors, is_foreign_model), is_foreign_model)
             return weight_format
-    foreign = [weight_format for weight_format in FORMATS.values() if weight_format is not NATIVE_FORMAT]
-    if parts := find_parts(tensors, lambda part: any(weight_format.recognises(part) for weight_format in foreign)):
+    if parts := find_parts(tensors, is_foreign_model):
         raise WeightsError(
             f"{where} holds a model inside a larger one, under {shorten_list(parts)}: load it with part={parts[0]!r} "
             f"(convert: --part {parts[0]})"
@@ -204,6 +212,24 @@ def recognise_format(
         f"{where} is no Vision Transformer, hybrid or BiT ResNet in any format vitrail knows ({', '.join(FORMATS)}): "
         f"it holds {shorten_list(list(tensors)) or 'no tensors'}"
     )
+
+
+def _check_one_model(
+    where: str,
+    tensors: Mapping[str, TensorInfo],
+    parts: list[str],
+    is_model: Callable[[Mapping[str, TensorInfo]], bool],
+) -> None:
+    """Raise a WeightsError if a file is nothing but parts that are models: only the caller can choose one of two."""
+    parts = [part for part in parts if not part.startswith(OPTIMIZER)] or parts
+    if len(parts) < 2:
+        return
+    beginnings = tuple(part + separator for part in parts for separator in SEPARATORS)
+    if not is_model({name: info for name, info in tensors.items() if not name.startswith(beginnings)}):
+        raise WeightsError(
+            f"{where} holds several models, under {shorten_list(parts)}: choose one, as in part={parts[0]!r} "
+            f"(convert: --part {parts[0]})"
+        )
 
 
 def _build_model(
