@@ -49,6 +49,8 @@ def test_channels_that_cannot_be(channels, tmp_path):
         vitrail.load(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["vit_pe_core_patch0_0", "vit_pe_core_patch0_224", f"vit_pe_core_patch16_{'9' * 5000}"])
+@pytest.mark.parametrize(
+    "name", ["vit_pe_core_patch0_0", "vit_pe_core_patch0_224", f"vit_pe_core_patch16_{'9' * 5000}"]
+)
 def test_names_with_sizes_that_cannot_be(name):
     assert "ref_feat_shape" not in find_facts(name)

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -251,6 +251,7 @@ def _build_model(
             rules = weight_format.list_tensor_rules(checkpoint.architecture, checkpoint.dialect)
             matches = match_tensors(model.state_dict(), rules)
             _fill_model(where, model, tensors, checkpoint, matches)
+            model = cast(Model, weight_format.finish_model(model, checkpoint.notes))
             model.preprocessing = checkpoint.preprocessing
             model.labels = checkpoint.labels
             model.training_cost, model.learned_from = checkpoint.training_cost, checkpoint.learned_from
@@ -306,10 +307,27 @@ def _fill_model(
     with ThreadPoolExecutor(READERS) as readers:
         built = {match.ours: empty[match.ours] for match in tables}
         model.load_state_dict({**dict(readers.map(read, matches)), **built}, assign=True)
+    if lost := _find_lost_rows(matches, shared):
+        checkpoint.notes.append(
+            f"rows that the model does not need are not 0, and would be written back as 0: {shorten_list(lost, most=3)}"
+        )
     if not_finite:
         names = shorten_list(sorted(not_finite), most=3)
         checkpoint.notes.append(f"values that are not finite (NaN or infinite): {names}")
     model.unused_tensors = {name.removeprefix(UNUSED_PREFIX): file.read(name) for name in checkpoint.unused_tensors}
+
+
+def _find_lost_rows(matches: list[TensorMatch], tensors: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of tensors with values in rows that no tensor of the model takes."""
+    lost = []
+    for name, tensor in tensors.items():
+        left = torch.ones(len(tensor), dtype=torch.bool)
+        for match in matches:
+            if match.rows is not None and name in match.theirs:
+                left[slice(*match.rows)] = False
+        if bool(tensor[left].any()):
+            lost.append(name)
+    return sorted(lost)
 
 
 def _is_finite(tensor: Tensor) -> bool:

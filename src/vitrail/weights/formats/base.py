@@ -150,6 +150,10 @@ class WeightFormat(ABC):
     def make_config_files(self, model: ImageModel) -> dict[str, Any]:
         """Return the JSON files to write beside the weights, by file name."""
 
+    def finish_model(self, model: ImageModel, notes: list[str]) -> ImageModel:
+        """Return a loaded model, changed if values in its file ask for it; add a note for a change."""
+        return model
+
     def adapt_model(self, model: ImageModel) -> ImageModel:
         """Return the model, or one that computes the same function and that the format can hold."""
         return model
