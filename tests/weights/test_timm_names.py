@@ -136,6 +136,28 @@ def test_tensors_alone_tell_the_family(family, tmp_path):
     assert ours.architecture.norm_eps == expected.norm_eps
 
 
+def test_what_deit_iii_and_rope_ape_share_is_noted(tmp_path):
+    """The tensors cannot tell them apart; a config with the name can."""
+    theirs = build_family("RoPE with a table")
+    path = save_tensors(theirs, tmp_path / "model.safetensors")
+    (note,) = [note for note in vitrail.load(path, num_heads=4).origin.notes if "RoPE-APE" in note]
+    assert note.startswith("DeiT III assumed")
+    name = re.search(r'\{"architecture": "(\w+)"\}', note)[1]
+    assert find_facts(name)["use_rot_pos_emb"]
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": name}))
+    ours = vitrail.load(path, num_heads=4)
+    images = torch.randn(2, 3, 96, 96, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(ours.embed(images), run_peer("RoPE with a table", theirs, images)[0])
+    assert not any("RoPE-APE" in note for note in ours.origin.notes)
+
+
+@pytest.mark.parametrize("family", ["ViT", "EVA", "BEiT-3", "DINOv2", "RoPE, learned, with a table", "EVA of CLIP"])
+def test_other_families_are_not_taken_for_deit_iii(family, tmp_path):
+    ours = vitrail.load(save_tensors(build_family(family), tmp_path / "model.safetensors"), num_heads=4)
+    assert not any("DeiT III" in note for note in ours.origin.notes)
+
+
 @pytest.mark.parametrize(
     "family", ["DINOv3 H+, SwiGLU", "EVA-02 E, norms behind the layers", "Perception Encoder", "BEiT", "RoPE, learned"]
 )

@@ -125,3 +125,8 @@ def recognise_family(
             return "DINOv3", {**DINOV3, "head_dim": 128 if width == 4096 else 64}
         return "a RoPE ViT with registers", FACTS["_rope_reg"]
     return "a RoPE ViT", AXIAL_ROPE
+
+
+def may_be_rope_ape(names: Collection[str]) -> bool:
+    """Return whether a file of no other family is DeiT III's or RoPE-APE's: both have the same tensors."""
+    return "blocks.0.gamma_1" in names and "pos_embed" in names and "blocks.0.attn.qkv.bias" in names

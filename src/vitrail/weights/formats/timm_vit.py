@@ -38,7 +38,7 @@ from vitrail.weights.formats.timm_config import (
     read_preprocessing,
     read_rotary,
 )
-from vitrail.weights.formats.timm_names import find_facts, recognise_family
+from vitrail.weights.formats.timm_names import find_facts, may_be_rope_ape, recognise_family
 from vitrail.weights.formats.timm_resnet import IN_HYBRID, find_stem, list_backbone_rules, read_backbone
 from vitrail.weights.known import KnownFacts
 from vitrail.weights.tensor_rules import ADD_BATCH_AXIS, TensorRule, split_into, to_patch_kernel
@@ -100,6 +100,11 @@ def describe_vit(own: Tensors, config: TimmConfig, known: KnownFacts, facebook: 
         family, facts = recognise_family(own, width, mlp["mlp"] == "swiglu", grid)
         if family:
             notes.append(f"rotary positions, heads, pooling and norms as in {family}: no config says them")
+        elif may_be_rope_ape(own):
+            notes.append(
+                "DeiT III assumed; RoPE-APE has the same tensors, and rotary positions beside its table: if it is one, "
+                'put a config.json with its name beside it, {"architecture": "vit_small_patch16_rope_ape_224"}'
+            )
     arguments = complete_arguments(config, facts)
     rotary = read_rotary(arguments)
     if grid is None:
