@@ -155,7 +155,7 @@ class WeightFormat(ABC):
         return model
 
     def adapt_model(self, model: ImageModel) -> ImageModel:
-        """Return the model, or one that computes the same function and that the format can hold."""
+        """Return a model that the format does not refuse, or one that computes the same under names that it has."""
         return model
 
     def name_unused_tensor(self, name: str) -> str:
