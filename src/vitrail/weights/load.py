@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -35,9 +35,16 @@ from vitrail.weights.formats.timm_built import read_arguments
 from vitrail.weights.formats.timm_config import TimmConfig, read_labels, read_preprocessing
 from vitrail.weights.formats.torchvision import TorchvisionFormat
 from vitrail.weights.known import KnownFacts, apply_known_options
-from vitrail.weights.part import SEPARATORS, PartOfFile, describe_part, find_parts
+from vitrail.weights.part import PartOfFile, check_one_model, describe_part, find_parts
 from vitrail.weights.source import PANE, PANE_FOLDER, Which, choose_weights, locate_weights
-from vitrail.weights.tensor_rules import TensorMatch, check_complete, compute_file_shapes, match_tensors, shorten_list
+from vitrail.weights.tensor_rules import (
+    TensorMatch,
+    check_complete,
+    compute_file_shapes,
+    find_lost_rows,
+    match_tensors,
+    shorten_list,
+)
 
 log = logging.getLogger("vitrail")
 
@@ -56,8 +63,6 @@ FORMATS: dict[str, WeightFormat] = {
 }
 COUNTER = "num_batches_tracked"
 """The end of the name of batch norm's counter, the only integer tensor that is read from a file."""
-OPTIMIZER = "opt/"
-"""The beginning of the names in big_vision's files of an optimizer's averages, which look like a second model."""
 READERS = 2
 """Threads that read tensors: one waits for memory pages while the other copies."""
 Model = VisionTransformer | BitResNet | TimmModel
@@ -197,7 +202,7 @@ def recognise_format(
     for weight_format in FORMATS.values():
         if weight_format.recognises(tensors):
             if weight_format is not NATIVE_FORMAT:
-                _check_one_model(where, tensors, find_parts(tensors, is_foreign_model), is_foreign_model)
+                check_one_model(where, tensors, is_foreign_model)
             return weight_format
     if parts := find_parts(tensors, is_foreign_model):
         raise WeightsError(
@@ -212,24 +217,6 @@ def recognise_format(
         f"{where} is no Vision Transformer, hybrid or BiT ResNet in any format vitrail knows ({', '.join(FORMATS)}): "
         f"it holds {shorten_list(list(tensors)) or 'no tensors'}"
     )
-
-
-def _check_one_model(
-    where: str,
-    tensors: Mapping[str, TensorInfo],
-    parts: list[str],
-    is_model: Callable[[Mapping[str, TensorInfo]], bool],
-) -> None:
-    """Raise a WeightsError if a file is nothing but parts that are models: only the caller can choose one of two."""
-    parts = [part for part in parts if not part.startswith(OPTIMIZER)] or parts
-    if len(parts) < 2:
-        return
-    beginnings = tuple(part + separator for part in parts for separator in SEPARATORS)
-    if not is_model({name: info for name, info in tensors.items() if not name.startswith(beginnings)}):
-        raise WeightsError(
-            f"{where} holds several models, under {shorten_list(parts)}: choose one, as in part={parts[0]!r} "
-            f"(convert: --part {parts[0]})"
-        )
 
 
 def _build_model(
@@ -307,7 +294,7 @@ def _fill_model(
     with ThreadPoolExecutor(READERS) as readers:
         built = {match.ours: empty[match.ours] for match in tables}
         model.load_state_dict({**dict(readers.map(read, matches)), **built}, assign=True)
-    if lost := _find_lost_rows(matches, shared):
+    if lost := find_lost_rows(matches, shared):
         checkpoint.notes.append(
             f"rows that the model does not need are not 0, and would be written back as 0: {shorten_list(lost, most=3)}"
         )
@@ -315,19 +302,6 @@ def _fill_model(
         names = shorten_list(sorted(not_finite), most=3)
         checkpoint.notes.append(f"values that are not finite (NaN or infinite): {names}")
     model.unused_tensors = {name.removeprefix(UNUSED_PREFIX): file.read(name) for name in checkpoint.unused_tensors}
-
-
-def _find_lost_rows(matches: list[TensorMatch], tensors: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of tensors with values in rows that no tensor of the model takes."""
-    lost = []
-    for name, tensor in tensors.items():
-        left = torch.ones(len(tensor), dtype=torch.bool)
-        for match in matches:
-            if match.rows is not None and name in match.theirs:
-                left[slice(*match.rows)] = False
-        if bool(tensor[left].any()):
-            lost.append(name)
-    return sorted(lost)
 
 
 def _is_finite(tensor: Tensor) -> bool:

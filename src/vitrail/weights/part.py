@@ -18,6 +18,9 @@ SEPARATORS = (".", "/")
 DEEPEST = 4
 """Most words in the name of a part that is looked for."""
 
+OPTIMIZER = "opt/"
+"""The beginning of the names in big_vision's files of an optimizer's averages, which look like a second model."""
+
 
 class PartOfFile(TensorFile):
     """The tensors of a file whose names begin with the name of a part, without that beginning."""
@@ -71,6 +74,27 @@ def find_parts(tensors: Mapping[str, TensorInfo], recognise: Callable[[Mapping[s
         if not any(outer in found for outer in _list_beginnings(start)) and recognise(groups[start]):
             found[start] = None
     return [start[:-1] for start in found]
+
+
+def check_one_model(
+    where: str, tensors: Mapping[str, TensorInfo], recognise: Callable[[Mapping[str, TensorInfo]], bool]
+) -> None:
+    """Raise a WeightsError if a file holds several models, each in a part of its own: only the caller can choose one.
+
+    Args:
+        where: the source, for the message.
+        tensors: what the file holds.
+        recognise: whether some tensors are a model.
+    """
+    parts = find_parts(tensors, recognise)
+    parts = [part for part in parts if not part.startswith(OPTIMIZER)] or parts
+    inside = {part + separator for part in parts for separator in SEPARATORS}
+    rest = {name: info for name, info in tensors.items() if inside.isdisjoint(_list_beginnings(name))}
+    if len(parts) > 1 and not recognise(rest):
+        raise WeightsError(
+            f"{where} holds several models, under {shorten_list(parts)}: choose one, as in part={parts[0]!r} "
+            f"(convert: --part {parts[0]})"
+        )
 
 
 def list_first_words(tensors: Mapping[str, Any]) -> list[str]:
