@@ -111,9 +111,14 @@ def test_towers_with_the_same_names_and_other_layers_are_refused(name, tmp_path)
         vitrail.load(tmp_path / "other.pt")
 
 
-def dinov3(gated: bool) -> tuple[Case, Any, Tensors]:
+def make_periods(base: float) -> Tensor:
+    """As Meta's code computes them for heads of 64 channels."""
+    return base ** (2 * torch.arange(16) / 32)
+
+
+def dinov3(gated: bool, base: float = 100.0) -> tuple[Case, Any, Tensors]:
     act = {"use_gated_mlp": True, "hidden_act": "silu"} if gated else {}
-    config = t.DINOv3ViTConfig(**{**SMALL, "num_attention_heads": 1}, num_register_tokens=4, **act)
+    config = t.DINOv3ViTConfig(**{**SMALL, "num_attention_heads": 1}, num_register_tokens=4, rope_theta=base, **act)
     case = Case(lambda: t.DINOv3ViTModel(config), kind="plain")
     model = build(case)
     state = {name.removeprefix("model."): tensor for name, tensor in model.state_dict().items()}
@@ -131,7 +136,7 @@ def dinov3(gated: bool) -> tuple[Case, Any, Tensors]:
     )
     mask = torch.cat([torch.ones(64), torch.zeros(64), torch.ones(64)]).double()
     state |= {f"blocks.{i}.attn.qkv.bias_mask": mask.clone() for i in range(3)}
-    state |= {"rope_embed.periods": torch.ones(16), "mask_token": state["mask_token"][0]}
+    state |= {"rope_embed.periods": make_periods(base), "mask_token": state["mask_token"][0]}
     return case, model, state
 
 
@@ -163,7 +168,53 @@ def test_the_mask_of_meta_hides_what_the_bias_of_keys_is(tmp_path):
     torch.save(state, tmp_path / "dinov3.pth")
     images = images_for((48, 48)).double()
     theirs = run(model, case, images).pooler_output
-    torch.testing.assert_close(vitrail.load(tmp_path / "dinov3.pth")(images), theirs, rtol=0, atol=1e-10)
+    loaded = vitrail.load(tmp_path / "dinov3.pth")
+    torch.testing.assert_close(loaded(images), theirs, rtol=0, atol=1e-10)
+    assert any("written back as 0: blocks.1.attn.qkv.bias" in note for note in loaded.origin.notes)
+    state["blocks.1.attn.qkv.bias"][64:128] = 0
+    torch.save(state, tmp_path / "dinov3.pth")
+    assert not any("written back" in note for note in vitrail.load(tmp_path / "dinov3.pth").origin.notes)
+
+
+@torch.no_grad()
+def test_the_periods_of_meta_say_the_base(tmp_path):
+    case, model, state = dinov3(gated=False, base=30.0)
+    torch.save(state, tmp_path / "dinov3.pth")
+    loaded = vitrail.load(tmp_path / "dinov3.pth")
+    assert loaded.architecture.rotary.base == pytest.approx(30, rel=1e-5)
+    assert any("base 30" in note for note in loaded.origin.notes)
+    images = images_for((48, 48)).double()
+    torch.testing.assert_close(loaded(images), run(model, case, images).pooler_output, rtol=0, atol=1e-4)
+    write_model(vitrail.load(save(loaded, tmp_path / "native")), FORMATS["meta"], tmp_path / "back")
+    assert vitrail.load(tmp_path / "back").architecture == loaded.architecture
+
+
+def test_periods_in_bfloat16_are_the_usual_ones(tmp_path):
+    _, _, state = dinov3(gated=False)
+    state["rope_embed.periods"] = state["rope_embed.periods"].bfloat16()
+    torch.save(state, tmp_path / "dinov3.pth")
+    loaded = vitrail.load(tmp_path / "dinov3.pth")
+    assert loaded.architecture.rotary.base == 100.0
+    assert not any("base" in note for note in loaded.origin.notes)
+
+
+@pytest.mark.parametrize(
+    ("periods", "words"),
+    [
+        (2 * make_periods(100), "powers of one base"),  # as from a smallest and a largest period
+        (torch.zeros(16), "powers of one base"),
+        (-make_periods(100), "powers of one base"),
+        (1e300 * make_periods(100).double(), "powers of one base"),
+        (torch.full((16,), torch.nan), "powers of one base"),
+        (make_periods(100)[:7], "heads of 28 channels"),
+        (torch.tensor(1.0), "periods"),
+    ],
+)
+def test_periods_that_vitrail_does_not_have(periods, words, tmp_path):
+    _, _, state = dinov3(gated=False)
+    torch.save({**state, "rope_embed.periods": periods}, tmp_path / "dinov3.pth")
+    with pytest.raises(vitrail.WeightsError, match=words):
+        vitrail.load(tmp_path / "dinov3.pth")
 
 
 def test_dinov3_from_elsewhere_is_not_written_as_meta(tmp_path):

@@ -7,9 +7,11 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers_models import SMALL, TEXT, Case, build
 
 import vitrail
 from peer_models import SMALL_HF, huggingface_model, images_for, scramble
+from peers import transformers as t
 from vitrail.weights.load import FORMATS
 from vitrail.weights.save import write_model
 
@@ -44,7 +46,27 @@ def test_the_config_of_the_whole_says_nothing_about_a_part(model, tmp_path):
     loaded = vitrail.load(tmp_path, part="encoder", known={"num_heads": 4})
     batch = images_for((48, 48))
     torch.testing.assert_close(loaded.forward_features(batch), model(batch).last_hidden_state, rtol=0, atol=1e-5)
-    assert any("config.json" in note for note in loaded.origin.notes)
+    assert any("config.json" in note and "no section for the part encoder" in note for note in loaded.origin.notes)
+
+
+@pytest.mark.parametrize("part", ["clip", "clip.vision_model"])
+@torch.no_grad()
+def test_the_part_that_the_error_names_has_the_config_of_images(part, tmp_path):
+    """As in CLIPSeg, whose file holds a whole CLIP: quick GELU and one head would be guessed without the config."""
+    vision = {**SMALL, "hidden_act": "gelu", "num_attention_heads": 8}
+    clip = build(Case(lambda: t.CLIPModel(t.CLIPConfig(vision_config=vision, text_config=TEXT, projection_dim=24))))
+    tensors = {f"clip.{name}": tensor.contiguous() for name, tensor in clip.state_dict().items()}
+    save_file({**tensors, "decoder_x.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    config = {"model_type": "clipseg", "vision_config": clip.config.vision_config.to_dict(), "text_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(vitrail.WeightsError, match="part='clip'"):
+        vitrail.load(tmp_path)
+    loaded = vitrail.load(tmp_path, part=part)
+    assert (loaded.architecture.gelu, loaded.architecture.num_heads) == ("exact", 8)
+    assert not any("was not used" in note for note in loaded.origin.notes)
+    images = images_for((48, 48)).double()
+    expected = clip.vision_model(images).pooler_output
+    torch.testing.assert_close(loaded(images), expected, rtol=0, atol=1e-10)
 
 
 def test_a_part_of_a_native_folder_is_no_model(tmp_path):

@@ -10,7 +10,7 @@ import functools
 import pytest
 import torch
 from safetensors.torch import load_file
-from timm_families import FAMILIES, SIZES, build_family, computing_exactly, run_peer, use_float64, write_folder
+from timm_families import AT_16, FAMILIES, SIZES, build_family, computing_exactly, run_peer, use_float64, write_folder
 
 import vitrail
 from peer_models import mark_slow
@@ -70,3 +70,21 @@ def test_written_back_it_has_the_same_bits_and_timm_loads_it(family, folders, tm
     with torch.no_grad(), computing_exactly():
         torch.testing.assert_close(again(images), theirs(images), rtol=TOLERANCE, atol=TOLERANCE)
     assert vitrail.load(tmp_path / "back").architecture == native.architecture
+
+
+@torch.no_grad()
+def test_mae_computes_what_timm_computes_at_every_size(tmp_path):
+    """Meta's own file: timm's names under the key `model`, and a decoder that is left out."""
+    theirs = use_float64(timm.create_model("vit_base_patch16_224", **{**AT_16, "num_classes": 0}).eval())
+    for parameter in theirs.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.2)
+    decoder = {"mask_token": torch.zeros(1, 1, 32), "decoder_pos_embed": torch.zeros(1, 37, 32)}
+    decoder |= {"decoder_blocks.0.norm1.weight": torch.ones(32), "decoder_pred.weight": torch.zeros(768, 32)}
+    torch.save({"model": {**theirs.state_dict(), **decoder}, "epoch": 799}, tmp_path / "mae.pth")
+    ours = vitrail.load(tmp_path / "mae.pth", num_heads=4)
+    assert (ours.num_classes, ours.preprocessing.mean) == (0, (0.485, 0.456, 0.406))
+    for height, width in SIZES.values():
+        images = images_at((int(96 * height), int(96 * width)))
+        expected, _ = run_peer("ViT", theirs, images)
+        assert expected.std() > 1e-3
+        torch.testing.assert_close(ours.embed(images), expected, rtol=TOLERANCE, atol=TOLERANCE)

@@ -98,6 +98,8 @@ def test_what_timm_can_hold_it_computes(tmp_path):
         ({"position": "relative-bias", "position_at": "shared", "final_norm": False}, "one norm outside"),
         ({"mlp_bias": False}, "or in neither"),
         ({"norm_at": "after", "layer_scale": 0.1}, "no layer scale"),
+        ({"registers": 2, "position": "learned-2d"}, "learned-2d"),
+        ({"registers": 2, "position_at": "every-layer"}, "every-layer"),
     ],
 )
 def test_what_timm_cannot_hold_is_refused(options, reason, tmp_path):

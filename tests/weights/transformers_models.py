@@ -150,6 +150,14 @@ ENCODERS = {
         written_as="CLIPVisionModelWithProjection",
     ),
     "MetaCLIP 2": Case(lambda: t.MetaClip2VisionModel(t.MetaClip2VisionConfig(**SMALL)), written_as="CLIPVisionModel"),
+    "Chinese CLIP": Case(
+        lambda: t.ChineseCLIPVisionModel(t.ChineseCLIPVisionConfig(**SMALL)), written_as="CLIPVisionModel"
+    ),
+    "Chinese CLIP out of two towers": Case(
+        lambda: t.ChineseCLIPModel(t.ChineseCLIPConfig(vision_config=SMALL, text_config=TEXT, projection_dim=24)),
+        tower="vision_model",
+        written_as="CLIPVisionModelWithProjection",
+    ),
     "AIMv2": Case(
         lambda: t.Aimv2VisionModel(t.Aimv2VisionConfig(**SMALL, use_head=False)),
         sizes=(NATIVE,),  # the peer has no way to resize its positions

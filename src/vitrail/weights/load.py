@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -35,9 +35,16 @@ from vitrail.weights.formats.timm_built import read_arguments
 from vitrail.weights.formats.timm_config import TimmConfig, read_labels, read_preprocessing
 from vitrail.weights.formats.torchvision import TorchvisionFormat
 from vitrail.weights.known import KnownFacts, apply_known_options
-from vitrail.weights.part import PartOfFile, describe_part, find_parts
+from vitrail.weights.part import PartOfFile, check_one_model, describe_part, find_parts
 from vitrail.weights.source import PANE, PANE_FOLDER, Which, choose_weights, locate_weights
-from vitrail.weights.tensor_rules import TensorMatch, check_complete, compute_file_shapes, match_tensors, shorten_list
+from vitrail.weights.tensor_rules import (
+    TensorMatch,
+    check_complete,
+    compute_file_shapes,
+    find_lost_rows,
+    match_tensors,
+    shorten_list,
+)
 
 log = logging.getLogger("vitrail")
 
@@ -187,11 +194,17 @@ def recognise_format(
     """
     if folder_files is not None and NATIVE_FORMAT.holds_timm_network(folder_files):
         return NATIVE_FORMAT
+    foreign = [weight_format for weight_format in FORMATS.values() if weight_format is not NATIVE_FORMAT]
+
+    def is_foreign_model(part: Mapping[str, TensorInfo]) -> bool:
+        return any(weight_format.recognises(part) for weight_format in foreign)
+
     for weight_format in FORMATS.values():
         if weight_format.recognises(tensors):
+            if weight_format is not NATIVE_FORMAT:
+                check_one_model(where, tensors, is_foreign_model)
             return weight_format
-    foreign = [weight_format for weight_format in FORMATS.values() if weight_format is not NATIVE_FORMAT]
-    if parts := find_parts(tensors, lambda part: any(weight_format.recognises(part) for weight_format in foreign)):
+    if parts := find_parts(tensors, is_foreign_model):
         raise WeightsError(
             f"{where} holds a model inside a larger one, under {shorten_list(parts)}: load it with part={parts[0]!r} "
             f"(convert: --part {parts[0]})"
@@ -225,6 +238,7 @@ def _build_model(
             rules = weight_format.list_tensor_rules(checkpoint.architecture, checkpoint.dialect)
             matches = match_tensors(model.state_dict(), rules)
             _fill_model(where, model, tensors, checkpoint, matches)
+            model = cast(Model, weight_format.finish_model(model, checkpoint.notes))
             model.preprocessing = checkpoint.preprocessing
             model.labels = checkpoint.labels
             model.training_cost, model.learned_from = checkpoint.training_cost, checkpoint.learned_from
@@ -280,6 +294,10 @@ def _fill_model(
     with ThreadPoolExecutor(READERS) as readers:
         built = {match.ours: empty[match.ours] for match in tables}
         model.load_state_dict({**dict(readers.map(read, matches)), **built}, assign=True)
+    if lost := find_lost_rows(matches, shared):
+        checkpoint.notes.append(
+            f"rows that the model does not need are not 0, and would be written back as 0: {shorten_list(lost, most=3)}"
+        )
     if not_finite:
         names = shorten_list(sorted(not_finite), most=3)
         checkpoint.notes.append(f"values that are not finite (NaN or infinite): {names}")
@@ -302,8 +320,8 @@ def _describe_origin(
     if earlier is not None:
         new = [note for note in checkpoint.notes if note not in earlier.notes]
         return earlier.model_copy(update={"notes": (*earlier.notes, *new)}) if new else earlier
-    if folder_files.ignored:
-        checkpoint.notes.append("the config.json in its folder was not used: the folder holds other weights too")
+    if folder_files.config_not_used:
+        checkpoint.notes.append(f"the config.json in its folder was not used: {folder_files.config_not_used}")
     return Origin(
         source=name,
         format=weight_format.name,

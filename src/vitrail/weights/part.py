@@ -18,6 +18,9 @@ SEPARATORS = (".", "/")
 DEEPEST = 4
 """Most words in the name of a part that is looked for."""
 
+OPTIMIZER = "opt/"
+"""The beginning of the names in big_vision's files of an optimizer's averages, which look like a second model."""
+
 
 class PartOfFile(TensorFile):
     """The tensors of a file whose names begin with the name of a part, without that beginning."""
@@ -44,17 +47,20 @@ class PartOfFile(TensorFile):
 
 
 def describe_part(folder_files: FolderFiles, part: str) -> FolderFiles:
-    """Return the config files for a part: config.json may have a section for it, such as `vision_config`.
+    """Return the config files for a part: config.json may have a section for it, such as `encoder`.
 
-    Without one it describes the whole, whose width, heads and GELU may be others, and is left out.
+    Without one, `vision_config` describes the images' encoder, wherever it stands. The rest of config.json describes
+    the whole, whose width, heads and GELU may be others, and is left out.
     """
     config = folder_files.json("config.json")
-    for word in reversed(part.strip("./").replace("/", ".").split(".")):
-        for key in (word, f"{word}_config", f"{word.rpartition('_')[0]}_config"):
-            if isinstance(section := config.get(key), dict):
-                return dataclasses.replace(folder_files, contents={**folder_files.contents, "config.json": section})
-    contents = {**folder_files.contents, "config.json": dict[str, Any]()}
-    return dataclasses.replace(folder_files, contents=contents, ignored=folder_files.ignored or bool(config))
+    words = reversed(part.strip("./").replace("/", ".").split("."))
+    keys = [key for word in words for key in (word, f"{word}_config", f"{word.rpartition('_')[0]}_config")]
+    section = next((config[key] for key in (*keys, "vision_config") if isinstance(config.get(key), dict)), None)
+    why = folder_files.config_not_used
+    if section is None and config:
+        why = f"it has no section for the part {part.strip('./')}"
+    contents = {**folder_files.contents, "config.json": section or dict[str, Any]()}
+    return dataclasses.replace(folder_files, contents=contents, config_not_used=why)
 
 
 def find_parts(tensors: Mapping[str, TensorInfo], recognise: Callable[[Mapping[str, TensorInfo]], bool]) -> list[str]:
@@ -63,11 +69,32 @@ def find_parts(tensors: Mapping[str, TensorInfo], recognise: Callable[[Mapping[s
     for name, info in tensors.items():
         for start in _list_beginnings(name):
             groups.setdefault(start, {})[name[len(start) :]] = info
-    found: list[str] = []
+    found: dict[str, None] = {}  # in order, and quick to look in: a file may name thousands of parts
     for start in sorted(groups, key=len):
-        if not start.startswith(tuple(found)) and recognise(groups[start]):
-            found.append(start)
+        if not any(outer in found for outer in _list_beginnings(start)) and recognise(groups[start]):
+            found[start] = None
     return [start[:-1] for start in found]
+
+
+def check_one_model(
+    where: str, tensors: Mapping[str, TensorInfo], recognise: Callable[[Mapping[str, TensorInfo]], bool]
+) -> None:
+    """Raise a WeightsError if a file holds several models, each in a part of its own: only the caller can choose one.
+
+    Args:
+        where: the source, for the message.
+        tensors: what the file holds.
+        recognise: whether some tensors are a model.
+    """
+    parts = find_parts(tensors, recognise)
+    parts = [part for part in parts if not part.startswith(OPTIMIZER)] or parts
+    inside = {part + separator for part in parts for separator in SEPARATORS}
+    rest = {name: info for name, info in tensors.items() if inside.isdisjoint(_list_beginnings(name))}
+    if len(parts) > 1 and not recognise(rest):
+        raise WeightsError(
+            f"{where} holds several models, under {shorten_list(parts)}: choose one, as in part={parts[0]!r} "
+            f"(convert: --part {parts[0]})"
+        )
 
 
 def list_first_words(tensors: Mapping[str, Any]) -> list[str]:

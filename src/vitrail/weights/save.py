@@ -64,9 +64,9 @@ def write_model(model: ImageModel, weight_format: WeightFormat, folder: Path) ->
             f"this model cannot be written as {weight_format.name}: it is timm's own network "
             f"{model.architecture.name}, which only the format native can hold"
         )
-    model = weight_format.adapt_model(model)
     if reason := weight_format.explain_refusal(model.architecture):
         raise WeightsError(f"this model cannot be written as {weight_format.name}: {reason}")
+    model = weight_format.adapt_model(model)
     config_files = weight_format.make_config_files(model)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = convert_tensors(model, weight_format, weight_format.choose_dialect(model))

@@ -136,8 +136,8 @@ def _locate_file(path: Path) -> WeightsLocation:
     """Locate a single file. The config.json of its folder is used unless other weights lie there too."""
     if path.name in PREFERRED or len(_list_weight_files(path.parent)) <= 1:
         return WeightsLocation(path.name, _list_parts(path), FolderFiles(path.parent))
-    folder_files = FolderFiles(None, ignored=(path.parent / "config.json").is_file())
-    return WeightsLocation(path.name, _list_parts(path), folder_files)
+    why = "the folder holds other weights too" if (path.parent / "config.json").is_file() else ""
+    return WeightsLocation(path.name, _list_parts(path), FolderFiles(None, config_not_used=why))
 
 
 def _locate_in_folder(name: str, folder: Path) -> WeightsLocation:

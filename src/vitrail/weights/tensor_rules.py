@@ -129,6 +129,19 @@ def _append_rows(before: Tensor | None, part: Tensor, rows: tuple[int, int] | No
     return torch.cat([before, between, part])
 
 
+def find_lost_rows(matches: Sequence[TensorMatch], tensors: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of tensors with values in rows that no tensor of the model takes."""
+    lost = []
+    for name, tensor in tensors.items():
+        left = torch.ones(len(tensor), dtype=torch.bool)
+        for match in matches:
+            if match.rows is not None and name in match.theirs:
+                left[slice(*match.rows)] = False
+        if bool(tensor[left].any()):
+            lost.append(name)
+    return sorted(lost)
+
+
 def check_complete(
     where: str, tensors: Mapping[str, TensorInfo], expected: Mapping[str, tuple[int, ...]], others: Iterable[str]
 ) -> None:

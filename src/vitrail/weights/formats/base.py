@@ -19,6 +19,7 @@ from vitrail.config import Origin, Preprocessing, TrainingCost, explain
 from vitrail.errors import WeightsError
 from vitrail.model.architecture import Architecture, Backbone, VitArchitecture
 from vitrail.model.base import ImageModel
+from vitrail.model.relative_bias import CLASS_TOKEN_ROWS
 from vitrail.model.variants import SIZES
 from vitrail.system.files import read_regular_file
 from vitrail.weights.files import TensorInfo, check_link
@@ -47,8 +48,8 @@ class FolderFiles:
     """The key of the checkpoint that held the weights, such as "model"; None when they were at the top level."""
     contents: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     """JSON objects by file name, used instead of the files of that name."""
-    ignored: bool = False
-    """Whether the folder has a config.json that was not read because it may describe other weights."""
+    config_not_used: str = ""
+    """Why the folder's config.json was not used; empty if it was, or if there is none."""
     known: KnownFacts = field(default_factory=KnownFacts)
     """What the caller knows and no file says."""
 
@@ -150,8 +151,12 @@ class WeightFormat(ABC):
     def make_config_files(self, model: ImageModel) -> dict[str, Any]:
         """Return the JSON files to write beside the weights, by file name."""
 
+    def finish_model(self, model: ImageModel, notes: list[str]) -> ImageModel:
+        """Return a loaded model, changed if values in its file ask for it; add a note for a change."""
+        return model
+
     def adapt_model(self, model: ImageModel) -> ImageModel:
-        """Return the model, or one that computes the same function and that the format can hold."""
+        """Return a model that the format does not refuse, or one that computes the same under names that it has."""
         return model
 
     def name_unused_tensor(self, name: str) -> str:
@@ -300,6 +305,25 @@ def infer_grid(rows: int, owners: Mapping[str, int], hint: tuple[int, int] | Non
         f"the position table has {rows} rows for patches and other tokens, and {said}: if you know its grid "
         'of patches, give known={"grid": (rows, columns)}, or --known grid=ROWSxCOLUMNS to convert'
     )
+
+
+def infer_relative_grid(rows: int, class_token: bool, hint: tuple[int, int] | None) -> tuple[int, int]:
+    """Infer the patch grid, R×C, of a table of relative positions: (2R − 1)·(2C − 1) rows, and those of a class token.
+
+    Args:
+        rows: the number of rows of the table.
+        class_token: whether the table has rows for a class token.
+        hint: as for `infer_grid`.
+    """
+    offsets = rows - (CLASS_TOKEN_ROWS if class_token else 0)
+    if hint is not None and (2 * hint[0] - 1) * (2 * hint[1] - 1) == offsets:
+        return hint
+    side = math.isqrt(max(offsets, 0))
+    if side * side != offsets or side % 2 == 0:
+        raise WeightsError(
+            f"the table of relative positions has {rows} rows, which belong to no square grid of patches"
+        )
+    return (side + 1) // 2, (side + 1) // 2
 
 
 def guess_num_heads(width: int, notes: list[str]) -> int:

@@ -54,22 +54,26 @@ class GoogleFormat(WeightFormat):
     weights_file = "model.npz"
 
     def recognises(self, tensors: Tensors) -> bool:
-        return _prefix_of(tensors) is not None or f"{BIT_PREFIX}root_block/standardized_conv2d/kernel" in tensors
+        return _find_prefix(tensors) is not None or f"{BIT_PREFIX}root_block/standardized_conv2d/kernel" in tensors
 
     def describe_checkpoint(self, tensors: Tensors, folder_files: FolderFiles) -> CheckpointInfo:
-        prefix = _prefix_of(tensors)
+        prefix = _find_prefix(tensors)
         companion = CompanionFile.read(folder_files)
-        checkpoint = _bit(tensors, companion) if prefix is None else _vit(tensors, prefix, companion, folder_files)
+        checkpoint = (
+            _describe_bit(tensors, companion)
+            if prefix is None
+            else _describe_vit(tensors, prefix, companion, folder_files)
+        )
         checkpoint.licence = folder_files.read_licence()
         return companion.complete(checkpoint)
 
     def list_tensor_rules(self, architecture: Architecture, dialect: str) -> list[TensorRule]:
         """`dialect` is `prefix|flavour`; the flavour may contain "big_vision" and "4d"."""
         if isinstance(architecture, ResNetArchitecture):
-            return _bit_lines(architecture)
+            return _list_bit_rules(architecture)
         prefix, _, flavour = dialect.partition("|")
         norm = NORM_4D if "4d" in flavour else UNCHANGED
-        return add_prefix(_vit_lines(architecture, "big_vision" in flavour, norm), prefix)
+        return add_prefix(_list_vit_rules(architecture, "big_vision" in flavour, norm), prefix)
 
     def explain_refusal(self, architecture: Architecture) -> str | None:
         if architecture.backbone is not None and (why := explain_backbone_refusal(architecture.backbone)):
@@ -100,7 +104,7 @@ class GoogleFormat(WeightFormat):
         return CompanionFile.describe_model(model)
 
 
-def _prefix_of(tensors: Tensors) -> str | None:
+def _find_prefix(tensors: Tensors) -> str | None:
     """Return the prefix of a ViT's names, or None if the file holds no ViT."""
     for prefix in PREFIXES:
         if f"{prefix}embedding/kernel" in tensors and f"{prefix}Transformer/encoder_norm/scale" in tensors:
@@ -108,20 +112,20 @@ def _prefix_of(tensors: Tensors) -> str | None:
     return None
 
 
-def _vit(tensors: Tensors, prefix: str, companion: CompanionFile, folder_files: FolderFiles) -> CheckpointInfo:
+def _describe_vit(tensors: Tensors, prefix: str, companion: CompanionFile, folder_files: FolderFiles) -> CheckpointInfo:
     own = {name.removeprefix(prefix): info for name, info in tensors.items() if name.startswith(prefix)}
     big_vision = "pos_embedding" in own
     table = "pos_embedding" if big_vision else "Transformer/posembed_input/pos_embedding"
     kernel = read_shape(own, "embedding/kernel", 4)
     side, channels, width = read_patch_size(kernel, (0, 1)), kernel[2], kernel[3]
-    backbone = _hybrid_backbone(own) if "conv_root/kernel" in own else None
+    backbone = _read_hybrid_backbone(own) if "conv_root/kernel" in own else None
     stride = side * (backbone.stride if backbone else 1)
     class_token = "cls" in own
     owners = {"none": 0} if big_vision else {"class": int(class_token)}
     size = companion.image_size
     hint = (size[0] // stride, size[1] // stride) if size else None
     grid, owner = infer_grid(read_shape(own, table, 3)[1], owners, folder_files.known.grid or hint)
-    attention, mlp, _ = _numbers(big_vision)
+    attention, mlp, _ = _number_modules(big_vision)
     first = BLOCK.format(i=0)
     heads = read_shape(own, f"{first}MultiHeadDotProductAttention_{attention}/query/kernel", 3)[1]
     if (told := folder_files.known.num_heads) not in (None, heads):
@@ -144,44 +148,46 @@ def _vit(tensors: Tensors, prefix: str, companion: CompanionFile, folder_files: 
     four = any(name.endswith("/scale") and len(info.shape) == 4 for name, info in own.items())
     return CheckpointInfo(
         architecture,
-        _preprocessing(architecture),
+        _make_preprocessing(architecture),
         dialect=f"{prefix}|{'big_vision' * big_vision}{'4d' * four}",
         ignored_tensors=[name for name in tensors if not name.startswith(prefix)],
     )
 
 
-def _blocks(tensors: Tensors) -> tuple[int, ...]:
+def _count_stage_blocks(tensors: Tensors) -> tuple[int, ...]:
     stages = len({name.split("/")[0] for name in tensors if name.startswith("block") and "/unit" in name})
     return tuple(count_blocks(tensors, f"block{stage + 1}/unit") for stage in range(stages))
 
 
-def _hybrid_backbone(tensors: Tensors) -> Backbone:
-    return Backbone(blocks=_blocks(tensors), width_factor=read_shape(tensors, "conv_root/kernel", 4)[3] // 64, **HYBRID)
+def _read_hybrid_backbone(tensors: Tensors) -> Backbone:
+    return Backbone(
+        blocks=_count_stage_blocks(tensors), width_factor=read_shape(tensors, "conv_root/kernel", 4)[3] // 64, **HYBRID
+    )
 
 
-def _bit(tensors: Tensors, companion: CompanionFile) -> CheckpointInfo:
+def _describe_bit(tensors: Tensors, companion: CompanionFile) -> CheckpointInfo:
     own = {name.removeprefix(BIT_PREFIX): info for name, info in tensors.items()}
     root = read_shape(own, "root_block/standardized_conv2d/kernel", 4)
     architecture = ResNetArchitecture(
         image_size=companion.image_size or (448, 448),
         in_channels=root[2],
         num_classes=read_size(own, "head/conv2d/kernel", 4, axis=3) or 0,
-        backbone=Backbone(blocks=_blocks(own), width_factor=root[3] // 64, **BIT),
+        backbone=Backbone(blocks=_count_stage_blocks(own), width_factor=root[3] // 64, **BIT),
     )
     notes = [] if companion.image_size else ["image size 448, BiT's own: the file does not say"]
-    return CheckpointInfo(architecture, _preprocessing(architecture), notes=notes)
+    return CheckpointInfo(architecture, _make_preprocessing(architecture), notes=notes)
 
 
-def _preprocessing(architecture: Architecture) -> Preprocessing:
+def _make_preprocessing(architecture: Architecture) -> Preprocessing:
     return build_preprocessing(architecture.image_size, architecture.in_channels, HALF, interpolation="bilinear")
 
 
-def _numbers(big_vision: bool) -> tuple[int, int, int]:
+def _number_modules(big_vision: bool) -> tuple[int, int, int]:
     """Return the numbers that flax gives to a block's attention, MLP and second norm."""
     return (0, 0, 1) if big_vision else (1, 3, 2)
 
 
-def _heads_apart(ours: str, theirs: str, parts: Sequence[str], heads: int) -> list[TensorRule]:
+def _split_heads(ours: str, theirs: str, parts: Sequence[str], heads: int) -> list[TensorRule]:
     """Return the rules of a projection to heads; ours may join several of theirs, as qkv does."""
     kernel = Transform(
         lambda tensors: torch.cat([part.flatten(1).T for part in tensors]),
@@ -197,25 +203,25 @@ def _heads_apart(ours: str, theirs: str, parts: Sequence[str], heads: int) -> li
     ]
 
 
-def _heads_together(ours: str, theirs: str, heads: int) -> list[TensorRule]:
+def _join_heads(ours: str, theirs: str, heads: int) -> list[TensorRule]:
     """Return the rules of the projection that joins the heads."""
     kernel = Transform(lambda parts: parts[0].flatten(0, 1).T, lambda tensor: [tensor.T.unflatten(0, (heads, -1))])
     return [TensorRule(f"{ours}.weight", f"{theirs}/kernel", kernel), TensorRule(f"{ours}.bias", f"{theirs}/bias")]
 
 
-def _dense(ours: str, theirs: str) -> list[TensorRule]:
+def _map_dense(ours: str, theirs: str) -> list[TensorRule]:
     return [TensorRule(f"{ours}.weight", f"{theirs}/kernel", DENSE), TensorRule(f"{ours}.bias", f"{theirs}/bias")]
 
 
-def _norm(ours: str, theirs: str, transform: Transform = UNCHANGED) -> list[TensorRule]:
+def _map_norm(ours: str, theirs: str, transform: Transform = UNCHANGED) -> list[TensorRule]:
     return [
         TensorRule(f"{ours}.weight", f"{theirs}/scale", transform),
         TensorRule(f"{ours}.bias", f"{theirs}/bias", transform),
     ]
 
 
-def _vit_lines(a: VitArchitecture, big_vision: bool, norm: Transform) -> list[TensorRule]:
-    number, mlp, second_norm = _numbers(big_vision)
+def _list_vit_rules(a: VitArchitecture, big_vision: bool, norm: Transform) -> list[TensorRule]:
+    number, mlp, second_norm = _number_modules(big_vision)
     channels = a.backbone.out_channels if a.backbone else a.in_channels
     side = a.patch_size
     patch = Transform(
@@ -231,23 +237,23 @@ def _vit_lines(a: VitArchitecture, big_vision: bool, norm: Transform) -> list[Te
         TensorRule("patch_embed.projection.bias", "embedding/bias"),
         TensorRule("class_token", "cls", ADD_BATCH_AXIS),
         TensorRule("position_embedding.0.table", table, ADD_BATCH_AXIS),
-        *_norm(f"{ours}.norm1", f"{BLOCK}LayerNorm_0"),
-        *_heads_apart(f"{ours}.attention.qkv", attention, ("query", "key", "value"), heads),
-        *_heads_together(f"{ours}.attention.out", f"{attention}/out", heads),
-        *_norm(f"{ours}.norm2", f"{BLOCK}LayerNorm_{second_norm}"),
-        *_dense(f"{ours}.mlp.fc1", f"{BLOCK}MlpBlock_{mlp}/Dense_0"),
-        *_dense(f"{ours}.mlp.fc2", f"{BLOCK}MlpBlock_{mlp}/Dense_1"),
-        *_norm("encoder.norm", "Transformer/encoder_norm"),
+        *_map_norm(f"{ours}.norm1", f"{BLOCK}LayerNorm_0"),
+        *_split_heads(f"{ours}.attention.qkv", attention, ("query", "key", "value"), heads),
+        *_join_heads(f"{ours}.attention.out", f"{attention}/out", heads),
+        *_map_norm(f"{ours}.norm2", f"{BLOCK}LayerNorm_{second_norm}"),
+        *_map_dense(f"{ours}.mlp.fc1", f"{BLOCK}MlpBlock_{mlp}/Dense_0"),
+        *_map_dense(f"{ours}.mlp.fc2", f"{BLOCK}MlpBlock_{mlp}/Dense_1"),
+        *_map_norm("encoder.norm", "Transformer/encoder_norm"),
         TensorRule("pool.query", f"{pool}/probe", ADD_BATCH_AXIS),
-        *_heads_apart("pool.q", pool_attention, ("query",), heads),
-        *_heads_apart("pool.kv", pool_attention, ("key", "value"), heads),
-        *_heads_together("pool.out", f"{pool_attention}/out", heads),
-        *_norm("pool.norm", f"{pool}/LayerNorm_0"),
-        *_dense("pool.mlp.fc1", f"{pool}/MlpBlock_0/Dense_0"),
-        *_dense("pool.mlp.fc2", f"{pool}/MlpBlock_0/Dense_1"),
-        *_dense("head.hidden", "pre_logits"),
-        *_dense("head.linear", "head"),
-        *_dense("head", "head"),
+        *_split_heads("pool.q", pool_attention, ("query",), heads),
+        *_split_heads("pool.kv", pool_attention, ("key", "value"), heads),
+        *_join_heads("pool.out", f"{pool_attention}/out", heads),
+        *_map_norm("pool.norm", f"{pool}/LayerNorm_0"),
+        *_map_dense("pool.mlp.fc1", f"{pool}/MlpBlock_0/Dense_0"),
+        *_map_dense("pool.mlp.fc2", f"{pool}/MlpBlock_0/Dense_1"),
+        *_map_dense("head.hidden", "pre_logits"),
+        *_map_dense("head.linear", "head"),
+        *_map_dense("head", "head"),
         *(_hybrid_lines(a.backbone, norm) if a.backbone else []),
     ]
 
@@ -255,19 +261,19 @@ def _vit_lines(a: VitArchitecture, big_vision: bool, norm: Transform) -> list[Te
 def _hybrid_lines(backbone: Backbone, norm: Transform) -> list[TensorRule]:
     lines = [
         TensorRule("backbone.root.weight", "conv_root/kernel", CONVOLUTION),
-        *_norm("backbone.root_norm", "gn_root", norm),
+        *_map_norm("backbone.root_norm", "gn_root", norm),
     ]
     for ours, stage, block in list_residual_units(backbone):
         theirs = f"block{stage + 1}/unit{block + 1}"
         for part in (1, 2, 3):
             lines.append(TensorRule(f"{ours}.conv{part}.weight", f"{theirs}/conv{part}/kernel", CONVOLUTION))
-            lines += _norm(f"{ours}.norm{part}", f"{theirs}/gn{part}", norm)
+            lines += _map_norm(f"{ours}.norm{part}", f"{theirs}/gn{part}", norm)
         lines.append(TensorRule(f"{ours}.shortcut.0.weight", f"{theirs}/conv_proj/kernel", CONVOLUTION))
-        lines += _norm(f"{ours}.shortcut.1", f"{theirs}/gn_proj", norm)
+        lines += _map_norm(f"{ours}.shortcut.1", f"{theirs}/gn_proj", norm)
     return lines
 
 
-def _bit_lines(a: ResNetArchitecture) -> list[TensorRule]:
+def _list_bit_rules(a: ResNetArchitecture) -> list[TensorRule]:
     def norm(ours: str, theirs: str) -> list[TensorRule]:
         path = f"{BIT_PREFIX}{theirs}group_norm"
         return [TensorRule(f"{ours}.weight", f"{path}/gamma"), TensorRule(f"{ours}.bias", f"{path}/beta")]

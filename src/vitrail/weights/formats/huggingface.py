@@ -18,7 +18,7 @@ from vitrail.weights.formats.base import (
     describe_left_out_labels,
 )
 from vitrail.weights.formats.huggingface_beit import Beit, Data2VecVision
-from vitrail.weights.formats.huggingface_family import IGNORED, Family, ModelConfig
+from vitrail.weights.formats.huggingface_family import IGNORED, Family, TransformersConfig
 from vitrail.weights.formats.huggingface_processor import read_preprocessor, write_preprocessor
 from vitrail.weights.formats.huggingface_towers import PROJECTION, Aimv2Tower, ClipTower, Siglip2Tower, SiglipTower
 from vitrail.weights.formats.huggingface_vits import Deit, Dinov2, Dinov2WithRegisters, Dinov3, IJepa, Vit
@@ -50,11 +50,11 @@ class HuggingFaceFormat(WeightFormat):
     name = "huggingface"
 
     def recognises(self, tensors: Tensors) -> bool:
-        return _find_family(tensors, ModelConfig()) is not None
+        return _find_family(tensors, TransformersConfig()) is not None
 
     def describe_checkpoint(self, tensors: Tensors, folder_files: FolderFiles) -> CheckpointInfo:
-        config = ModelConfig.read(folder_files)
-        found = _find_family(tensors, config) or _find_family(tensors, ModelConfig())
+        config = TransformersConfig.read(folder_files)
+        found = _find_family(tensors, config) or _find_family(tensors, TransformersConfig())
         assert found is not None
         family, prefix = found
         own = {name.removeprefix(prefix): info for name, info in tensors.items()}
@@ -69,9 +69,13 @@ class HuggingFaceFormat(WeightFormat):
             architecture,
             read_preprocessor(folder_files, architecture, family.choose_statistics(config), notes),
             dialect=f"{family.kind}|{prefix}",
-            labels=_labels(config, architecture.num_classes, notes),
+            labels=_read_labels(config, architecture.num_classes, notes),
             licence=folder_files.read_licence(),
-            unused_tensors=[name for name in tensors if name.removeprefix(prefix).startswith(unused)],
+            unused_tensors=[
+                name
+                for name in tensors
+                if name.removeprefix(prefix).startswith(unused) or name.endswith(family.computed)
+            ],
             ignored_tensors=[name for name in tensors if name.startswith(IGNORED)],
             notes=notes,
         )
@@ -110,7 +114,7 @@ class HuggingFaceFormat(WeightFormat):
         return {"config.json": config, "preprocessor_config.json": processor}
 
 
-def _find_family(tensors: Tensors, config: ModelConfig) -> tuple[Family, str] | None:
+def _find_family(tensors: Tensors, config: TransformersConfig) -> tuple[Family, str] | None:
     """Return the family of a checkpoint and the prefix of its names, or None if it is of no family."""
     for family in FAMILIES.values():
         if (prefix := family.find_prefix(tensors, config)) is not None:
@@ -145,7 +149,7 @@ def _find_closest_kind(a: VitArchitecture) -> str:
     return next((kind for kind, marked in marks.items() if marked), "vit")
 
 
-def _labels(config: ModelConfig, classes: int, notes: list[str]) -> tuple[str, ...] | None:
+def _read_labels(config: TransformersConfig, classes: int, notes: list[str]) -> tuple[str, ...] | None:
     """Return the labels, or None if there are none or they do not fit the classes; add a note if they do not fit."""
     names = {index: str(name) for index, name in config.id2label.items()}
     if not classes or all(name == f"LABEL_{i}" for i, name in names.items()):

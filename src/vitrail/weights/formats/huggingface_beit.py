@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 from vitrail.errors import WeightsError
 from vitrail.model.architecture import VitArchitecture
-from vitrail.weights.formats.base import HALF, Tensors
-from vitrail.weights.formats.huggingface_family import Family, ModelConfig, TensorNames
+from vitrail.weights.formats.base import HALF, Tensors, infer_relative_grid, read_shape
+from vitrail.weights.formats.huggingface_family import Family, TensorNames, TransformersConfig
 from vitrail.weights.tensor_rules import TensorRule
 
 TABLE = "relative_position_bias.relative_position_bias_table"
 OWN_TABLE = "attention.attention." + TABLE
 SHARED_TABLE = "encoder." + TABLE
-CLASS_TOKEN_ROWS = 3
 
 
 class Beit(Family):
@@ -24,6 +22,7 @@ class Beit(Family):
     names = TensorNames(scales=("lambda_1", "lambda_2"), pool_norm="pooler.layernorm")
     statistics = HALF
     position_resize = "bilinear"
+    computed: ClassVar[tuple[str, ...]] = ("relative_position_index",)
     square_only = True  # of a table that is not square, transformers exchanges rows and columns
     free: ClassVar[tuple[str, ...]] = (
         "position",
@@ -36,7 +35,7 @@ class Beit(Family):
     poolings: ClassVar[tuple[tuple[str, bool, bool], ...]] = (("average", True, True), ("class", False, True))
     """Pooling, whether a norm follows it, and whether there is a last norm."""
 
-    def fits(self, own: Tensors, config: ModelConfig) -> bool:
+    def fits(self, own: Tensors, config: TransformersConfig) -> bool:
         first, (query, key, _) = self.names.first, self.names.qkv
         biased = first(f"{query}.bias") in own and first(f"{key}.bias") not in own
         return biased and config.model_type in ("", self.kind)
@@ -44,7 +43,7 @@ class Beit(Family):
     def list_options(self, classifies: bool) -> dict[str, Any]:
         return {"key_bias": False, "class_token": True}
 
-    def read_options(self, own: Tensors, config: ModelConfig, notes: list[str]) -> dict[str, Any]:
+    def read_options(self, own: Tensors, config: TransformersConfig, notes: list[str]) -> dict[str, Any]:
         scaled = self.names.first(self.names.scales[0]) in own
         options: dict[str, Any] = {"layer_scale": config.layer_scale_init_value if scaled else None}
         if "pooler.layernorm.weight" in own:
@@ -57,7 +56,7 @@ class Beit(Family):
         return {**options, "pool": "average", "final_norm": False}
 
     def read_positions(
-        self, own: Tensors, config: ModelConfig, side: int, hint: tuple[int, int] | None, notes: list[str]
+        self, own: Tensors, config: TransformersConfig, side: int, hint: tuple[int, int] | None, notes: list[str]
     ) -> dict[str, Any]:
         tables = {
             "input": self.names.position in own,
@@ -69,13 +68,9 @@ class Beit(Family):
         if tables["input"]:
             return {**super().read_positions(own, config, side, hint, notes), "position_resize": "bicubic"}
         name = SHARED_TABLE if tables["shared"] else self.names.first(OWN_TABLE)
-        grid = _infer_grid(own[name].shape[0], hint)
+        grid = infer_relative_grid(read_shape(own, name, 2)[0], True, hint)
         at = "shared" if tables["shared"] else "every-layer"
         return {"image_size": (grid[0] * side, grid[1] * side), "position": "relative-bias", "position_at": at}
-
-    def list_unused(self, own: Tensors, a: VitArchitecture) -> list[str]:
-        indices = [name for name in own if name.endswith("relative_position_index")]
-        return [*super().list_unused(own, a), *indices]
 
     def list_inner_rules(self, a: VitArchitecture) -> list[TensorRule]:
         return [
@@ -119,14 +114,3 @@ class Data2VecVision(Beit):
 
     kind, title, prefixes = "data2vec-vision", "Data2VecVision", ("", "data2vec_vision.")
     poolings = (*Beit.poolings, ("average", False, False))
-
-
-def _infer_grid(rows: int, hint: tuple[int, int] | None) -> tuple[int, int]:
-    """Return the grid of patches from the rows of a relative table, (2R − 1)·(2C − 1) + 3."""
-    offsets = rows - CLASS_TOKEN_ROWS
-    if hint is not None and (2 * hint[0] - 1) * (2 * hint[1] - 1) == offsets:
-        return hint
-    side = math.isqrt(max(offsets, 0))
-    if side * side != offsets or side % 2 == 0:
-        raise WeightsError(f"its relative position table has {rows} rows, which is no square grid of patches")
-    return (side + 1) // 2, (side + 1) // 2

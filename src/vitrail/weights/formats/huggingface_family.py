@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from vitrail.errors import WeightsError
-from vitrail.model.architecture import VitArchitecture
+from vitrail.model.architecture import Positive, VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.weights.formats.base import (
     IMAGENET,
@@ -25,6 +25,7 @@ from vitrail.weights.formats.base import (
     infer_grid,
     read_patch_size,
     read_shape,
+    read_size,
 )
 from vitrail.weights.known import KnownFacts
 from vitrail.weights.tensor_rules import ADD_BATCH_AXIS, UNCHANGED, TensorRule, Transform, split_into, to_patch_kernel
@@ -42,7 +43,7 @@ ALWAYS_FREE = (
 )
 
 
-class ModelConfig(ForeignConfig):
+class TransformersConfig(ForeignConfig):
     """config.json of transformers, or the part of it that describes the vision tower."""
 
     model_type: str = ""
@@ -56,7 +57,7 @@ class ModelConfig(ForeignConfig):
     rms_norm_eps: float | None = None
     image_size: int | tuple[int, int] | None = None
     patch_size: int | tuple[int, int] | None = None
-    num_channels: int = 3
+    num_channels: Positive = 3
     layerscale_value: float = 1.0
     layer_scale_init_value: float = 0.1
     id2label: dict[int, Any] = Field(default_factory=dict)
@@ -67,14 +68,14 @@ class ModelConfig(ForeignConfig):
     is_native: bool = False
 
     @classmethod
-    def read(cls, folder_files: FolderFiles) -> ModelConfig:
+    def read(cls, folder_files: FolderFiles) -> TransformersConfig:
         """Read config.json; of a model with two towers, the part about images, with its labels."""
         values = dict(folder_files.json("config.json"))
         vision = values.get("vision_config")
         if isinstance(vision, dict):
             outer = {key: value for key, value in values.items() if key in ("architectures", "id2label")}
             values = {**vision, **outer, "model_type": vision.get("model_type") or values.get("model_type")}
-        config: ModelConfig = cls.parse(values, "config.json")
+        config: TransformersConfig = cls.parse(values, "config.json")
         return config
 
 
@@ -117,9 +118,8 @@ class TensorNames:
         """Return the full name of a tensor in the first block."""
         return self.layer.format(i=0) + name
 
-    @property
-    def marks(self) -> tuple[str, str]:
-        """Names by which a family is recognised."""
+    def list_marks(self) -> tuple[str, str]:
+        """Return the names by which a family is recognised."""
         return f"{self.patch}.weight", self.first(f"{self.qkv[0]}.weight")
 
 
@@ -142,10 +142,12 @@ class Family:
     position_resize: ClassVar[str] = "bicubic"
     free: ClassVar[tuple[str, ...]] = ()
     """Options of the architecture that may have any value, because files of this family say them."""
+    computed: ClassVar[tuple[str, ...]] = ()
+    """Ends of the names of tensors that follow from sizes; they are kept and not used."""
     square_only: ClassVar[bool] = False
     """Whether transformers builds this family for square images only."""
 
-    def fits(self, own: Tensors, config: ModelConfig) -> bool:
+    def fits(self, own: Tensors, config: TransformersConfig) -> bool:
         """Return whether tensors, without their prefix, that have this family's marks are of this family."""
         return True
 
@@ -153,22 +155,22 @@ class Family:
         """Return the options that all models of this family have, with or without a classifier, beside the paper's."""
         return {}
 
-    def find_prefix(self, tensors: Tensors, config: ModelConfig) -> str | None:
+    def find_prefix(self, tensors: Tensors, config: TransformersConfig) -> str | None:
         """Return the prefix of a checkpoint's names if it is of this family, else None."""
         for prefix in self.prefixes:
-            if all(prefix + mark in tensors for mark in self.names.marks):
+            if all(prefix + mark in tensors for mark in self.names.list_marks()):
                 own = {name.removeprefix(prefix): info for name, info in tensors.items()}
                 return prefix if self.fits(own, config) else None
         return None
 
     # Reading
 
-    def choose_statistics(self, config: ModelConfig) -> Mapping[str, Any]:
+    def choose_statistics(self, config: TransformersConfig) -> Mapping[str, Any]:
         """Return the mean and std for a checkpoint without a config of its preprocessing."""
         return self.statistics
 
     def read_architecture(
-        self, own: Tensors, config: ModelConfig, known: KnownFacts, notes: list[str]
+        self, own: Tensors, config: TransformersConfig, known: KnownFacts, notes: list[str]
     ) -> VitArchitecture:
         """Read the sizes from the shapes; those that the config names must agree."""
         names = self.names
@@ -178,7 +180,8 @@ class Family:
         fc2 = names.gated_fc2 if swiglu else names.fc2
         mlp_dim = read_shape(own, names.first(f"{fc2}.weight"), 2)[1]
         check_agreement("config.json", config.model_dump(), self.list_sizes(width, depth, mlp_dim))
-        classes = next((own[f"{name}.weight"].shape[0] for name in names.classifiers if f"{name}.weight" in own), 0)
+        classifier = next((f"{name}.weight" for name in names.classifiers if f"{name}.weight" in own), "")
+        classes = read_size(own, classifier, 2) or 0
         hint = known.grid or self._read_grid(config, side)
         options: dict[str, Any] = {
             "position_resize": self.position_resize,
@@ -201,11 +204,11 @@ class Family:
             **options,
         )
 
-    def read_options(self, own: Tensors, config: ModelConfig, notes: list[str]) -> dict[str, Any]:
+    def read_options(self, own: Tensors, config: TransformersConfig, notes: list[str]) -> dict[str, Any]:
         """Return the options in which models of this family differ."""
         return {}
 
-    def read_gelu(self, config: ModelConfig, swiglu: bool) -> str:
+    def read_gelu(self, config: TransformersConfig, swiglu: bool) -> str:
         """Return the form of GELU; with a SwiGLU, where there is none, check that its gate has a SiLU."""
         allowed = {"silu": "exact"} if swiglu else GELUS
         hidden_act = config.hidden_act or ("silu" if swiglu else self.default_act)
@@ -213,7 +216,7 @@ class Family:
             raise WeightsError(f"config.json: hidden_act {hidden_act!r} is none of {', '.join(allowed)}")
         return allowed[hidden_act]
 
-    def read_patches(self, own: Tensors, config: ModelConfig) -> tuple[int, int, int]:
+    def read_patches(self, own: Tensors, config: TransformersConfig) -> tuple[int, int, int]:
         """Return the width, the channels and the patch size."""
         kernel = read_shape(own, f"{self.names.patch}.weight", 4)
         return kernel[0], kernel[1], read_patch_size(kernel, (2, 3))
@@ -223,7 +226,7 @@ class Family:
         return {"hidden_size": width, "num_hidden_layers": depth, "intermediate_size": mlp_dim}
 
     def read_positions(
-        self, own: Tensors, config: ModelConfig, side: int, hint: tuple[int, int] | None, notes: list[str]
+        self, own: Tensors, config: TransformersConfig, side: int, hint: tuple[int, int] | None, notes: list[str]
     ) -> dict[str, Any]:
         """Return the image size and the kind of positions; here, a learned table."""
         name = self.names.position
@@ -232,7 +235,7 @@ class Family:
         grid, _ = infer_grid(rows, {"class": prefix}, hint)
         return {"image_size": (grid[0] * side, grid[1] * side)}
 
-    def _read_grid(self, config: ModelConfig, side: int) -> tuple[int, int] | None:
+    def _read_grid(self, config: TransformersConfig, side: int) -> tuple[int, int] | None:
         size = config.image_size
         size = (size, size) if isinstance(size, int) else size
         return (size[0] // side, size[1] // side) if size else None
@@ -249,7 +252,7 @@ class Family:
             "mlp_bias": has[fc2],
         }
 
-    def _read_num_heads(self, config: ModelConfig, known: KnownFacts, width: int, notes: list[str]) -> int:
+    def _read_num_heads(self, config: TransformersConfig, known: KnownFacts, width: int, notes: list[str]) -> int:
         # Configs of two towers often leave out what is the default.
         default = self.default_heads if config.model_type else None
         return config.num_attention_heads or known.num_heads or default or guess_num_heads(width, notes)

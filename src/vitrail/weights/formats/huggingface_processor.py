@@ -58,7 +58,7 @@ def read_preprocessor(
         notes.append("preprocessor_config.json leaves images unscaled or at their own size, which vitrail does not")
     if processor.resample not in RESAMPLE:
         notes.append(f"the filter {processor.resample} of the resize is replaced by bicubic")
-    mean, std = (_statistic(value, a.in_channels) for value in (processor.image_mean, processor.image_std))
+    mean, std = (_repeat_number(value, a.in_channels) for value in (processor.image_mean, processor.image_std))
     if not processor.do_normalize:
         mean, std = (0.0,) * a.in_channels, (1.0,) * a.in_channels
     resized, crop = processor.size, processor.crop_size
@@ -87,7 +87,7 @@ def read_preprocessor(
     )
 
 
-def _statistic(value: float | tuple[float, ...] | None, channels: int) -> tuple[float, ...] | None:
+def _repeat_number(value: float | tuple[float, ...] | None, channels: int) -> tuple[float, ...] | None:
     return (value,) * channels if isinstance(value, int | float) else value
 
 

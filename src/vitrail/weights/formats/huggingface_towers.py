@@ -17,7 +17,7 @@ from vitrail.errors import WeightsError
 from vitrail.model.architecture import VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.weights.formats.base import CLIP, HALF, Tensors, read_shape
-from vitrail.weights.formats.huggingface_family import Family, ModelConfig, TensorNames
+from vitrail.weights.formats.huggingface_family import Family, TensorNames, TransformersConfig
 from vitrail.weights.tensor_rules import UNCHANGED, TensorRule, Transform
 
 TOWER_NAMES = TensorNames(
@@ -77,7 +77,7 @@ class ClipTower(Tower):
     kind, title, names = "clip_vision_model", "CLIP", TOWER_NAMES
     statistics, default_act, default_eps = CLIP, "quick_gelu", 1e-5
 
-    def fits(self, own: Tensors, config: ModelConfig) -> bool:
+    def fits(self, own: Tensors, config: TransformersConfig) -> bool:
         return self.names.class_token in own
 
     def list_options(self, classifies: bool) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class ClipTower(Tower):
         last = {"pool": "average", "final_norm": False} if classifies else {"norm_after_pool": True}
         return options | last
 
-    def read_options(self, own: Tensors, config: ModelConfig, notes: list[str]) -> dict[str, Any]:
+    def read_options(self, own: Tensors, config: TransformersConfig, notes: list[str]) -> dict[str, Any]:
         if config.hidden_act is None and not config.model_type:
             notes.append("the form of GELU is OpenAI's quick one, not LAION's exact one: the file does not say")
         return {}
@@ -105,13 +105,13 @@ class SiglipTower(Tower):
     statistics, default_act, default_eps = HALF, "gelu_pytorch_tanh", 1e-6
     free: ClassVar[tuple[str, ...]] = ("pool",)
 
-    def fits(self, own: Tensors, config: ModelConfig) -> bool:
+    def fits(self, own: Tensors, config: TransformersConfig) -> bool:
         return self.names.class_token not in own and len(own[f"{self.names.patch}.weight"].shape) == 4
 
     def list_options(self, classifies: bool) -> dict[str, Any]:
         return {"class_token": False, "pool": "average" if classifies else "attention"}
 
-    def read_options(self, own: Tensors, config: ModelConfig, notes: list[str]) -> dict[str, Any]:
+    def read_options(self, own: Tensors, config: TransformersConfig, notes: list[str]) -> dict[str, Any]:
         if "head.probe" not in own:
             notes.append("the tower comes without its pooling head: features are averaged over the patches")
             return {"pool": "average"}
@@ -155,10 +155,10 @@ class Siglip2Tower(SiglipTower):
     kind, title = "siglip2_vision_model", "Siglip2"
     position_resize = "bilinear-antialias"
 
-    def fits(self, own: Tensors, config: ModelConfig) -> bool:
+    def fits(self, own: Tensors, config: TransformersConfig) -> bool:
         return self.names.class_token not in own and len(own[f"{self.names.patch}.weight"].shape) == 2
 
-    def read_patches(self, own: Tensors, config: ModelConfig) -> tuple[int, int, int]:
+    def read_patches(self, own: Tensors, config: TransformersConfig) -> tuple[int, int, int]:
         width, values = read_shape(own, f"{self.names.patch}.weight", 2)
         side = math.isqrt(values // config.num_channels)
         if side * side * config.num_channels != values:
@@ -213,13 +213,13 @@ class Aimv2Tower(Tower):
     def list_options(self, classifies: bool) -> dict[str, Any]:
         return {"class_token": False, "pool": "average", "norm": "rms", "patch_norm": True, "mlp": "swiglu"}
 
-    def read_options(self, own: Tensors, config: ModelConfig, notes: list[str]) -> dict[str, Any]:
+    def read_options(self, own: Tensors, config: TransformersConfig, notes: list[str]) -> dict[str, Any]:
         if "head.cls_token" in own:
             notes.append("its pooling head is kept and not applied: features are averaged over the patches")
         return {}
 
     def read_positions(
-        self, own: Tensors, config: ModelConfig, side: int, hint: tuple[int, int] | None, notes: list[str]
+        self, own: Tensors, config: TransformersConfig, side: int, hint: tuple[int, int] | None, notes: list[str]
     ) -> dict[str, Any]:
         if self.names.position not in own:
             raise WeightsError("its positions are sines with frequencies that vitrail does not have (AIMv2 native)")

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from vitrail.model.architecture import Rotary, VitArchitecture
 from vitrail.weights.formats.base import HALF, Tensors, compute_mlp_ratio, infer_grid, read_shape, read_size
-from vitrail.weights.formats.huggingface_family import GELUS, Family, ModelConfig, TensorNames
+from vitrail.weights.formats.huggingface_family import GELUS, Family, TensorNames, TransformersConfig
 from vitrail.weights.tensor_rules import TensorRule
 
 DINOV3_SIZE = 224
@@ -21,11 +21,11 @@ class Vit(Family):
     kind, title, prefixes = "vit", "ViT", ("", "vit.")
     free: ClassVar[tuple[str, ...]] = ("qkv_bias", "representation_size")
 
-    def choose_statistics(self, config: ModelConfig) -> Mapping[str, Any]:
+    def choose_statistics(self, config: TransformersConfig) -> Mapping[str, Any]:
         """Return Google's for ViT itself, and ImageNet's for MAE and MSN, which share its names."""
         return HALF if config.model_type in ("", "vit") else self.statistics
 
-    def read_options(self, own: Tensors, config: ModelConfig, notes: list[str]) -> dict[str, Any]:
+    def read_options(self, own: Tensors, config: TransformersConfig, notes: list[str]) -> dict[str, Any]:
         classifies = any(f"{name}.weight" in own for name in self.names.classifiers)
         return {"representation_size": None if classifies else read_size(own, "pooler.dense.weight", 2)}
 
@@ -57,21 +57,21 @@ class Deit(Vit):
     names = TensorNames(registers="embeddings.distillation_token", classifiers=("classifier", "cls_classifier"))
     free: ClassVar[tuple[str, ...]] = (*Vit.free, "pool")
 
-    def fits(self, own: Tensors, config: ModelConfig) -> bool:
+    def fits(self, own: Tensors, config: TransformersConfig) -> bool:
         return "embeddings.distillation_token" in own
 
-    def choose_statistics(self, config: ModelConfig) -> Mapping[str, Any]:
+    def choose_statistics(self, config: TransformersConfig) -> Mapping[str, Any]:
         return self.statistics
 
     def list_options(self, classifies: bool) -> dict[str, Any]:
         return {"registers": 1}
 
-    def read_options(self, own: Tensors, config: ModelConfig, notes: list[str]) -> dict[str, Any]:
+    def read_options(self, own: Tensors, config: TransformersConfig, notes: list[str]) -> dict[str, Any]:
         pool = "distilled" if "cls_classifier.weight" in own else "class"
         return {**super().read_options(own, config, notes), "pool": pool}
 
     def read_positions(
-        self, own: Tensors, config: ModelConfig, side: int, hint: tuple[int, int] | None, notes: list[str]
+        self, own: Tensors, config: TransformersConfig, side: int, hint: tuple[int, int] | None, notes: list[str]
     ) -> dict[str, Any]:
         grid, _ = infer_grid(read_shape(own, self.names.position, 3)[1], {"all": 2}, hint)
         return {"image_size": (grid[0] * side, grid[1] * side), "position_prefix": "all"}
@@ -103,16 +103,16 @@ class IJepa(Vit):
     kind, title, prefixes = "ijepa", "IJepa", ("", "ijepa.")
     free: ClassVar[tuple[str, ...]] = ("qkv_bias",)
 
-    def fits(self, own: Tensors, config: ModelConfig) -> bool:
+    def fits(self, own: Tensors, config: TransformersConfig) -> bool:
         return self.names.class_token not in own
 
-    def choose_statistics(self, config: ModelConfig) -> Mapping[str, Any]:
+    def choose_statistics(self, config: TransformersConfig) -> Mapping[str, Any]:
         return self.statistics
 
     def list_options(self, classifies: bool) -> dict[str, Any]:
         return {"class_token": False, "pool": "average"}
 
-    def read_options(self, own: Tensors, config: ModelConfig, notes: list[str]) -> dict[str, Any]:
+    def read_options(self, own: Tensors, config: TransformersConfig, notes: list[str]) -> dict[str, Any]:
         return {}
 
     def list_unused(self, own: Tensors, a: VitArchitecture) -> list[str]:
@@ -134,7 +134,7 @@ class Dinov2(Family):
     default_eps = 1e-6
     free: ClassVar[tuple[str, ...]] = ("qkv_bias", "layer_scale", "mlp")
 
-    def fits(self, own: Tensors, config: ModelConfig) -> bool:
+    def fits(self, own: Tensors, config: TransformersConfig) -> bool:
         scaled = self.names.first(self.names.scales[0]) in own
         return scaled and bool(self.names.registers) == ("embeddings.register_tokens" in own)
 
@@ -144,10 +144,10 @@ class Dinov2(Family):
     def list_sizes(self, width: int, depth: int, mlp_dim: int) -> dict[str, int]:
         return {"hidden_size": width, "num_hidden_layers": depth}
 
-    def read_options(self, own: Tensors, config: ModelConfig, notes: list[str]) -> dict[str, Any]:
+    def read_options(self, own: Tensors, config: TransformersConfig, notes: list[str]) -> dict[str, Any]:
         return {"layer_scale": config.layerscale_value}
 
-    def read_gelu(self, config: ModelConfig, swiglu: bool) -> str:
+    def read_gelu(self, config: TransformersConfig, swiglu: bool) -> str:
         # The giant's config says gelu, and its gate has a SiLU all the same.
         return GELUS.get(config.hidden_act or "", "exact") if swiglu else super().read_gelu(config, swiglu)
 
@@ -182,7 +182,7 @@ class Dinov2WithRegisters(Dinov2):
     position_resize = "bicubic-antialias"
     free: ClassVar[tuple[str, ...]] = (*Dinov2.free, "registers")
 
-    def read_options(self, own: Tensors, config: ModelConfig, notes: list[str]) -> dict[str, Any]:
+    def read_options(self, own: Tensors, config: TransformersConfig, notes: list[str]) -> dict[str, Any]:
         registers = read_shape(own, self.names.registers, 3)[1]
         return {**super().read_options(own, config, notes), "registers": registers}
 
@@ -232,18 +232,22 @@ class Dinov3(Family):
     def list_options(self, classifies: bool) -> dict[str, Any]:
         return {"position": "none"}
 
-    def read_options(self, own: Tensors, config: ModelConfig, notes: list[str]) -> dict[str, Any]:
+    def read_options(self, own: Tensors, config: TransformersConfig, notes: list[str]) -> dict[str, Any]:
         rotary = Rotary(
             base=config.rope_theta,
             shift=config.pos_embed_shift,
             jitter=config.pos_embed_jitter,
             rescale=config.pos_embed_rescale,
         )
-        registers = own[self.names.registers].shape[1] if self.names.registers in own else 0
-        return {"layer_scale": config.layerscale_value, "registers": registers, "rotary": rotary}
+        return {"layer_scale": config.layerscale_value, "registers": self._count_registers(own), "rotary": rotary}
+
+    def _count_registers(self, own: Tensors) -> int:
+        tokens = own.get(self.names.registers)
+        # Without registers, transformers stores an empty tensor of (1, 0, D).
+        return 0 if tokens is None or tokens.shape[1:2] == (0,) else read_shape(own, self.names.registers, 3)[1]
 
     def read_positions(
-        self, own: Tensors, config: ModelConfig, side: int, hint: tuple[int, int] | None, notes: list[str]
+        self, own: Tensors, config: TransformersConfig, side: int, hint: tuple[int, int] | None, notes: list[str]
     ) -> dict[str, Any]:
         if hint is None:
             notes.append(f"image size {DINOV3_SIZE // side * side}, as in DINOv3's configs: the file does not say")
@@ -251,7 +255,6 @@ class Dinov3(Family):
         return {"image_size": (hint[0] * side, hint[1] * side)}
 
     def list_unused(self, own: Tensors, a: VitArchitecture) -> list[str]:
-        # Without registers, transformers stores an empty tensor.
         return [*super().list_unused(own, a), *([] if a.registers else [self.names.registers])]
 
     def explain_refusal(self, a: VitArchitecture) -> str | None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from vitrail.errors import WeightsError
 from vitrail.model.architecture import Architecture, ResNetArchitecture, Rotary, VitArchitecture
 from vitrail.model.base import ImageModel
+from vitrail.model.create import copy_model
 from vitrail.weights.formats.base import (
     IMAGENET,
     CheckpointInfo,
@@ -37,8 +42,10 @@ PREFIXES = ("", "module.", "backbone.", "teacher.backbone.")
 COMPUTED = ("mask_token", "rope_embed.periods", "bias_mask")
 """Ends of the names of tensors that are kept and not used."""
 DISTILLATION = ("local_cls_norm.", "projectors.")
-HEAD_WIDTHS = {4096: 128}
-"""Width of a head by width of the model, where it is not 64: DINOv3 7B."""
+PERIODS = "rope_embed.periods"
+"""The periods of rotary positions: base^(i/n) for i from 0 to n − 1, where n is a quarter of a head's width."""
+ROUNDING = 0.01
+"""Relative difference of two periods that counts as rounding: Meta computes them in bfloat16 too."""
 
 
 class MetaFormat(WeightFormat):
@@ -58,7 +65,7 @@ class MetaFormat(WeightFormat):
         notes: list[str] = []
         kernel = read_shape(own, "patch_embed.proj.weight", 4)
         width, side = kernel[0], read_patch_size(kernel, (2, 3))
-        rotary = "rope_embed.periods" in own
+        rotary = PERIODS in own
         hint = known.grid or _divide(companion.image_size, side)
         if rotary:
             if hint is None:
@@ -67,7 +74,7 @@ class MetaFormat(WeightFormat):
         else:
             grid, _ = infer_grid(read_shape(own, "pos_embed", 3)[1], {"class": 1}, hint)
         swiglu = any(f"blocks.0.mlp.{name}.weight" in own for name in ("w1", "w12"))
-        heads = width // HEAD_WIDTHS[width] if width in HEAD_WIDTHS else None
+        heads = _count_heads(own, width, known.num_heads) if rotary else known.num_heads or companion.num_heads
         architecture = VitArchitecture(
             image_size=(grid[0] * side, grid[1] * side),
             in_channels=kernel[1],
@@ -76,7 +83,7 @@ class MetaFormat(WeightFormat):
             depth=count_blocks(own, "blocks."),
             mlp_dim=read_shape(own, f"blocks.0.mlp.{'w3' if swiglu else 'fc2'}.weight", 2)[1],
             mlp="swiglu" if swiglu else "gelu",
-            num_heads=known.num_heads or companion.num_heads or heads or guess_num_heads(width, notes),
+            num_heads=heads or guess_num_heads(width, notes),
             num_classes=0,
             registers=read_size(own, _name_registers(rotary), 3, axis=1) or 0,
             position="none" if rotary else "learned-1d",
@@ -107,6 +114,17 @@ class MetaFormat(WeightFormat):
             notes=notes,
         )
         return companion.complete(checkpoint)
+
+    def finish_model(self, model: ImageModel, notes: list[str]) -> ImageModel:
+        """Return the model with the base of rotary positions that the file's periods have."""
+        a, periods = model.architecture, [t for name, t in model.unused_tensors.items() if name.endswith(PERIODS)]
+        if not isinstance(a, VitArchitecture) or a.rotary is None or not periods:
+            return model
+        base = _read_base(periods[0].double(), a.rotary.base)
+        if base == a.rotary.base:
+            return model
+        notes.append(f"rotary positions of base {base:.6g}, from the periods in the file; DINOv3's is {a.rotary.base}")
+        return copy_model(model, rotary=a.rotary.model_copy(update={"base": base}))
 
     def list_tensor_rules(self, architecture: Architecture, dialect: str) -> list[TensorRule]:
         assert isinstance(architecture, VitArchitecture)
@@ -170,6 +188,34 @@ def _find_prefix(tensors: Tensors) -> str | None:
         ):
             return prefix
     return None
+
+
+def _count_heads(own: Tensors, width: int, known: int | None) -> int:
+    """Return the number of heads, which the number of periods shows."""
+    head_width = 4 * read_shape(own, PERIODS, 1)[0]
+    heads = width // head_width
+    if heads * head_width != width:
+        raise WeightsError(
+            f"{PERIODS} belongs to heads of {head_width} channels, which a width of {width} does not have"
+        )
+    if known not in (None, heads):
+        raise WeightsError(f"its tensors have {heads} attention heads, so there cannot be {known}")
+    return heads
+
+
+def _read_base(periods: Tensor, usual: float) -> float:
+    """Return the base of stored periods: the usual one if they fit it, else their own.
+
+    Raises:
+        WeightsError: they are no powers of one base, from the power 0 on.
+    """
+    count = len(periods)
+    powers = torch.arange(count, dtype=periods.dtype) / count
+    own = float(periods[-1] ** (count / (count - 1))) if count > 1 else usual
+    for base in (usual, own):
+        if math.isfinite(base) and torch.allclose(periods, base**powers, rtol=ROUNDING, atol=0):
+            return base
+    raise WeightsError(f"{PERIODS} are no powers of one base, as vitrail's rotary positions are")
 
 
 def _name_registers(rotary: bool) -> str:

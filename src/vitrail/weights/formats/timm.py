@@ -38,11 +38,11 @@ class TimmFormat(WeightFormat):
     name = "timm"
 
     def recognises(self, tensors: Tensors) -> bool:
-        return _prefix_of(tensors) is not None
+        return _find_prefix(tensors) is not None
 
     def describe_checkpoint(self, tensors: Tensors, folder_files: FolderFiles) -> CheckpointInfo:
         """Read sizes from the shapes; take heads, pooling and GELU from the config, else guess them."""
-        prefix = _prefix_of(tensors) or ""
+        prefix = _find_prefix(tensors) or ""
         own = {name.removeprefix(prefix): info for name, info in tensors.items() if name.startswith(prefix)}
         config = read_config(folder_files)
         if "stem.conv.weight" in own:
@@ -92,7 +92,7 @@ def _choose_words(model: ImageModel) -> str:
     return choose_words(a, origin.dialect.partition("|")[2] if origin is not None and origin.format == "timm" else "")
 
 
-def _prefix_of(tensors: Tensors) -> str | None:
+def _find_prefix(tensors: Tensors) -> str | None:
     for prefix in PREFIXES:
         if f"{prefix}patch_embed.proj.weight" in tensors or f"{prefix}patch_embed.backbone.0.conv.weight" in tensors:
             if any(f"{prefix}{mark}" in tensors for mark in MARKS):

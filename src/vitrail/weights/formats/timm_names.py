@@ -46,6 +46,8 @@ TANH_GELU = (
     *("large_patch16_siglip_512", "large_patch16_siglip_gap_512"),
 )
 NO_FINAL_NORM: Facts = {"final_norm": False}
+PERCEPTION_BY_AVERAGE: Facts = {**NO_FINAL_NORM, "global_pool": "avg"}
+"""Perception Encoder without attention pooling: lang and spatial."""
 SIXTEEN_HEADS: Facts = {"num_heads": 16}
 
 FACTS: Mapping[str, Facts] = {
@@ -65,7 +67,8 @@ FACTS: Mapping[str, Facts] = {
     "_rope_reg": {**EVA02, "rope_grid_indexing": "ij"},
     "vit_pe_": PERCEPTION,
     **dict.fromkeys(("pe_core_gigantic", "pe_lang_gigantic", "pe_spatial_gigantic"), PERCEPTION_G),
-    **dict.fromkeys(("intern300m", "pe_lang", "pe_spatial"), NO_FINAL_NORM),
+    **dict.fromkeys(("pe_lang", "pe_spatial"), PERCEPTION_BY_AVERAGE),
+    "intern300m": NO_FINAL_NORM,
     "quickgelu": {"act_layer": "quick_gelu"},
     **dict.fromkeys(TANH_GELU, TANH),
     **dict.fromkeys(("vit_base_patch16_gap_224", "so400m", "giantopt"), SIXTEEN_HEADS),
@@ -83,7 +86,7 @@ def find_facts(name: str) -> dict[str, Any]:
         if part in name:
             found |= facts
     # Perception Encoder's coordinates are those of the size that the name says.
-    if "vit_pe_" in name and (size := re.search(r"patch(\d+)_(\d+)", name)):
+    if "vit_pe_" in name and (size := re.search(r"patch([1-9]\d{0,5})_([1-9]\d{0,5})(?!\d)", name)):
         side = int(size[2]) // int(size[1])
         found["ref_feat_shape"] = (side, side)
     return found
@@ -108,7 +111,8 @@ def recognise_family(
         return "BEiT-3", FACTS["beit3"]
     if "norm_pre.weight" in names and ("attn_pool.latent" in names or not {"norm.weight", "fc_norm.weight"} & {*names}):
         facts = PERCEPTION if "cls_token" in names else PERCEPTION_G
-        return "Perception Encoder", {**facts, "ref_feat_shape": grid}
+        pooling = {} if "attn_pool.latent" in names else PERCEPTION_BY_AVERAGE
+        return "Perception Encoder", {**facts, **pooling, "ref_feat_shape": grid}
     if "pos_embed" in names:
         without_key_bias = "blocks.0.attn.q_bias" in names or "blocks.0.attn.q_proj.weight" in names
         if without_key_bias and width == 1792:
@@ -121,3 +125,8 @@ def recognise_family(
             return "DINOv3", {**DINOV3, "head_dim": 128 if width == 4096 else 64}
         return "a RoPE ViT with registers", FACTS["_rope_reg"]
     return "a RoPE ViT", AXIAL_ROPE
+
+
+def may_be_rope_ape(names: Collection[str]) -> bool:
+    """Return whether a file of no other family is DeiT III's or RoPE-APE's: both have the same tensors."""
+    return "blocks.0.gamma_1" in names and "pos_embed" in names and "blocks.0.attn.qkv.bias" in names

@@ -7,7 +7,6 @@ holds.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +22,7 @@ from vitrail.weights.formats.base import (
     check_agreement,
     count_blocks,
     infer_grid,
+    infer_relative_grid,
     read_patch_size,
     read_shape,
     read_size,
@@ -38,15 +38,13 @@ from vitrail.weights.formats.timm_config import (
     read_preprocessing,
     read_rotary,
 )
-from vitrail.weights.formats.timm_names import find_facts, recognise_family
+from vitrail.weights.formats.timm_names import find_facts, may_be_rope_ape, recognise_family
 from vitrail.weights.formats.timm_resnet import IN_HYBRID, find_stem, list_backbone_rules, read_backbone
 from vitrail.weights.known import KnownFacts
 from vitrail.weights.tensor_rules import ADD_BATCH_AXIS, TensorRule, split_into, to_patch_kernel
 
 TABLE_IN_BLOCK = "blocks.0.attn.relative_position_bias_table"
 SHARED_TABLE = "rel_pos_bias.relative_position_bias_table"
-CLASS_TOKEN_ROWS = 3
-"""Rows of a table of relative positions that are no offsets between patches."""
 COMPUTED = ("relative_position_index", "rope.periods", "rope.freqs_cos", "rope.freqs_sin", "attn.k_bias", "bias_mask")
 """The ends of the names of tensors that are computed from sizes, or are zero; older files hold them."""
 REGISTERS = {"dinov2": "register_tokens", "distilled": "dist_token"}
@@ -83,7 +81,7 @@ def describe_vit(own: Tensors, config: TimmConfig, known: KnownFacts, facebook: 
     if reason := explain_blocks_refusal(own):
         raise WeightsError(reason)
     notes: list[str] = []
-    release = _release(own)
+    release = _find_release(own)
     kernel = read_shape(own, "patch_embed.proj.weight", 4)
     width, side = kernel[0], read_patch_size(kernel, (2, 3))
     backbone = read_backbone(own, IN_HYBRID, "hybrid") if any(n.startswith(IN_HYBRID) for n in own) else None
@@ -100,6 +98,11 @@ def describe_vit(own: Tensors, config: TimmConfig, known: KnownFacts, facebook: 
         family, facts = recognise_family(own, width, mlp["mlp"] == "swiglu", grid)
         if family:
             notes.append(f"rotary positions, heads, pooling and norms as in {family}: no config says them")
+        elif may_be_rope_ape(own):
+            notes.append(
+                "DeiT III assumed; RoPE-APE has the same tensors, and rotary positions beside its table: if it is one, "
+                'put a config.json with its name beside it, {"architecture": "vit_small_patch16_rope_ape_224"}'
+            )
     arguments = complete_arguments(config, facts)
     rotary = read_rotary(arguments)
     if grid is None:
@@ -155,7 +158,7 @@ def describe_vit(own: Tensors, config: TimmConfig, known: KnownFacts, facebook: 
     )
     return CheckpointInfo(
         architecture,
-        read_preprocessing(config, architecture, _statistics(own, facts, bool(release) or facebook), notes),
+        read_preprocessing(config, architecture, _guess_statistics(own, facts, bool(release) or facebook), notes),
         dialect=release,
         unused_tensors=[name for name in ("mask_token",) if name in own],
         ignored_tensors=[name for name in own if name.startswith("decoder") or name.endswith(COMPUTED)],
@@ -234,25 +237,15 @@ def _read_table(
     """Return the grid of the position table, if there is one, and the options of the position embedding."""
     if TABLE_IN_BLOCK in own or SHARED_TABLE in own:
         table = TABLE_IN_BLOCK if TABLE_IN_BLOCK in own else SHARED_TABLE
-        rows = read_shape(own, table, 2)[0] - (CLASS_TOKEN_ROWS if class_token else 0)
         at = "every-layer" if table == TABLE_IN_BLOCK else "shared"
-        return _infer_offsets_grid(rows, hint), {"position": "relative-bias", "position_at": at}
+        grid = infer_relative_grid(read_shape(own, table, 2)[0], class_token, hint)
+        return grid, {"position": "relative-bias", "position_at": at}
     if "pos_embed" not in own:
         return None, {"position": "none"}
     owners = {"all": class_token + registers, "class": int(class_token), "none": 0}
     grid, owner = infer_grid(read_shape(own, "pos_embed", 3)[1], owners, hint)
     # With only a class token "all" and "class" mean the same; the paper's word is "class".
     return grid, {"position": "learned-1d", "position_prefix": "class" if owner == "all" and not registers else owner}
-
-
-def _infer_offsets_grid(rows: int, hint: tuple[int, int] | None) -> tuple[int, int]:
-    """Infer the grid of patches from the number of offsets between two of them, (2R − 1)·(2C − 1)."""
-    if hint is not None and (2 * hint[0] - 1) * (2 * hint[1] - 1) == rows:
-        return hint
-    side = math.isqrt(max(rows, 0))
-    if side * side != rows or side % 2 == 0:
-        raise WeightsError(f"the table of relative positions has {rows} offsets, which belong to no square grid")
-    return (side + 1) // 2, (side + 1) // 2
 
 
 def _choose_size(stride: int, notes: list[str]) -> tuple[int, int]:
@@ -262,7 +255,7 @@ def _choose_size(stride: int, notes: list[str]) -> tuple[int, int]:
     return side, side
 
 
-def _release(own: Tensors) -> str:
+def _find_release(own: Tensors) -> str:
     """Return the release whose names differ from timm's, or an empty string; `+split-qkv` and the like follow.
 
     `deit3` stands for `gamma_1` instead of `ls1.gamma`, which timm's own eva and beit files have too.
@@ -293,7 +286,7 @@ def _name_scale(release: str, which: int) -> str:
     return f"blocks.{{i}}.gamma_{which}" if gamma else f"blocks.{{i}}.ls{which}.gamma"
 
 
-def _statistics(own: Tensors, facts: Mapping[str, Any], facebook: bool) -> Mapping[str, Any]:
+def _guess_statistics(own: Tensors, facts: Mapping[str, Any], facebook: bool) -> Mapping[str, Any]:
     """Guess the mean and std of a checkpoint without a config.
 
     CLIP has a norm before the first block; EVA, AIMv2 and Perception Encoder are known by their blocks. Facebook's
