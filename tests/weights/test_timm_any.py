@@ -25,7 +25,7 @@ from vitrail.model.timm_model import TimmModel, measure_activation_bytes
 from vitrail.training.build import build_model
 from vitrail.training.run_training import run_training
 from vitrail.weights.formats.native import CHECKSUM_FILE, format_checksums
-from vitrail.weights.load import describe_timm_network
+from vitrail.weights.formats.timm_built import describe_timm_network
 from vitrail.workflows.finetune_settings import choose_image_size, count_batch_parts
 
 pytestmark = pytest.mark.slow  # many random architectures

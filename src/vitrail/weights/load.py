@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from vitrail.config import Origin, show_size
+from vitrail.config import Origin
 from vitrail.errors import ConfigError, WeightsError, escape_unprintable
 from vitrail.model.architecture import Architecture, ResNetArchitecture, TimmArchitecture
 from vitrail.model.base import ImageModel
@@ -24,15 +24,14 @@ from vitrail.model.timm_model import TimmModel, import_timm
 from vitrail.model.vit import VisionTransformer
 from vitrail.system.device import parse_device
 from vitrail.weights.files import TensorFile, TensorInfo, open_tensors
-from vitrail.weights.formats.base import IMAGENET, CheckpointInfo, FolderFiles, WeightFormat
+from vitrail.weights.formats.base import CheckpointInfo, FolderFiles, WeightFormat
 from vitrail.weights.formats.google import GoogleFormat
 from vitrail.weights.formats.huggingface import FAMILIES, HuggingFaceFormat
 from vitrail.weights.formats.meta import MetaFormat
-from vitrail.weights.formats.native import UNUSED_PREFIX, NativeFormat, describe_config
+from vitrail.weights.formats.native import UNUSED_PREFIX, NativeFormat
 from vitrail.weights.formats.openclip import OpenClipFormat
 from vitrail.weights.formats.timm import TimmFormat
-from vitrail.weights.formats.timm_built import read_arguments
-from vitrail.weights.formats.timm_config import TimmConfig, read_labels, read_preprocessing
+from vitrail.weights.formats.timm_built import describe_timm_network, read_arguments
 from vitrail.weights.formats.torchvision import TorchvisionFormat
 from vitrail.weights.known import KnownFacts, apply_known_options
 from vitrail.weights.part import PartOfFile, check_one_model, describe_part, find_parts
@@ -388,28 +387,3 @@ def _fits_own_model(source: str, file: TensorFile, folder_files: FolderFiles) ->
     except (ConfigError, WeightsError):
         return False
     return True
-
-
-def describe_timm_network(source: str, pretrained: Mapping[str, Any], num_classes: int) -> dict[str, Any]:
-    """Return the native config.json of a network of timm's, from timm's description of its weights.
-
-    The image size is timm's size for tests if it has one, because timm's accuracies are measured at that size.
-    """
-    name = f"{pretrained['architecture']}.{pretrained.get('tag') or ''}".rstrip(".")
-    if source.removeprefix("timm:").partition(".")[0] != pretrained["architecture"]:
-        raise ConfigError(f"{source}: timm's own networks are found by a plain name, as in timm:{name}")
-    channels, *size = pretrained.get("test_input_size") or pretrained["input_size"]
-    architecture = TimmArchitecture(name=name, image_size=size, in_channels=channels, num_classes=num_classes)
-    crop = pretrained.get("test_crop_pct") or pretrained["crop_pct"]
-    config: TimmConfig = TimmConfig.parse({"pretrained": {**pretrained, "crop_pct": crop}}, source)
-    notes: list[str] = []
-    trained = tuple(pretrained["input_size"][1:])
-    if architecture.image_size != trained:
-        notes.append(
-            f"the image size is {show_size(architecture.image_size)}, timm's size for tests; it was trained "
-            f"at {show_size(trained)}"
-        )
-    preprocessing = read_preprocessing(config, architecture, IMAGENET, notes)  # type: ignore[arg-type]  # sizes alone
-    labels = read_labels(config, num_classes, notes)
-    origin = Origin(source=source, format="timm", licence=config.pretrained.license, notes=tuple(notes))
-    return describe_config(architecture, preprocessing, labels, origin)

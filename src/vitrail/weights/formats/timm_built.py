@@ -1,9 +1,17 @@
-"""Read a network that timm has built: the arguments that tensors do not show, as a config.json would hold them."""
+"""Read a network that timm has built: the arguments that tensors do not show, as a config.json would hold them, and
+the config of a network that vitrail keeps as timm's own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from vitrail.config import Origin, show_size
+from vitrail.errors import ConfigError
+from vitrail.model.architecture import TimmArchitecture
+from vitrail.weights.formats.base import IMAGENET
+from vitrail.weights.formats.native import describe_config
+from vitrail.weights.formats.timm_config import TimmConfig, read_labels, read_preprocessing
 
 ACTIVATIONS = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu", "SiLU": "silu"}
 ROTARY_KINDS = {"RotaryEmbeddingCat": "cat", "RotaryEmbeddingMixed": "mixed", "RotaryEmbeddingDinoV3": "dinov3"}
@@ -50,3 +58,28 @@ def _read_rotary(rope: Any, attention: Any) -> Mapping[str, Any]:
         "ref_feat_shape": getattr(rope, "ref_feat_shape", None),
         **{f"rope_{name}_coords": getattr(rope, f"{name}_coords", None) for name in ("shift", "jitter", "rescale")},
     }
+
+
+def describe_timm_network(source: str, pretrained: Mapping[str, Any], num_classes: int) -> dict[str, Any]:
+    """Return the native config.json of a network of timm's, from timm's description of its weights.
+
+    The image size is timm's size for tests if it has one, because timm's accuracies are measured at that size.
+    """
+    name = f"{pretrained['architecture']}.{pretrained.get('tag') or ''}".rstrip(".")
+    if source.removeprefix("timm:").partition(".")[0] != pretrained["architecture"]:
+        raise ConfigError(f"{source}: timm's own networks are found by a plain name, as in timm:{name}")
+    channels, *size = pretrained.get("test_input_size") or pretrained["input_size"]
+    architecture = TimmArchitecture(name=name, image_size=size, in_channels=channels, num_classes=num_classes)
+    crop = pretrained.get("test_crop_pct") or pretrained["crop_pct"]
+    config: TimmConfig = TimmConfig.parse({"pretrained": {**pretrained, "crop_pct": crop}}, source)
+    notes: list[str] = []
+    trained = tuple(pretrained["input_size"][1:])
+    if architecture.image_size != trained:
+        notes.append(
+            f"the image size is {show_size(architecture.image_size)}, timm's size for tests; it was trained "
+            f"at {show_size(trained)}"
+        )
+    preprocessing = read_preprocessing(config, architecture, IMAGENET, notes)  # type: ignore[arg-type]  # sizes alone
+    labels = read_labels(config, num_classes, notes)
+    origin = Origin(source=source, format="timm", licence=config.pretrained.license, notes=tuple(notes))
+    return describe_config(architecture, preprocessing, labels, origin)
