@@ -212,12 +212,12 @@ def test_many_go_a_few_at_a_time_and_nothing_moves_when_results_come(window: Bro
         assert "Looking" in card(page, "0.png").locator(".status").inner_text()
         places = page.evaluate(PLACES)
         page.get_by_role("button", name="Close 5.png").evaluate("button => button.focus({ preventScroll: true })")
+        assert stand.most_at_once == 3  # later, one that is answered may still be counted when the next one comes
         stand.open.set()
         for number in range(7):
             answered(card(page, f"{number}.png"))
         overlaid(card(page, "3.png"))
         assert np.allclose(page.evaluate(PLACES), places, atol=0.5)
-        assert stand.most_at_once == 3
 
 
 @pytest.mark.slow

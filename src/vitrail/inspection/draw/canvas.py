@@ -73,6 +73,15 @@ def add_bar(
     bar.ax.tick_params(labelsize=8.5)
 
 
+def leave_space_below(figure: Figure, inches: float) -> None:
+    """Keep the lowest `inches` of a figure free of axes."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    engine, share = figure.get_layout_engine(), inches / figure.get_figheight()
+    assert isinstance(engine, ConstrainedLayoutEngine)  # what `new_figure` sets
+    engine.set(rect=(0, share, 1, 1 - share))
+
+
 def show_map(axes: Axes, values: Array, colours: str, low: float, **options: Any) -> AxesImage:
     """Show values from `low` to 1 in colours, as squares that stay sharp in an SVG."""
     image = axes.imshow(values, cmap=colours, vmin=low, vmax=1, **{"interpolation": "none", **options})

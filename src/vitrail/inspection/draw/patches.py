@@ -14,6 +14,7 @@ from vitrail.inspection.draw.canvas import (
     SIMILARITY,
     add_bar,
     describe,
+    leave_space_below,
     limit_aspect,
     name_figure,
     shorten_text,
@@ -101,6 +102,7 @@ def draw_tokens(tokens: Tokens, images: Sequence[ShownImage], path: Path, name: 
                 describe(axes, shorten_text(tokens.layers[layer], letters) if row == 0 else "", size=8.5)
             add_bar(axes, drawn_map, "cosine similarity", (tall, side))
         name_figure(figure, "Patches like the marked one", name)
+        leave_space_below(figure, 0.08)  # the lowest number of a bar reaches below its map
 
 
 def _find_patch(place: tuple[float, float], grid: Sequence[int]) -> tuple[int, int]:
