@@ -134,7 +134,7 @@ class LearnedRotaryPositions(RotaryPositions):
 
     @torch.no_grad()
     def draw_frequencies(self, generator: torch.Generator | None = None) -> None:
-        """Draw the initial frequencies."""
+        """Fill the frequencies with initial values: fixed sizes in random directions."""
         sizes = compute_frequencies(self.rotary.base, self.head_width // 4, self.frequencies)
         turns = self.frequencies.new_empty(*self.frequencies.shape[1:3], 1).uniform_(
             0, 2 * math.pi, generator=generator
