@@ -15,7 +15,9 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import studies_page as page  # noqa: E402
 
 from vitrail.studies.catalogue import NAMES, list_studies  # noqa: E402
+from vitrail.studies.results import StudyResults  # noqa: E402
 from vitrail.studies.scales import SMALL  # noqa: E402
+from vitrail.studies.workbench import Workbench  # noqa: E402
 
 RESULTS = page.read_results()
 
@@ -42,6 +44,40 @@ def test_every_claim_stands_on_the_page():
     for study in list_studies():
         assert html.escape(study.claim) in index
     assert index.count('class="claim"') == len(NAMES)
+
+
+def test_every_study_has_three_seeds_and_a_row_in_the_table():
+    table = page.make_summary(RESULTS)
+    for results in RESULTS:
+        assert results.seeds >= 3
+        assert f'href="#{results.study.name}"' in table
+        held = [check.outcome for check in results.make_checks()].count("holds")
+        assert f"<td>{held} of {len(results.make_checks())}</td>" in table
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "sentence"),
+    [
+        (["holds here"], "Of 1 claims, 1 holds here."),
+        (["holds here"] * 2 + ["does not hold here"], "Of 3 claims, 2 hold here and 1 does not hold."),
+        (
+            ["not decided", "does not hold here", page.ONE_SEED, "does not hold here"],
+            "Of 4 claims, 2 do not hold, 1 is not decided and 1 has one seed so far.",
+        ),
+    ],
+)
+def test_verdicts_are_counted_in_a_sentence(verdicts, sentence, monkeypatch):
+    waiting = iter(verdicts)
+    monkeypatch.setattr(page, "name_verdict", lambda _: next(waiting))
+    assert page.count_verdicts(RESULTS[: len(verdicts)]) == sentence
+
+
+def test_the_page_for_authors_names_what_exists():
+    text = (ROOT / "docs/studies/own.md").read_text()
+    for owner, kind in (("results", StudyResults), ("workbench", Workbench)):
+        names = set(re.findall(rf"`[^`\n]*\b{owner}\.(\w+)\(", text))
+        assert names
+        assert not {name for name in names if not hasattr(kind, name)}
 
 
 def test_pages_with_results_are_in_the_navigation():

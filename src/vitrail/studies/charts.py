@@ -12,8 +12,8 @@ from vitrail.studies.results import StudyResults
 from vitrail.system.figures import BLUE, FAINT, GREEN, INK, PURPLE, VERMILION, new_figure
 from vitrail.system.intervals import Estimate
 
-WIDTH = 8.0
-"""Inches."""
+WIDTH = 6.0
+"""Inches: narrow, so that words can still be read in a card on the page of all claims."""
 COLOURS = (BLUE, VERMILION, GREEN, PURPLE, "#E69F00", "#56B4E9", INK)
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
 """Colour is not all that tells lines apart."""
@@ -32,7 +32,7 @@ class Series:
 def draw_dots(results: StudyResults, path: Path) -> None:
     """Draw one line for each arm: a dot for every seed, and the mean with its interval."""
     arms = results.arms
-    with new_figure(path, WIDTH, 1.1 + 0.42 * len(arms)) as figure:
+    with new_figure(path, WIDTH, 1.0 + 0.36 * len(arms)) as figure:
         axes = figure.subplots()
         for place, arm in enumerate(arms):
             value, low, high = results.estimate(arm)
@@ -42,7 +42,7 @@ def draw_dots(results: StudyResults, path: Path) -> None:
             axes.plot(values, [place] * len(values), "o", color=FAINT, markersize=3.5, alpha=0.7)
             axes.plot([value], [place], "o", color=BLUE, markersize=8)
         axes.set_yticks(range(len(arms)), arms)
-        axes.invert_yaxis()
+        axes.set_ylim(len(arms) - 0.5, -0.5)  # the first arm on top, and none on the frame
         axes.grid(axis="y", visible=False)
         axes.set_xlabel(results.study.unit)
 
@@ -66,7 +66,7 @@ def draw_lines(
         logarithmic: Whether the horizontal axis is.
         percent: Whether the numbers on it are shares.
     """
-    with new_figure(path, WIDTH, 4.6) as figure:
+    with new_figure(path, WIDTH, 3.7) as figure:
         axes = figure.subplots()
         for number, line in enumerate(series):
             colour, mark = COLOURS[number % len(COLOURS)], MARKS[number % len(MARKS)]

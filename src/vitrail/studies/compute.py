@@ -168,7 +168,9 @@ def draw(results: StudyResults, path: Path) -> None:
         exponent = lines.combine({("slope", family): 1.0})
         reach = exponent.value - exponent.low
         fitted = [(x, lines.predict(family, x).value) for x, _ in points]
-        series.append(Series(f"{family}: exponent {exponent.value:.3f} ± {reach:.3f}", points, fitted))
+        series.append(
+            Series(f"{family}: exponent {exponent.value:.3f} ± {reach:.3f}".replace("-", "−"), points, fitted)
+        )
     draw_lines(path, series, "operations of pre-training, 10¹⁵", "few-shot error, %", logarithmic=True)
 
 
@@ -186,6 +188,8 @@ STUDY = Study(
     "compute that all families have, BiT's error is above ViT's; at its least, ViT's error is above the hybrid's; and "
     "ViT's error falls faster with compute than the hybrid's. One seed, or families without common compute, decide "
     "nothing.",
+    interval_note="Those of the checks are others: they come from the distances of nine models to their three "
+    "lines, and tell how other models would do.",
     list_checks=list_checks,
     limits="Operations span one order of magnitude, where the paper's span two and lie a hundred thousand times "
     "higher, on data that no model can learn by heart. Three models make a line of each family.",

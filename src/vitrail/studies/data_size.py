@@ -102,6 +102,8 @@ STUDY = Study(
     unit="few-shot accuracy, %",
     rule="BiT is better than ViT at the smallest share, ViT is better than BiT with all data, and the larger ViT gains "
     "more from the smallest share to all data than the small one.",
+    interval_note="They tell how another seed would do, not how other images would. The interval of the last check "
+    "comes from the gains of the two models alone, a number for each seed.",
     list_checks=list_checks,
     limits="Every training has the same number of steps, and keeps the weights that were best on held-out images. All "
     "data are here about a hundred thousand images: a tenth of the smallest set of Figure 3, and a "

@@ -63,6 +63,11 @@ def format_number(value: float, digits: int = 1, sign: str = "") -> str:
     return f"{value:{sign}.{digits}f}".replace("-", "−")
 
 
+def choose_digits(difference: Estimate) -> int:
+    """Return how many decimals a difference is shown with: two if it is smaller than 1."""
+    return 1 if abs(difference.value) >= 1 else 2
+
+
 def make_page(results: StudyResults, figure: str, remark: str = "") -> str:
     """Return a study's page: claim, verdict, figure, tables, the paper's numbers, limits, and how it was run.
 
@@ -76,12 +81,11 @@ def make_page(results: StudyResults, figure: str, remark: str = "") -> str:
         f"{format_count(results.seeds, 'seed')} for each arm.",
         *([f"Note: {TINY_NOTE}."] if results.scale == TINY.name else []),
         f"**The rule**, written before the runs: {study.rule}",
-        f"![{study.unit}]({figure})",
+        f"![{study.title}]({figure})",
         format_markdown(make_table(results), numbers=1),
         "## How the rule decides",
         format_markdown(make_check_table(results.make_checks())),
-        f"Intervals are Student's, over seeds, {describe_deviation(results)}. They tell how another seed would do, not "
-        "how other images would.",
+        describe_intervals(results),
         *(["## What we see", remark] if remark else []),
         "## What the paper has",
         format_markdown([["", "the paper"], *([what, how] for what, how in study.paper)]),
@@ -93,11 +97,13 @@ def make_page(results: StudyResults, figure: str, remark: str = "") -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def describe_deviation(results: StudyResults) -> str:
-    """Say which deviation the intervals come from."""
+def describe_intervals(results: StudyResults) -> str:
+    """Say which deviation the intervals come from, and what they tell."""
+    source = "each arm's own deviation, for some arms vary much less than others"
     if results.study.is_equally_noisy:
-        return "from the deviation that all arms have in common"
-    return "from each arm's own deviation, for some arms vary much less than others"
+        source = "the deviation that all arms have in common"
+    note = results.study.interval_note or "They tell how another seed would do, not how other images would."
+    return f"Intervals are Student's, over seeds, from {source}. {note}"
 
 
 def make_check_table(checks: Sequence[Check]) -> list[list[str]]:
@@ -105,7 +111,7 @@ def make_check_table(checks: Sequence[Check]) -> list[list[str]]:
     rows = [["the claim says", "measured", "95% interval", "outcome"]]
     for check in checks:
         difference = check.difference
-        digits = 1 if abs(difference.value) >= 1 else 2
+        digits = choose_digits(difference)
         value = "unknown" if math.isnan(difference.value) else format_number(difference.value, digits, "+")
         limit = (
             f" (within ±{check.high:g})" if math.isfinite(check.high) else f" (by {check.low:g})" if check.low else ""
@@ -120,7 +126,8 @@ def describe_runs(results: StudyResults) -> str:
     machines = sorted({str(row["machine"]["device"]) for row in results.rows})
     commits = sorted({str(row["commit"])[:12] for row in results.rows if row.get("commit")})
     jobs = max(int(row["machine"]["jobs"]) for row in results.rows)
-    shared = f", up to {jobs} at a time" if jobs > 1 else ""
+    device = sum(row["cost"]["seconds"] / row["machine"]["jobs"] for row in results.rows)
+    shared = f", up to {jobs} at a time: about {device:,.0f} seconds of the device" if jobs > 1 else ""
     code = f" Commit {', '.join(commits)}." if commits else ""
     return (
         f"```bash\n{make_command(results)}\n```\n\n"

@@ -94,17 +94,20 @@ def draw(results: StudyResults, path: Path) -> None:
 STUDY = Study(
     name="shape",
     title="Depth, width, MLP or patches",
-    claim="Scaling the depth helps most and scaling the width least; smaller patches help without new parameters.",
+    claim="Scaling the depth helps more than scaling the width or the MLP, and smaller patches help without new "
+    "parameters.",
     where="Figure 8, appendix D.2",
     list_arms=list_arms,
     measure=measure,
     metric="fewshot",
     unit="few-shot accuracy, %",
-    rule="From its smallest to its largest model, every dimension gains some accuracy for each doubling of the "
-    "operations. Depth gains more than width and than the MLP, smaller patches gain more than width, and they gain at "
-    "all.",
+    rule="The gain of a dimension is its accuracy for each doubling of the operations, from its smallest to its "
+    "largest model. Depth gains more than width and than the MLP, smaller patches gain more than width, and they gain "
+    "at all.",
+    interval_note="They tell how another seed would do, not how other images would. Those of the checks come from the "
+    "deviation that the gains have in common.",
     list_checks=list_checks,
-    limits="Every arm is trained for the same number of steps and far from convergence, where wide models learn fast; "
+    limits="Every arm is trained for the same number of steps and far from convergence; "
     "the base has a quarter to a half of the layers that the paper's has.",
     paper=(
         ("base", "8 layers, width 1024, MLP 2048, patches of 32 pixels"),

@@ -63,6 +63,8 @@ class Study:
     """Facts about the arms that the table shows: their names, and the headings of their columns."""
     is_equally_noisy: bool = True
     """Whether the arms have one deviation over seeds in common, which the table then uses."""
+    interval_note: str = ""
+    """Sentences about the intervals of the checks, if they do not come from the deviation of the arms over seeds."""
     digits: int = 1
     """Digits after the point in the table."""
     draw: Callable[[StudyResults, Path], None] | None = None

@@ -35,6 +35,7 @@ from vitrail.studies.study_data import StudyData, TransferSet, choose_test_image
 from vitrail.system.device import choose_device
 from vitrail.system.events import OnEvent, ignore_event
 from vitrail.system.locks import lock_file
+from vitrail.training.config import OBJECTIVE_KEYS
 from vitrail.training.resolve import resolve
 from vitrail.training.run_training import run_training
 from vitrail.weights.save import save
@@ -185,6 +186,9 @@ class Workbench:
         if config.model.weights is not None:  # the folder of weights is named after their digest
             facts["model"]["weights"] = Path(config.model.weights).parent.name
         facts["run"] = {name: facts["run"][name] for name in DECISIVE}
+        if config.objective.kind != "masked-autoencoding":  # younger than the others: old folders keep their names
+            for name in OBJECTIVE_KEYS["masked-autoencoding"]:
+                del facts["objective"][name]
         key = json.dumps([facts, compute_fingerprint(images), self.scale.kept_size], sort_keys=True)
         folder = self.folder / hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
         quiet = {"folder": folder, "trackers": (), "keep": 1, "device": self.device}
