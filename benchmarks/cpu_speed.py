@@ -17,6 +17,7 @@ import argparse
 import importlib.metadata
 import json
 import statistics
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -34,12 +35,12 @@ from vitrail.errors import VitrailError
 from vitrail.exporting.graphs import build_graph
 from vitrail.exporting.int8 import write_int8
 from vitrail.exporting.onnx import write_onnx
-from vitrail.fast.cpu.compiler import processor_key
 from vitrail.fast.cpu.embedders import CPU_PRECISIONS, create_cpu_embedder
 from vitrail.fast.timing import Stopwatch, relative_distance, take_turns
 from vitrail.inspection.images import prepare_batch as batch_of
 from vitrail.inspection.images import spread_evenly
 from vitrail.model.base import ImageModel
+from vitrail.system.compiler import processor_key
 
 Run = Callable[[Tensor], Tensor]
 SECONDS, CALIBRATED, JUDGED = 0.5, 64, 64
@@ -49,7 +50,8 @@ OURS = "vitrail "
 def model_of(given: argparse.Namespace) -> ImageModel:
     if given.model:
         return vitrail.load(given.model).float().eval()
-    model = vitrail.create_model(given.name, num_classes=1000, seed=0).eval()
+    options = json.loads(given.options)
+    model = vitrail.create_model(given.name, num_classes=1000, seed=0, **options).eval()
     nn.init.normal_(model.head.weight, std=0.02, generator=torch.Generator().manual_seed(1))
     return model
 
@@ -94,7 +96,11 @@ def openvino_graphs(folder: Path, calibration: Tensor) -> dict[str, tuple[Any, s
     nncf.set_log_level(40)
     plain = openvino.convert_model(folder / "fp32.onnx")
     images = nncf.Dataset([part.numpy() for part in calibration.split(8)])
-    small = nncf.quantize(plain, images, model_type=nncf.ModelType.TRANSFORMER, subset_size=CALIBRATED // 8)
+    stored = folder / "nncf.xml"
+    if not stored.exists():
+        small = nncf.quantize(plain, images, model_type=nncf.ModelType.TRANSFORMER, subset_size=CALIBRATED // 8)
+        openvino.save_model(small, stored, compress_to_fp16=False)
+    small = openvino.Core().read_model(stored)
     return {
         "OpenVINO fp32": (plain, "f32"),
         "OpenVINO bf16": (plain, "bf16"),
@@ -107,8 +113,9 @@ def openvino_graphs(folder: Path, calibration: Tensor) -> dict[str, tuple[Any, s
 def exported(model: ImageModel, calibration: Tensor, given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Peers, as functions of the batch that build a run."""
     graph = build_graph(model)
-    write_onnx(graph, folder / "fp32.onnx")
-    write_int8(graph, folder / "int8.onnx")
+    if not (folder / "int8.onnx").exists():
+        write_onnx(graph, folder / "fp32.onnx")
+        write_int8(graph, folder / "int8.onnx")
     shape, threads = (model.in_channels, *model.image_size), given.threads
     builders: dict[str, Callable[[int], Run]] = {
         "onnxruntime fp32": lambda prepare_batch: onnxruntime_run(folder / "fp32.onnx", threads),
@@ -124,6 +131,10 @@ def exported(model: ImageModel, calibration: Tensor, given: argparse.Namespace, 
     return builders
 
 
+def is_wanted(name: str, given: argparse.Namespace) -> bool:
+    return any(part in name for part in given.only)
+
+
 def contestants(
     model: ImageModel, builders: dict[str, Any], given: argparse.Namespace, prepare_batch: int
 ) -> Iterator[tuple[str, Run]]:
@@ -131,6 +142,8 @@ def contestants(
     if given.compile:
         yield "torch compiled", torch.compile(model)
     for precision in CPU_PRECISIONS:
+        if not is_wanted(OURS + precision, given):
+            continue
         try:
             embed = create_cpu_embedder(model, precision)
         except VitrailError as error:
@@ -138,7 +151,8 @@ def contestants(
             continue
         yield OURS + precision, lambda images, embed=embed: model.head(embed(images))
     for name, build in builders.items():
-        yield name, build(prepare_batch)
+        if is_wanted(name, given):
+            yield name, build(prepare_batch)
 
 
 def turn(run: Run, images: Tensor) -> float:
@@ -149,7 +163,7 @@ def turn(run: Run, images: Tensor) -> float:
 def measured(
     model: ImageModel, judged: Tensor, builders: dict[str, Any], given: argparse.Namespace, prepare_batch: int
 ) -> list[dict[str, Any]]:
-    runs = {name: run for name, run in contestants(model, builders, given, prepare_batch) if given.only in name}
+    runs = {name: run for name, run in contestants(model, builders, given, prepare_batch) if is_wanted(name, given)}
     whole = judged[: len(judged) // prepare_batch * prepare_batch]
     with torch.inference_mode():
         reference = torch.cat([model(part) for part in whole.split(prepare_batch)])
@@ -176,7 +190,7 @@ def told(rows: list[dict[str, Any]]) -> list[str]:
     peers = [row for row in rows if not row["name"].startswith(OURS)]
     for row in rows:
         print(
-            f"{row['prepare_batch']:3} {row['name']:32} {row['milliseconds']:9.1f} ms  least {row['least']:9.1f}  "
+            f"{row['batch']:3} {row['name']:32} {row['milliseconds']:9.1f} ms  least {row['least']:9.1f}  "
             f"distance {row['distance']:.1e}  agreement {row['agreement']:.3f}"
         )
     for own in (row for row in rows if row["name"].startswith(OURS)):
@@ -187,7 +201,7 @@ def told(rows: list[dict[str, Any]]) -> list[str]:
             best = min(others, key=lambda peer: peer["milliseconds"])
             ratio, least = best["milliseconds"] / own["milliseconds"], best["least"] / own["least"]
             lines.append(
-                f"batch {own['prepare_batch']}: {own['name']} is {ratio:.2f}× as fast as {label}, {best['name']} "
+                f"batch {own['batch']}: {own['name']} is {ratio:.2f}× as fast as {label}, {best['name']} "
                 f"({least:.2f}× by the least)"
             )
     return lines
@@ -196,21 +210,25 @@ def told(rows: list[dict[str, Any]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--name", default="B/16")
+    parser.add_argument("--options", default="{}", help='of create_model, such as {"layer_scale": 1.0}')
     parser.add_argument("--model", help="a folder of weights, instead of random ones")
     parser.add_argument("--data", help="real images, instead of noise")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", default="", help="those with this in their names, such as int8")
+    parser.add_argument("--only", nargs="+", default=[""], help="those with one of these in their names, such as int8")
     parser.add_argument("--compile", action="store_true", help="torch compiled too; takes minutes")
+    parser.add_argument("--exports", type=Path, help="a folder that keeps this model's exports for the next run")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     model = model_of(given)
     judged, calibration = images_of(given, model)
     rows, lines = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        builders = exported(model, calibration, given, Path(folder))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = given.exports or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        builders = exported(model, calibration, given, folder)
         for prepare_batch in given.batches:
             found = measured(model, judged, builders, given, prepare_batch)
             rows += found
@@ -223,6 +241,9 @@ def main() -> None:
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None
     record = {
+        "commit": subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+        ).stdout.strip(),
         "architecture": json.loads(model.architecture.model_dump_json(exclude_defaults=True)),
         "weights": "trained" if given.model else "random",
         "images": "real" if given.data else "noise",

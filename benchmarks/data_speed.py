@@ -1,11 +1,14 @@
-"""Images a second on one core: decode → random crop → flip → tensor, beside torchvision v2 and timm.
+"""Images a second on one core: decode → random crop → flip → tensor, beside torchvision v2, timm and Pillow.
 
     pip install -c constraints.txt ".[test]"
+    python benchmarks/data_speed.py --photos DIR --out benchmarks/results/data_speed_photos.json
     python benchmarks/data_speed.py --out benchmarks/results/data_speed.json
 
-The images are written by this program from the two photographs inside scikit-learn, enlarged, with noise like a
-camera's or without: how many bytes a JPEG has decides how long it takes to read. All run in turn in one process with
-one thread; a figure is the median of the rounds. Then the libraries' whole loaders, with one worker each.
+With `--photos` the images are the JPEGs of a folder and those below it, of about 500 × 375 pixels, in three classes of
+file size; those of about 60 kB also as WebP and PNG. Without it, they are made from the two photographs inside
+scikit-learn, enlarged, with noise like a camera's or without: how many bytes a JPEG has decides how long it takes to
+read. All run in turn in one process with one thread; a figure is the median of the rounds. Then the libraries' whole
+loaders, with one worker each.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import argparse
 import importlib
 import io
 import json
+import math
 import platform
 import random
 import statistics
@@ -27,6 +31,7 @@ import numpy as np
 import PIL
 import torch
 from PIL import Image
+from simplejpeg import decode_jpeg
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
@@ -35,6 +40,7 @@ from vitrail.data.loader import TrainingLoader
 from vitrail.data.open import open_data
 from vitrail.data.transforms.augment import Augmentation, augment_image, draw_crop_box
 from vitrail.data.transforms.decode import decode_crop, decode_image
+from vitrail.data.transforms.jpeg import load_decoder
 
 v2 = importlib.import_module("torchvision.transforms.v2")  # only after `peers` has made torchvision importable
 SIZE = 224
@@ -47,6 +53,11 @@ KINDS = {
     "12 MP, much detail": (4000, 3000, 90, 4.0),
 }
 """Width, height, JPEG quality, deviation of the noise."""
+CLASSES = (30, 60, 110)
+"""Sizes of real photographs, in kB."""
+OWN_DECODER, STAND_IN = "torchvision, decode_jpeg", "torchvision on simplejpeg"
+SIDES = (400, 640)
+"""The longer side of a real photograph, in pixels; the shorter one has at least 300."""
 
 
 def photographs(width: int, height: int, quality: int, noise: float, count: int) -> list[bytes]:
@@ -66,6 +77,27 @@ def photographs(width: int, height: int, quality: int, noise: float, count: int)
     return found
 
 
+def choose_photographs(folder: Path, count: int) -> dict[str, list[bytes]]:
+    """Return the JPEGs of a folder nearest to each of CLASSES, and those of the second class as WebP and PNG."""
+    found = []
+    for path in sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg")):
+        with Image.open(path) as image:
+            is_fitting = image.format == "JPEG" and image.mode == "RGB"
+            if is_fitting and SIDES[0] <= max(image.size) <= SIDES[1] and min(image.size) >= 300:
+                found.append(path)
+    classes: dict[str, list[bytes]] = {}
+    for size in CLASSES:
+        nearest = sorted(found, key=lambda path: abs(math.log(path.stat().st_size / (1000 * size))))[:count]
+        classes[f"JPEG, {size} kB"] = [path.read_bytes() for path in nearest]
+    images = [Image.open(io.BytesIO(content)).convert("RGB") for content in classes[f"JPEG, {CLASSES[1]} kB"]]
+    for kind, options in (("WEBP", {"quality": 90}), ("PNG", {})):
+        files = [io.BytesIO() for _ in images]
+        for image, file in zip(images, files, strict=True):
+            image.save(file, kind, **options)
+        classes["WebP" if kind == "WEBP" else kind] = [file.getvalue() for file in files]
+    return classes
+
+
 def ours() -> Callable[[bytes], torch.Tensor]:
     rng, options = random.Random(0), Augmentation()
 
@@ -80,30 +112,77 @@ def theirs(transform: Callable[[Image.Image], torch.Tensor]) -> Callable[[bytes]
     return lambda content: transform(Image.open(io.BytesIO(content)).convert("RGB"))
 
 
+def with_pillow() -> Callable[[bytes], torch.Tensor]:
+    """The same by Pillow alone, the way its documentation suggests: the box is a part of the resize."""
+    rng = random.Random(0)
+
+    def one(content: bytes) -> torch.Tensor:
+        image = Image.open(io.BytesIO(content)).convert("RGB")
+        top, left, height, width = draw_crop_box(image.height, image.width, rng)
+        image = image.resize((SIZE, SIZE), Image.Resampling.BILINEAR, box=(left, top, left + width, top + height))
+        if rng.random() < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+    return one
+
+
 def chains() -> dict[str, Callable[[bytes], torch.Tensor]]:
-    crop = v2.RandomResizedCrop(SIZE, scale=(0.05, 1.0), antialias=True)
+    """The libraries' functions. torchvision has three: images of Pillow, tensors, and its own decoder of JPEGs.
+
+    Where that decoder cannot be loaded, simplejpeg stands in for it: both call libjpeg-turbo.
+    """
+    crop, flip = v2.RandomResizedCrop(SIZE, scale=(0.05, 1.0), antialias=True), v2.RandomHorizontalFlip()
     from_timm = timm.data.create_transform(
         SIZE, is_training=True, use_prefetcher=True, scale=(0.05, 1.0), color_jitter=None, interpolation="bilinear"
     )
-    return {
+    functions = {
         "vitrail": ours(),
-        "torchvision": theirs(v2.Compose([crop, v2.RandomHorizontalFlip(), v2.PILToTensor()])),
+        "torchvision": theirs(v2.Compose([crop, flip, v2.PILToTensor()])),
+        "torchvision, tensors": theirs(v2.Compose([v2.PILToTensor(), crop, flip])),
         "timm": theirs(from_timm),
+        "pillow": with_pillow(),
     }
+    both = v2.Compose([crop, flip])
+    if can_decode():
+        functions[OWN_DECODER] = lambda content: both(torchvision.io.decode_jpeg(as_tensor(content)))
+    else:
+        functions[STAND_IN] = lambda content: both(torch.from_numpy(decode_jpeg(content)).permute(2, 0, 1))
+    return functions
 
 
-def in_turn(images: list[bytes], rounds: int) -> dict[str, float]:
-    """Images a second of each library."""
+def as_tensor(content: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def can_decode() -> bool:
+    """Tell whether the compiled part of torchvision can be loaded; beside a torch of another build it cannot."""
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "JPEG")
+    try:
+        return bool(torchvision.io.decode_jpeg(as_tensor(file.getvalue())).numel())
+    except RuntimeError:
+        return False
+
+
+def in_turn(images: list[bytes], rounds: int) -> dict[str, list[float]]:
+    """Images a second of each library in each round."""
     functions = chains()
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    if not images[0].startswith(b"\xff\xd8"):
+        functions = {name: function for name, function in functions.items() if name not in (OWN_DECODER, STAND_IN)}
+    speeds: dict[str, list[float]] = {name: [] for name in functions}
     for turn in range(rounds + 1):
         for name, function in functions.items():
             start = time.process_time()
             for content in images:
                 function(content)
             if turn:  # the first warms up
-                seconds[name].append(time.process_time() - start)
-    return {name: len(images) / statistics.median(values) for name, values in seconds.items()}
+                speeds[name].append(len(images) / (time.process_time() - start))
+    return speeds
+
+
+def medians(speeds: dict[str, list[float]]) -> dict[str, float]:
+    return {name: statistics.median(values) for name, values in speeds.items()}
 
 
 def loaders(folder: Path, batch: int) -> dict[str, Callable[[], Iterator[object]]]:
@@ -178,7 +257,7 @@ def difference(images: list[bytes]) -> float:
     found = [
         (
             decode_crop(content, lambda height, width: (0, 0, height, width), decode_image(content).shape[1:]).float()
-            - torch.from_numpy(np.array(Image.open(io.BytesIO(content)))).permute(2, 0, 1)
+            - torch.from_numpy(np.array(Image.open(io.BytesIO(content)).convert("RGB"))).permute(2, 0, 1)
         )
         .abs()
         .mean()
@@ -191,8 +270,9 @@ def difference(images: list[bytes]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--photos", type=Path, help="a folder of JPEGs of about 500 × 375 pixels")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--images", type=int, default=48, help="of 500×375; a sixth as many of 12 megapixels")
+    parser.add_argument("--images", type=int, default=48, help="of each class; a sixth as many of 12 megapixels")
     parser.add_argument("--loader-images", type=int, default=1024, help="0 leaves the whole loaders out")
     parser.add_argument("--workers", type=int, nargs="*", default=[], help="our loader with so many workers")
     parser.add_argument("--commit", default="")
@@ -201,21 +281,26 @@ def main() -> None:
     versions = {"torch": torch.__version__, "torchvision": torchvision.__version__, "timm": timm.__version__}
     versions |= {"pillow": PIL.__version__, "python": platform.python_version()}
     result: dict[str, object] = {"commit": arguments.commit, "cpu": processor(), "versions": versions, "chains": []}
+    result["compiled JPEG decoder"] = load_decoder() is not None
     rows: list[dict[str, object]] = []
-    columns = f"{'vitrail':>9} {'torchvision':>12} {'timm':>9} {'× torchvision':>14} {'× timm':>7} {'diff/255':>9}"
-    print(f"{'images a second':20} {'kB':>6} {columns}")
-    for name, kind in KINDS.items():
-        images = photographs(*kind, arguments.images if name.startswith("500") else max(arguments.images // 6, 2))
-        speeds = in_turn(images, arguments.rounds)
-        size = statistics.mean(map(len, images)) / 1000
-        rows.append({"kind": name, "kB": round(size), "images/s": speeds, "difference": difference(images)})
-        show(name, size, speeds, f"{rows[-1]['difference']:9.3f}")
+    kinds = choose_photographs(arguments.photos, arguments.images) if arguments.photos else KINDS
+    for name, kind in kinds.items():
+        count = arguments.images if name.startswith("500") else max(arguments.images // 6, 2)
+        images = kind if isinstance(kind, list) else photographs(*kind, count)
+        rounds = in_turn(images, arguments.rounds)
+        size, speeds = statistics.mean(map(len, images)) / 1000, medians(rounds)
+        row = {"kind": name, "images": len(images), "kB": round(size), "images/s": speeds, "rounds": rounds}
+        apart = difference(images)
+        rows.append(row | {"difference": apart})
+        show(name, size, speeds, apart)
         result["chains"] = rows
         save(arguments.out, result)
+    if arguments.photos:
+        return
     if arguments.loader_images:
         images = photographs(*KINDS["500×375"], 64) * (arguments.loader_images // 64)
         speeds = through_loaders(images, max(arguments.rounds // 3, 1))
-        show("loaders, 500×375", statistics.mean(map(len, images)) / 1000, speeds, "")
+        show("loaders, 500×375", statistics.mean(map(len, images)) / 1000, speeds)
         result["loaders, one worker"] = speeds
         save(arguments.out, result)
     if arguments.workers:
@@ -224,9 +309,10 @@ def main() -> None:
         save(arguments.out, result)
 
 
-def show(name: str, size: float, speeds: dict[str, float], more: str) -> None:
-    a, b, c = (speeds[library] for library in ("vitrail", "torchvision", "timm"))
-    print(f"{name:20} {size:6.0f} {a:9.1f} {b:12.1f} {c:9.1f} {a / b:14.2f} {a / c:7.2f} {more}", flush=True)
+def show(name: str, size: float, speeds: dict[str, float], difference: float = 0.0) -> None:
+    print(f"{name}, {size:.0f} kB on average, images/s (difference to Pillow, of 255: {difference:.3f}):")
+    for library, speed in speeds.items():
+        print(f"  {library:26} {speed:8.1f}   vitrail × {speeds['vitrail'] / speed:.2f}", flush=True)
 
 
 def save(path: Path | None, result: dict[str, object]) -> None:

@@ -88,6 +88,7 @@ def absolute(photos, tmp_path, monkeypatch) -> Path:
     return write_csv(tmp_path / "tables" / "labels.csv", photos, photos)
 
 
+@pytest.mark.slow
 def test_a_quick_classifier_from_absolute_paths(absolute):
     model = vitrail.create_model("Ti/4", seed=0, num_classes=3, **TINY)
     result = vitrail.finetune(absolute, model, quick=True, on_event=print)

@@ -165,7 +165,7 @@ def test_lists_are_checked():
     assert splits.counts["leak"] == 1
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_model_is_trained_on_a_list(tmp_path, workers):
     samples = make_mixed(tmp_path)
     tree = {

@@ -80,7 +80,7 @@ def test_each_epoch_holds_each_sample_once(uninterrupted):
 @pytest.mark.parametrize(
     ("workers", "ranks", "changing", "restarts"),
     [
-        (2, 2, True, 12),
+        (2, 2, True, 6),
         *(
             pytest.param(*rest, 50, marks=pytest.mark.slow)
             for rest in itertools.product((1, 2, 3), (1, 2), (False, True))
@@ -221,7 +221,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("start_method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+@pytest.mark.slow
 def test_no_worker_outlives_a_killed_program(tmp_path, start_method):
     """Killed while it holds the lock that torch's workers ask for before they look whether it is still there."""
     (tmp_path / "killed.py").write_text(KILLED)
@@ -296,6 +297,7 @@ def test_a_data_set_of_nothing_but_broken_images(workers):
         next(iter(make(with_broken(30, set(range(30))), workers=workers, most_broken=10**6)))
 
 
+@pytest.mark.slow
 def test_a_strange_error_in_one_sample_is_told_not_raised():
     class Strange(ListSource):
         def read(self, index):

@@ -153,6 +153,7 @@ def folder(tmp_path_factory):
     return make_folder(tmp_path_factory.mktemp("data") / "classes", {"a": 20, "b": 20})
 
 
+@pytest.mark.slow
 def test_workers_that_are_spawned_see_the_same(folder):
     source = open_data(folder)
     options = {"workers": 1, "start_method": "spawn"}

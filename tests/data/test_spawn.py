@@ -63,7 +63,8 @@ def run_script(text: str, folder: Path, *, from_stdin: bool = False, seconds: in
     return subprocess.run([sys.executable, "script.py"], **options)
 
 
-@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.slow
 def test_batches_are_those_of_fork_bit_for_bit(photos, method):
     options = {"seed": 3, "augmentation": Augmentation(rand_augment=(2, 9), erasing=0.5), "workers": 2}
     forked, started = (TrainingLoader(photos, 4, 16, start_method=name, **options) for name in ("fork", method))
@@ -111,6 +112,7 @@ def test_every_source_can_be_sent(photos, here):
         assert np.array_equal(copy.labels(0, len(copy)), source.labels(0, len(source)))
 
 
+@pytest.mark.slow
 def test_pack_and_check_with_workers(photos, here, spawn):
     vitrail.pack_data(photos, "packed", workers=2)
     packed = open_data("packed")

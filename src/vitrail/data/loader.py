@@ -28,6 +28,7 @@ from vitrail.data.sources.source import Sample, Source
 from vitrail.data.torch_loader import EndlessSteps, EpochSteps, make_loader_options, stream_batches
 from vitrail.data.transforms.augment import Augmentation, augment_image, draw_crop_box
 from vitrail.data.transforms.decode import MOST_PIXELS_TRAINING, decode_crop, decode_image, to_channels
+from vitrail.data.transforms.jpeg import load_decoder
 from vitrail.data.transforms.preprocess import resize_and_crop
 from vitrail.errors import ConfigError, DataError
 from vitrail.system.device import can_copy_asynchronously
@@ -217,6 +218,8 @@ class TrainingLoader(EndlessLoader):
         if position < 0 or workers < 0:
             raise ConfigError(f"position = {position}, workers = {workers}: give numbers from 0 on")
         self.position = position
+        if workers:
+            load_decoder()  # once, not in each of them
         size = Preprocessing(image_size=image_size).image_size
         samples = _TrainingSamples(self.source, size, seed, augmentation or Augmentation(), channels, most_pixels)
         steps = partial(EndlessSteps, position, batch_size, rank, ranks)

@@ -1,7 +1,7 @@
 """Decode image files to RGB pixels: `decode_image` for any use, `decode_crop` for training.
 
-Pillow is the reference decoder: the pixels it gives are the right ones. Training decodes JPEGs with simplejpeg, and at
-a half, a quarter or an eighth of their size (in the frequency domain) if the crop needs no more.
+Pillow is the reference decoder: the pixels it gives are the right ones. Training decodes only the crop of a JPEG
+(jpeg.py), and at a half, a quarter or an eighth of its size (in the frequency domain) if no more is needed.
 
 Images are (C, height, width) uint8 tensors; their memory order is (height, width, C), which is fastest to resize.
 """
@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -22,6 +22,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitrail.data.transforms.jpeg import Box, decode_rectangle
 from vitrail.errors import DataError, TooLargeError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
@@ -42,9 +43,6 @@ SCALES = (8, 4, 2)
 ORIENTATION = 0x0112
 LUMA = (19595, 38470, 7471)
 """Weights of red, green and blue in a grey value, in 65536ths, as in Pillow."""
-
-Box = tuple[int, int, int, int]
-"""Top, left, height, width."""
 
 
 class _IgnoredWarnings:
@@ -205,17 +203,19 @@ def _decode_jpeg_crop(
     check_size(height, width, most_pixels)
     if colours not in ("YCbCr", "Gray", "RGB"):
         raise _NeedsPillowError
-    orientation = _read_orientation(content)
-    top, left, box_height, box_width = choose_box(*((width, height) if orientation >= 5 else (height, width)))
-    ratio = min(box_height / size[0], box_width / size[1])
+    turn = _TURNS[_read_orientation(content)]
+    upright = (width, height) if turn.swap else (height, width)
+    box = choose_box(*upright)
+    ratio = min(box[2] / size[0], box[3] / size[1])
     scale = next((scale for scale in SCALES if ratio >= scale), 1)
-    smaller = {"min_height": -(-height // scale), "min_width": -(-width // scale), "min_factor": scale}
+    top, left, box_height, box_width = (number // scale for number in box)
+    smaller = -(-upright[0] // scale), -(-upright[1] // scale)
     try:
-        pixels = simplejpeg.decode_jpeg(content, **(smaller if scale > 1 else {}))
+        stored = turn.find_box((top, left, box_height, box_width), *smaller)
+        pixels = decode_rectangle(content, (height, width), scale, stored)
     except ValueError:  # libjpeg warns; Pillow may be able to decode it
         raise _NeedsPillowError from None
-    box = (top // scale, left // scale, max(box_height // scale, 1), max(box_width // scale, 1))
-    return _resize_part(_TURNS[orientation](pixels), box, size)
+    return _resize_part(turn.apply(pixels), (0, 0, box_height, box_width), size)
 
 
 def _read_orientation(content: bytes) -> int:
@@ -244,17 +244,39 @@ def _has_exif(content: bytes) -> bool:
     return False
 
 
-_TURNS: dict[int, Callable[[Any], Any]] = {
-    1: lambda pixels: pixels,
-    2: lambda pixels: pixels[:, ::-1],
-    3: lambda pixels: pixels[::-1, ::-1],
-    4: lambda pixels: pixels[::-1],
-    5: lambda pixels: pixels.swapaxes(0, 1),
-    6: lambda pixels: pixels.swapaxes(0, 1)[:, ::-1],
-    7: lambda pixels: pixels.swapaxes(0, 1)[::-1, ::-1],
-    8: lambda pixels: pixels.swapaxes(0, 1)[::-1],
+class _Turn(NamedTuple):
+    """How an image is turned upright: rows and columns are swapped, then their order is reversed."""
+
+    swap: bool
+    reverse_rows: bool
+    reverse_columns: bool
+
+    def apply(self, pixels: Any) -> Any:
+        """Turn (height, width, C) pixels."""
+        turned = pixels.swapaxes(0, 1) if self.swap else pixels
+        return turned[:: -1 if self.reverse_rows else 1, :: -1 if self.reverse_columns else 1]
+
+    def find_box(self, box: Box, height: int, width: int) -> Box:
+        """Return where a part of the upright image, which has this height and width, is stored."""
+        top, left, box_height, box_width = box
+        if self.reverse_rows:
+            top = height - top - box_height
+        if self.reverse_columns:
+            left = width - left - box_width
+        return (left, top, box_width, box_height) if self.swap else (top, left, box_height, box_width)
+
+
+_TURNS = {
+    1: _Turn(swap=False, reverse_rows=False, reverse_columns=False),
+    2: _Turn(swap=False, reverse_rows=False, reverse_columns=True),
+    3: _Turn(swap=False, reverse_rows=True, reverse_columns=True),
+    4: _Turn(swap=False, reverse_rows=True, reverse_columns=False),
+    5: _Turn(swap=True, reverse_rows=False, reverse_columns=False),
+    6: _Turn(swap=True, reverse_rows=False, reverse_columns=True),
+    7: _Turn(swap=True, reverse_rows=True, reverse_columns=True),
+    8: _Turn(swap=True, reverse_rows=True, reverse_columns=False),
 }
-"""Functions that turn an image upright, by orientation."""
+"""How to turn an image upright, by orientation."""
 
 
 def turn_upright(image: Image.Image) -> Image.Image:

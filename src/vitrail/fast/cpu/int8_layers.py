@@ -11,12 +11,11 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from vitrail.fast.cpu.int8 import QuantisedLinear, check_int8_product, check_int8_weights
+from vitrail.fast.cpu.int8 import check_int8_product, check_int8_weights, quantise_weight
 from vitrail.fast.cpu.int8_operations import (
     Int8Operations,
     TorchOperations,
     choose_operations,
-    dequantise,
     quantise_rows,
 )
 from vitrail.fast.cpu.packed import pack_layers
@@ -30,12 +29,12 @@ class Int8Layer(nn.Module):
     def __init__(self, layer: nn.Linear, operations: Int8Operations) -> None:
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features
-        self._multiply = QuantisedLinear(layer.weight, layer.bias, operations)
+        self._multiply = operations.prepare_product(quantise_weight(layer.weight, layer.bias), torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, in_features) → (…, out_features), float32."""
         rows = quantise_rows(x.reshape(-1, self.in_features))
-        return dequantise(self._multiply(rows)).view(*x.shape[:-1], self.out_features)
+        return self._multiply(rows).view(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         return f"{self.in_features} → {self.out_features}"

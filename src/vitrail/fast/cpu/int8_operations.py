@@ -1,9 +1,7 @@
 """The operations of an int8 encoder, twice: in plain torch, and by the C++ kernels in int8_kernels/.
 
-A quantised row is x = scale · (q − 128), where q is an unsigned byte. After a GELU, whose smallest value is known, it
-is x = scale · q + LEAST, so that no byte stands for an impossible value. Every row has its own scale: large values of a
-token do not make other tokens less exact, and no image depends on the rest of its batch. A product leaves out the
-scale (`raw`); the next operation computes scale · raw + bias.
+A quantised row is x = scale · q + least, where q is an unsigned byte. Every row has its own scale and least value:
+large values of a token do not make other tokens less exact, and no image depends on the rest of its batch.
 
 Shapes: R rows (tokens of all images), D width, F hidden width of the MLP, B images of T tokens, A tokens that are read,
 H heads, d = D/H.
@@ -22,43 +20,51 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitrail.errors import NotApplicableError
-from vitrail.fast.cpu.compiler import load_library
 from vitrail.model.mlp import QuickGELU
+from vitrail.system.compiler import load_library
 
-CENTRE, MOST = 128, 255
+MOST = 255
 LEAST = -0.1701
 """Below every value of the GELU in all its forms: the smallest is −0.17004, of the tanh form."""
 LANES = 16
 """The kernels take only widths that are multiples of this."""
 FORMS = {"tanh": 0, "none": 1, "quick": 2}
 """Numbers of the forms of the GELU: torch's names "tanh" and "none", and CLIP's "quick"."""
+RESULTS, ADDED = {torch.float32: 0, torch.bfloat16: 1}, 2
+"""Numbers of what becomes of a product: its type in a new tensor, or added to one that is given."""
 
 
 @dataclass(frozen=True)
 class QuantisedRows:
-    """Rows of unsigned bytes, with a scale each."""
+    """Rows of unsigned bytes: scale · values + least."""
 
     values: Tensor
     """(R, D) uint8."""
     scale: Tensor
     """(R,) float32."""
+    least: Tensor
+    """(R,) float32."""
 
     def take_first(self, count: int, tokens: int) -> QuantisedRows:
         """Return the first `count` of the `tokens` rows of every image."""
-        values = self.values.unflatten(0, (-1, tokens))[:, :count].flatten(0, 1)
-        return QuantisedRows(values.contiguous(), self.scale.view(-1, tokens)[:, :count].flatten().contiguous())
+        parts = (self.values, self.scale, self.least)
+        return QuantisedRows(*(part.unflatten(0, (-1, tokens))[:, :count].flatten(0, 1).contiguous() for part in parts))
 
 
 @dataclass(frozen=True)
-class Int8Product:
-    """The result of a quantised product: scale · raw + bias."""
+class Int8Weight:
+    """A quantised weight, kernel · scale, with a bias. The product with rows x is
 
-    raw: Tensor
-    """(R, out), float32 or the `dtype` of the operations."""
+    x.scale · (x.values · kernelᵀ) · scale + x.least · sums + bias.
+    """
+
+    kernel: Tensor
+    """(out, in) int8."""
     scale: Tensor
-    """(R,), the scale of the input rows."""
+    """(out,) float32, like the other two."""
+    sums: Tensor
+    """Of the inputs' weights."""
     bias: Tensor
-    """(out,) float32."""
 
 
 @dataclass(frozen=True)
@@ -77,35 +83,31 @@ class NormWeights:
         return cls(norm.weight.detach().clone(), offset, norm.eps)
 
 
-Multiply = Callable[[Tensor], Tensor]
-"""(R, in) uint8 → (R, out): the product with one weight."""
+Multiply = Callable[[QuantisedRows], Tensor]
+"""(R, in) → (R, out): the product with one weight."""
+AddProduct = Callable[[QuantisedRows, Tensor], None]
+"""Adds such a product to a (R, out) float32 tensor, in place."""
 
 
 class Int8Operations(Protocol):
     """Products, and the work between them. Tensors must be contiguous unless stated otherwise."""
 
     dtype: torch.dtype
-    """Type of products that are not added to the residual stream."""
+    """Type of what GELU and attention read."""
 
-    def prepare_product(self, kernel: Tensor, scale: Tensor, correction: Tensor, dtype: torch.dtype) -> Multiply:
-        """Return the function q → (q · kernelᵀ) · scale + correction, for a weight `kernel` (out, in) int8.
+    def prepare_product(self, weight: Int8Weight, dtype: torch.dtype) -> Multiply:
+        """Return the product with a weight as a function. `dtype`: type of the result, float32 or `self.dtype`."""
 
-        `dtype`: type of the result, float32 or `self.dtype`.
-        """
+    def prepare_addition(self, weight: Int8Weight) -> AddProduct:
+        """Return the function that adds the product with a weight to the residual stream."""
 
     def norm(self, z: Tensor, norm: NormWeights) -> QuantisedRows:
         """Return the norm of z (R, D) float32, quantised."""
 
-    def add(self, z: Tensor, product: Int8Product) -> None:
-        """Add a product to z, in place."""
+    def gelu(self, x: Tensor, form: str) -> QuantisedRows:
+        """Return the GELU of x (R, F), quantised so that byte 0 is LEAST."""
 
-    def add_and_norm(self, z: Tensor, product: Int8Product, norm: NormWeights) -> QuantisedRows:
-        """Add a product to z, in place, and return the norm of the sum, quantised."""
-
-    def gelu(self, product: Int8Product, form: str) -> QuantisedRows:
-        """Return the GELU of a product (R, F), quantised so that byte 0 is LEAST."""
-
-    def attention(self, queries: Int8Product, keys_and_values: Int8Product, images: int, heads: int) -> QuantisedRows:
+    def attention(self, queries: Tensor, keys_and_values: Tensor, images: int, heads: int) -> QuantisedRows:
         """(B·A, D) and (B·T, 2D) → (B·A, D). Both may be some columns of wider matrices."""
 
 
@@ -114,53 +116,51 @@ class TorchOperations:
 
     dtype = torch.float32
 
-    def prepare_product(self, kernel: Tensor, scale: Tensor, correction: Tensor, dtype: torch.dtype) -> Multiply:
+    def prepare_product(self, weight: Int8Weight, dtype: torch.dtype) -> Multiply:
         # oneDNN is fast for unsigned bytes without a zero point.
         operators: Any = torch.ops.onednn
-        multiply, packed = operators.qlinear_pointwise, operators.qlinear_prepack(kernel, None)
-        zeros = torch.zeros(len(kernel), dtype=torch.int32)
+        multiply, packed = operators.qlinear_pointwise, operators.qlinear_prepack(weight.kernel, None)
+        zeros = torch.zeros(len(weight.kernel), dtype=torch.int32)
         options: tuple[Any, ...] = (1.0, 0, dtype, "none", [], "")
 
-        def product(values: Tensor) -> Tensor:
-            result: Tensor = multiply(values, 1.0, 0, packed, scale, zeros, correction, *options)
-            return result
+        def product(x: QuantisedRows) -> Tensor:
+            raw: Tensor = multiply(x.values, 1.0, 0, packed, weight.scale, zeros, None, *options)
+            return torch.addcmul(weight.bias, x.least[:, None], weight.sums).addcmul_(raw, x.scale[:, None])
 
         return product
+
+    def prepare_addition(self, weight: Int8Weight) -> AddProduct:
+        multiply = self.prepare_product(weight, torch.float32)
+
+        def add_product(x: QuantisedRows, z: Tensor) -> None:
+            z += multiply(x)
+
+        return add_product
 
     def norm(self, z: Tensor, norm: NormWeights) -> QuantisedRows:
         if norm.offset is None:
             return quantise_rows(F.rms_norm(z, z.shape[1:], norm.gain, norm.eps))
         return quantise_rows(F.layer_norm(z, z.shape[1:], norm.gain, norm.offset, norm.eps))
 
-    def add(self, z: Tensor, product: Int8Product) -> None:
-        z += dequantise(product)
-
-    def add_and_norm(self, z: Tensor, product: Int8Product, norm: NormWeights) -> QuantisedRows:
-        self.add(z, product)
-        return self.norm(z, norm)
-
-    def gelu(self, product: Int8Product, form: str) -> QuantisedRows:
-        x = dequantise(product)
+    def gelu(self, x: Tensor, form: str) -> QuantisedRows:
         y = QuickGELU()(x) if form == "quick" else F.gelu(x, approximate=form)
-        scale = (y.amax(dim=1).clamp_(min=0) - LEAST).div_(MOST)
-        return QuantisedRows(y.sub_(LEAST).div_(scale[:, None]).round_().to(torch.uint8), scale)
+        return _quantise(y, torch.full((len(y),), LEAST), y.amax(dim=1).clamp_(min=0))
 
-    def attention(self, queries: Int8Product, keys_and_values: Int8Product, images: int, heads: int) -> QuantisedRows:
-        q = dequantise(queries).view(images, -1, heads, queries.raw.shape[1] // heads).transpose(1, 2)
-        k, v = dequantise(keys_and_values).view(images, -1, 2, heads, q.shape[3]).permute(2, 0, 3, 1, 4).unbind(0)
+    def attention(self, queries: Tensor, keys_and_values: Tensor, images: int, heads: int) -> QuantisedRows:
+        q = queries.reshape(images, -1, heads, queries.shape[1] // heads).transpose(1, 2)
+        k, v = keys_and_values.reshape(images, -1, 2, heads, q.shape[3]).permute(2, 0, 3, 1, 4).unbind(0)
         return quantise_rows(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2).flatten(0, 1))
 
 
 def quantise_rows(x: Tensor) -> QuantisedRows:
-    """(R, D) → bytes around `CENTRE`."""
-    scale = torch.maximum(x.amax(dim=1), -x.amin(dim=1)).div_(MOST - CENTRE)
+    """(R, D) → bytes between the least and the largest value of each row."""
+    return _quantise(x, x.amin(dim=1), x.amax(dim=1))
+
+
+def _quantise(x: Tensor, least: Tensor, most: Tensor) -> QuantisedRows:
+    scale = most.sub(least).div_(MOST)
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-    return QuantisedRows(x.div(scale[:, None]).round_().add_(CENTRE).to(torch.uint8), scale)
-
-
-def dequantise(product: Int8Product) -> Tensor:
-    """scale · raw + bias."""
-    return torch.addcmul(product.bias, product.raw.float(), product.scale[:, None])
+    return QuantisedRows(x.sub(least[:, None]).div_(scale[:, None]).round_().to(torch.uint8), scale, least)
 
 
 class CompiledOperations:
@@ -169,83 +169,75 @@ class CompiledOperations:
     dtype = torch.bfloat16
 
     def __init__(self) -> None:
-        self._kernels = load_library(Path(__file__).with_name("int8_kernels"))
+        self._kernels = load_library(Path(__file__).with_name("int8_kernels"), "-fopenmp")
         for name, (result, arguments) in SIGNATURES.items():
             function = getattr(self._kernels, name)
             function.restype, function.argtypes = result, arguments
 
-    def prepare_product(self, kernel: Tensor, scale: Tensor, correction: Tensor, dtype: torch.dtype) -> Multiply:
-        packed, (width, depth), is_bf16 = pack_panels(kernel), kernel.shape, dtype == torch.bfloat16
+    def prepare_product(self, weight: Int8Weight, dtype: torch.dtype) -> Multiply:
+        multiply, width = self._prepare(weight, RESULTS[dtype]), len(weight.kernel)
 
-        def product(values: Tensor) -> Tensor:
-            out = torch.empty(len(values), width, dtype=dtype)
-            pointers = (tensor.data_ptr() for tensor in (values, packed, scale, correction, out))
-            self._kernels.multiply_bytes(*pointers, is_bf16, len(values), width, depth, torch.get_num_threads())
+        def product(x: QuantisedRows) -> Tensor:
+            out = torch.empty(len(x.values), width, dtype=dtype)
+            multiply(x, out)
             return out
 
         return product
 
+    def prepare_addition(self, weight: Int8Weight) -> AddProduct:
+        return self._prepare(weight, ADDED)
+
     def norm(self, z: Tensor, norm: NormWeights) -> QuantisedRows:
-        return self._add_and_norm(z, None, norm)
-
-    def add(self, z: Tensor, product: Int8Product) -> None:
-        self._add_and_norm(z, product, None)
-
-    def add_and_norm(self, z: Tensor, product: Int8Product, norm: NormWeights) -> QuantisedRows:
-        return self._add_and_norm(z, product, norm)
-
-    def gelu(self, product: Int8Product, form: str) -> QuantisedRows:
-        out = _allocate(product.raw.shape)
-        self._kernels.gelu_quantise(
-            product.raw.data_ptr(),
-            product.scale.data_ptr(),
-            product.bias.data_ptr(),
-            FORMS[form],
-            LEAST,
-            out.values.data_ptr(),
-            out.scale.data_ptr(),
-            *product.raw.shape,
+        out = _allocate(z.shape)
+        self._kernels.norm_quantise(
+            z.data_ptr(),
+            norm.gain.data_ptr(),
+            None if norm.offset is None else norm.offset.data_ptr(),
+            norm.eps,
+            norm.offset is not None,
+            *_point_to(out),
+            *z.shape,
             torch.get_num_threads(),
         )
         return out
 
-    def attention(self, queries: Int8Product, keys_and_values: Int8Product, images: int, heads: int) -> QuantisedRows:
-        width, threads = queries.raw.shape[1], torch.get_num_threads()
-        read_count, tokens, size = len(queries.raw) // images, len(keys_and_values.raw) // images, width // heads
-        scratch = torch.empty(threads * self._kernels.attention_scratch(tokens, size), dtype=torch.uint8)
+    def gelu(self, x: Tensor, form: str) -> QuantisedRows:
+        out = _allocate(x.shape)
+        self._kernels.gelu_quantise(
+            x.data_ptr(), FORMS[form], LEAST, *_point_to(out), *x.shape, torch.get_num_threads()
+        )
+        return out
+
+    def attention(self, queries: Tensor, keys_and_values: Tensor, images: int, heads: int) -> QuantisedRows:
+        width, threads = queries.shape[1], torch.get_num_threads()
+        read_count, tokens, size = len(queries) // images, len(keys_and_values) // images, width // heads
+        scratch = torch.empty(threads * self._kernels.attention_scratch(tokens, size, read_count), dtype=torch.uint8)
         mixed = torch.empty(images * read_count, width)
-        sides = [
-            (side.raw.data_ptr(), side.raw.stride(0), side.scale.data_ptr(), side.bias.data_ptr())
-            for side in (queries, keys_and_values)
-        ]
         self._kernels.attention(
-            *sides[0],
-            *sides[1],
+            queries.data_ptr(),
+            queries.stride(0),
+            keys_and_values.data_ptr(),
+            keys_and_values.stride(0),
             mixed.data_ptr(),
             scratch.data_ptr(),
             *(images, tokens, heads, size, read_count, threads),
         )
         out = _allocate(mixed.shape)
-        self._kernels.quantise(
-            mixed.data_ptr(), out.values.data_ptr(), out.scale.data_ptr(), *mixed.shape, torch.get_num_threads()
-        )
+        self._kernels.quantise(mixed.data_ptr(), *_point_to(out), *mixed.shape, threads)
         return out
 
-    def _add_and_norm(self, z: Tensor, product: Int8Product | None, norm: NormWeights | None) -> QuantisedRows:
-        out = _allocate(z.shape if norm is not None else (0, 0))
-        self._kernels.add_norm_quantise(
-            z.data_ptr(),
-            *((None,) * 3 if product is None else (t.data_ptr() for t in (product.raw, product.scale, product.bias))),
-            None if norm is None else norm.gain.data_ptr(),
-            None if norm is None or norm.offset is None else norm.offset.data_ptr(),
-            0.0 if norm is None else norm.eps,
-            norm is not None and norm.offset is not None,
-            None if norm is None else out.values.data_ptr(),
-            None if norm is None else out.scale.data_ptr(),
-            *z.shape,
-            torch.get_num_threads(),
-        )
-        return out
+    def _prepare(self, weight: Int8Weight, result: int) -> AddProduct:
+        packed, (width, depth) = pack_panels(weight.kernel), weight.kernel.shape
+        constants = (packed, weight.scale, weight.sums, weight.bias)
+        pointers = tuple(tensor.data_ptr() for tensor in constants)
+
+        def multiply(x: QuantisedRows, out: Tensor, constants: tuple[Tensor, ...] = constants) -> None:
+            """`constants` keep the memory that `pointers` point to."""
+            self._kernels.multiply_bytes(
+                *_point_to(x), *pointers, out.data_ptr(), result, len(x.values), width, depth, torch.get_num_threads()
+            )
+
+        return multiply
 
 
 def pack_panels(kernel: Tensor) -> Tensor:
@@ -255,19 +247,22 @@ def pack_panels(kernel: Tensor) -> Tensor:
 
 
 def _allocate(shape: tuple[int, ...]) -> QuantisedRows:
-    return QuantisedRows(torch.empty(shape, dtype=torch.uint8), torch.empty(shape[0]))
+    return QuantisedRows(torch.empty(shape, dtype=torch.uint8), torch.empty(shape[0]), torch.empty(shape[0]))
+
+
+def _point_to(rows: QuantisedRows) -> tuple[int, int, int]:
+    return rows.values.data_ptr(), rows.scale.data_ptr(), rows.least.data_ptr()
 
 
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
-_ROWS = [_LONG, _INT, _INT]  # rows, width, threads
-_SIDE = [_POINTER, _LONG, _POINTER, _POINTER]
+_OUT = [*[_POINTER] * 3, _LONG, _INT, _INT]  # quantised rows; their number, width, threads
 SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
-    "multiply_bytes": (None, [*[_POINTER] * 5, _INT, _LONG, _LONG, _LONG, _INT]),
-    "add_norm_quantise": (None, [*[_POINTER] * 6, _FLOAT, _INT, _POINTER, _POINTER, *_ROWS]),
-    "gelu_quantise": (None, [*[_POINTER] * 3, _INT, _FLOAT, _POINTER, _POINTER, *_ROWS]),
-    "quantise": (None, [*[_POINTER] * 3, *_ROWS]),
-    "attention_scratch": (_LONG, [_INT, _INT]),
-    "attention": (None, [*_SIDE, *_SIDE, _POINTER, _POINTER, *[_INT] * 6]),
+    "multiply_bytes": (None, [*[_POINTER] * 8, _INT, _LONG, _LONG, _LONG, _INT]),
+    "norm_quantise": (None, [*[_POINTER] * 3, _FLOAT, _INT, *_OUT]),
+    "gelu_quantise": (None, [_POINTER, _INT, _FLOAT, *_OUT]),
+    "quantise": (None, [_POINTER, *_OUT]),
+    "attention_scratch": (_LONG, [_INT] * 3),
+    "attention": (None, [_POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER, *[_INT] * 6]),
 }
 
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.fast.cpu.compiler import processor_key
 from vitrail.fast.cpu.embedders import CPU_PRECISIONS, create_cpu_embedder
 from vitrail.fast.timing import Stopwatch, relative_distance, take_turns
 from vitrail.model.base import ImageModel
+from vitrail.system.compiler import processor_key
 from vitrail.system.processor import cache_folder
 
 MOST_DISTANCE = 0.05

@@ -1,73 +1,67 @@
-// Products of bytes.
+// Products of bytes with weights.
 
-#include "vectors.h"
+#include "tiles.h"
 
 namespace {
 
-constexpr int TALL = 6, WIDE = 4;  // rows and vectors of columns whose sums are in registers
 constexpr int PANEL = WIDE * LANES;
 constexpr int64_t BLOCK = 384;  // rows that one task multiplies with one panel
 
-// Sums stay in their registers and columns are loaded once for all rows: compilers, left to themselves, copy the former
-// and load the latter again, at half the speed.
-inline void add_products(__m512i& sum, __m512i bytes, __m512i kernel) {
-  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(bytes), "v"(kernel));
-}
-
-template <int ROWS, int VECTORS, bool SHORT>
-inline void tile(const uint8_t* rows, int64_t depth, const int8_t* panel, const float* scale, const float* correction,
-                 void* out, int64_t stride) {
-  __m512i sums[ROWS][VECTORS];
-#pragma GCC unroll 8
-  for (int i = 0; i < ROWS; i++)
-#pragma GCC unroll 8
-    for (int j = 0; j < VECTORS; j++) sums[i][j] = _mm512_setzero_si512();
-  for (int64_t k = 0; k < depth; k += 4, panel += 4 * VECTORS * LANES) {
-    __m512i columns[VECTORS];
-#pragma GCC unroll 8
-    for (int j = 0; j < VECTORS; j++) {
-      columns[j] = _mm512_loadu_si512(panel + 64 * j);
-      _mm_prefetch(reinterpret_cast<const char*>(panel + 64 * j + 2048), _MM_HINT_T0);
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < ROWS; i++) {
-      int32_t four;
-      std::memcpy(&four, rows + i * depth + k, 4);
-      __m512i bytes = _mm512_set1_epi32(four);
-#pragma GCC unroll 8
-      for (int j = 0; j < VECTORS; j++) add_products(sums[i][j], bytes, columns[j]);
-    }
-  }
-#pragma GCC unroll 8
-  for (int j = 0; j < VECTORS; j++) {
-    __m512 factor = _mm512_loadu_ps(scale + LANES * j), add = _mm512_loadu_ps(correction + LANES * j);
-#pragma GCC unroll 8
-    for (int i = 0; i < ROWS; i++) {
-      __m512 y = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[i][j]), factor, add);
-      if constexpr (SHORT)
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(static_cast<Bits*>(out) + i * stride + LANES * j),
-                            (__m256i)_mm512_cvtneps_pbh(y));
-      else
-        _mm512_storeu_ps(static_cast<float*>(out) + i * stride + LANES * j, y);
-    }
-  }
-}
-
 struct Layer {
   const int8_t* kernel;
-  const float *scale, *correction;
+  const float *scale, *sums, *bias;
   int64_t width, depth;
 };
 
-// Rows [start, end) with one panel.
-template <int VECTORS, bool SHORT>
-void multiply_panel(const uint8_t* x, const Layer& layer, int64_t column, int64_t start, int64_t end, uint8_t* out) {
+struct Input {
+  const uint8_t* bytes;
+  const float *scale, *least;
+};
+
+enum Result { FLOAT = 0, SHORT = 1, ADDED = 2 };
+
+// row scale · sum · scale + row least · column's sum + bias, as float32, as bf16, or added to what is there.
+template <int RESULT>
+struct Output {
+  const float *scale, *sums, *bias, *row_scale, *row_least;
+  uint8_t* out;
+  int64_t stride;
+
+  // What is added to has long left the cache; it comes back while sums are computed.
+  template <int ROWS, int VECTORS>
+  void prefetch() const {
+    if constexpr (RESULT == ADDED)
+      for (int i = 0; i < ROWS; i++)
+        for (int j = 0; j < VECTORS; j++) __builtin_prefetch(reinterpret_cast<float*>(out) + i * stride + LANES * j, 1);
+  }
+
+  auto column(int j) const {
+    const __m512 factor = _mm512_loadu_ps(scale + LANES * j), ones = _mm512_loadu_ps(sums + LANES * j);
+    const __m512 add = _mm512_loadu_ps(bias + LANES * j);
+    return [=](int i, __m512 sum) {
+      __m512 y = _mm512_fmadd_ps(ones, _mm512_set1_ps(row_least[i]), add);
+      y = _mm512_fmadd_ps(_mm512_mul_ps(sum, factor), _mm512_set1_ps(row_scale[i]), y);
+      if constexpr (RESULT == SHORT) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(reinterpret_cast<Bits*>(out) + i * stride + LANES * j),
+                            (__m256i)_mm512_cvtneps_pbh(y));
+      } else {
+        float* place = reinterpret_cast<float*>(out) + i * stride + LANES * j;
+        if constexpr (RESULT == ADDED) y = _mm512_add_ps(y, _mm512_loadu_ps(place));
+        _mm512_storeu_ps(place, y);
+      }
+    };
+  }
+};
+
+template <int VECTORS, int RESULT>
+inline void multiply_panel(const Input& x, const Layer& layer, int64_t column, int64_t start, int64_t end, uint8_t* out) {
   const int8_t* panel = layer.kernel + column * layer.depth;
-  const float *scale = layer.scale + column, *correction = layer.correction + column;
   for (int64_t i = start; i < end; i += TALL) {
-    const uint8_t* rows = x + i * layer.depth;
-    void* place = out + (i * layer.width + column) * (SHORT ? sizeof(Bits) : sizeof(float));
-#define OF(ROWS) tile<ROWS, VECTORS, SHORT>(rows, layer.depth, panel, scale, correction, place, layer.width)
+    const uint8_t* rows = x.bytes + i * layer.depth;
+    const Output<RESULT> output{layer.scale + column, layer.sums + column, layer.bias + column, x.scale + i, x.least + i,
+                                out + (i * layer.width + column) * (RESULT == SHORT ? sizeof(Bits) : sizeof(float)),
+                                layer.width};
+#define OF(ROWS) multiply_tile<ROWS, VECTORS>(rows, layer.depth, layer.depth, panel, output)
     switch (end - i) {
       case 1: OF(1); break;
       case 2: OF(2); break;
@@ -80,18 +74,18 @@ void multiply_panel(const uint8_t* x, const Layer& layer, int64_t column, int64_
   }
 }
 
-template <bool SHORT>
-void multiply(const uint8_t* x, const Layer& layer, uint8_t* out, int64_t rows, int threads) {
+template <int RESULT>
+void multiply(const Input& x, const Layer& layer, uint8_t* out, int64_t rows, int threads) {
   const int64_t panels = (layer.width + PANEL - 1) / PANEL, blocks = (rows + BLOCK - 1) / BLOCK;
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
   for (int64_t task = 0; task < panels * blocks; task++) {
     const int64_t column = task % panels * PANEL, start = task / panels * BLOCK;
     const int64_t end = start + BLOCK < rows ? start + BLOCK : rows;
     switch (layer.width - column) {
-      case 1 * LANES: multiply_panel<1, SHORT>(x, layer, column, start, end, out); break;
-      case 2 * LANES: multiply_panel<2, SHORT>(x, layer, column, start, end, out); break;
-      case 3 * LANES: multiply_panel<3, SHORT>(x, layer, column, start, end, out); break;
-      default: multiply_panel<WIDE, SHORT>(x, layer, column, start, end, out);
+      case 1 * LANES: multiply_panel<1, RESULT>(x, layer, column, start, end, out); break;
+      case 2 * LANES: multiply_panel<2, RESULT>(x, layer, column, start, end, out); break;
+      case 3 * LANES: multiply_panel<3, RESULT>(x, layer, column, start, end, out); break;
+      default: multiply_panel<WIDE, RESULT>(x, layer, column, start, end, out);
     }
   }
 }
@@ -100,16 +94,21 @@ void multiply(const uint8_t* x, const Layer& layer, uint8_t* out, int64_t rows, 
 
 extern "C" {
 
-// (rows, depth) bytes · kernel → (rows, width): the whole numbers' product · scale + correction, bf16 or float32. The
-// kernel lies in panels of 64 columns, the last one narrower, and in a panel as (depth / 4, columns, 4).
-void multiply_bytes(const uint8_t* x, const int8_t* kernel, const float* scale, const float* correction, void* out,
-                    int is_short, int64_t rows, int64_t width, int64_t depth, int threads) {
-  const Layer layer{kernel, scale, correction, width, depth};
+// (rows, depth) bytes · kernel → (rows, width): row scale · the whole numbers' product · scale + row least · sums + bias,
+// in float32, in bf16, or added to what is there. The kernel lies in panels of 64 columns, the last one narrower, and in a
+// panel as (depth / 4, columns, 4).
+void multiply_bytes(const uint8_t* x, const float* row_scale, const float* row_least, const int8_t* kernel,
+                    const float* scale, const float* sums, const float* bias, void* out, int result, int64_t rows,
+                    int64_t width, int64_t depth, int threads) {
+  const Input input{x, row_scale, row_least};
+  const Layer layer{kernel, scale, sums, bias, width, depth};
   auto* bytes = static_cast<uint8_t*>(out);
-  if (is_short)
-    multiply<true>(x, layer, bytes, rows, threads);
+  if (result == SHORT)
+    multiply<SHORT>(input, layer, bytes, rows, threads);
+  else if (result == ADDED)
+    multiply<ADDED>(input, layer, bytes, rows, threads);
   else
-    multiply<false>(x, layer, bytes, rows, threads);
+    multiply<FLOAT>(input, layer, bytes, rows, threads);
 }
 
 }  // extern "C"

@@ -1,7 +1,7 @@
 """Compile our C++ kernels for this processor at first use, and cache them in the user's folder.
 
 The kernels are optional: on a machine without a compiler, or with a processor that they do not support, `load_library`
-raises an error with the reason, and plain torch operations compute the same (int8_operations.py).
+raises an error with the reason, and the caller does the same without them (int8_operations.py, transforms/jpeg.py).
 """
 
 from __future__ import annotations
@@ -23,20 +23,24 @@ from vitrail.errors import NotApplicableError
 from vitrail.system.processor import CPUINFO, cache_folder
 
 COMPILERS = ("c++", "g++", "clang++")
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC", "-w")
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-w")
 SECONDS = 120
 
 
 @functools.cache
-def load_library(source: Path) -> ctypes.CDLL:
+def load_library(source: Path, *options: str) -> ctypes.CDLL:
     """Compile a C++ source file, or all files of a folder, or take the result from the cache, and load it.
+
+    Args:
+        source: the file or folder.
+        options: more options for the compiler.
 
     Raises:
         NotApplicableError: There is no compiler, it fails, or the library cannot be cached or loaded.
     """
     files = sorted(source.iterdir()) if source.is_dir() else [source]
     compiler = _find_compiler()
-    parts = [*(file.read_bytes() for file in files), *map(str.encode, (*compiler, *FLAGS, processor_key()))]
+    parts = [*(file.read_bytes() for file in files), *map(str.encode, (*compiler, *FLAGS, *options, processor_key()))]
     name = f"{source.stem}-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"
     try:
         folder = cache_folder() / "kernels"
@@ -47,7 +51,7 @@ def load_library(source: Path) -> ctypes.CDLL:
             _check_ours(path)
             with contextlib.suppress(OSError):  # damaged: compile it again
                 return ctypes.CDLL(str(path))
-        _compile(compiler, [file for file in files if file.suffix == ".cpp"], path)
+        _compile([*compiler, *FLAGS, *options], [file for file in files if file.suffix == ".cpp"], path)
         return ctypes.CDLL(str(path))
     except (OSError, RuntimeError) as error:  # RuntimeError: the home folder is unknown
         raise NotApplicableError(f"kernels for this processor cannot be cached or loaded: {error}") from error
@@ -85,23 +89,23 @@ def _find_compiler() -> list[str]:
     )
 
 
-def _compile(compiler: list[str], sources: list[Path], path: Path) -> None:
+def _compile(command: list[str], sources: list[Path], path: Path) -> None:
     """Compile into a temporary folder and rename, so that no process loads an incomplete library."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         library = Path(folder) / path.name
         try:
             child = subprocess.run(
-                [*compiler, *FLAGS, "-o", str(library), *map(str, sources)],
+                [*command, "-o", str(library), *map(str, sources)],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
                 timeout=SECONDS,
             )
         except subprocess.TimeoutExpired as error:
-            raise NotApplicableError(f"{compiler[0]} did not end within {SECONDS} s") from error
+            raise NotApplicableError(f"{command[0]} did not end within {SECONDS} s") from error
         if child.returncode:
             lines = [line for line in child.stderr.splitlines() if "error" in line] or ["no reason given"]
             raise NotApplicableError(
-                f"{compiler[0]} cannot compile {path.stem.partition('-')[0]} for this processor: {lines[0]}"
+                f"{command[0]} cannot compile {path.stem.partition('-')[0]} for this processor: {lines[0]}"
             )
         library.replace(path)
