@@ -26,6 +26,11 @@ OPTIONS = {
     "corrupted": 0.5,
     "masked": 0.8,
     "swapped": 0.1,
+    "hidden": 0.75,
+    "normalised": True,
+    "decoder_width": 32,
+    "decoder_depth": 1,
+    "decoder_heads": 2,
     "mixing": Mixing(),
     "seed": 0,
 }

@@ -47,6 +47,11 @@ def count_tokens(architecture: VitArchitecture, image_size: tuple[int, int] | No
     return architecture.prefix + rows * columns
 
 
+def count_encoder_flops(architecture: VitArchitecture, patches: int) -> int:
+    """Return the operations of all encoder blocks for the prefix and so many patches."""
+    return _sum_costs(_count_block(architecture, 1, patches), architecture.depth).flops
+
+
 def _sum_costs(costs: Iterable[Cost], times: int = 1) -> Cost:
     costs = list(costs)
     return Cost(times * sum(c.parameters for c in costs), times * sum(c.flops for c in costs))

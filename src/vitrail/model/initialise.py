@@ -53,7 +53,7 @@ def initialise(model: nn.Module, generator: torch.Generator | None = None, head_
         head_bias: the released code uses −10 to pre-train on ImageNet-21k with a sigmoid loss.
     """
     for module in model.modules():
-        _initialise_module(module, generator)
+        initialise_module(module, generator)
     for module in model.modules():
         if isinstance(module, HybridUnit):  # starts as the identity; after the loop above, which sets all norms to 1
             init.zeros_(module.norm3.weight)
@@ -65,7 +65,8 @@ def initialise(model: nn.Module, generator: torch.Generator | None = None, head_
     initialise_head(model.get_submodule("head"), head_bias)
 
 
-def _initialise_module(module: nn.Module, generator: torch.Generator | None) -> None:
+def initialise_module(module: nn.Module, generator: torch.Generator | None) -> None:
+    """Fill the parameters of one module, not of those inside it, as the table of `initialise` says; leave others."""
     match module:
         case PatchEmbed():
             fill_lecun_normal(module.projection, generator)

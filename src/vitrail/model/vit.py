@@ -89,12 +89,14 @@ class VisionTransformer(ImageModel):
         tokens: Tensor = self.patch_norm(self.patch_embed(features))
         return tokens
 
-    def encode(self, tokens: Tensor, grid: Grid | None = None) -> Tensor:
+    def encode(self, tokens: Tensor, grid: Grid | None = None, visible: Tensor | None = None) -> Tensor:
         """(B, N, D) embedded patches → (B, T, D) encoded tokens after the last norm, prefix first: equations 1 to 3.
 
         Args:
             tokens: from `tokens`, N = rows · columns.
             grid: rows and columns of patches; the model's own if None.
+            visible: (B, V), the numbers of the patches that the encoder sees; all if None. The result then has only
+                them after the prefix, in this order.
         """
         grid = grid or self.grid
         if tokens.ndim != 3 or tokens.shape[1] != grid[0] * grid[1] or tokens.shape[2] != self.width:
@@ -104,10 +106,14 @@ class VisionTransformer(ImageModel):
             )
         if self.position == "relative" and grid != self.grid:
             raise InputError(explain_relative_resize(self.grid, grid))
+        if visible is not None and (why := self.explain_hidden_patches()) is not None:
+            raise InputError(why)
         positions = [self._make_table(embedding, grid) for embedding in self.position_embedding]
         z = self._prepend_prefix(tokens)
         if positions:
             z = z + positions[0]
+        if visible is not None:
+            z = self._pick_visible(z, visible)
         z = self.input_norm(self.dropout(z))
         if self.position_in_every_layer and len(positions) == 1:
             positions = positions * len(self.encoder.blocks)
@@ -162,6 +168,14 @@ class VisionTransformer(ImageModel):
         self.preprocessing = self.preprocessing.model_copy(update={"image_size": self.image_size})
         return self
 
+    def explain_hidden_patches(self) -> str | None:
+        """Return why patches cannot be hidden from the encoder (`encode(…, visible=…)`); None if they can."""
+        if self.axial:
+            return "axial attention goes along rows and columns of patches, and none of them can be hidden"
+        if self.rotary is not None or self.position_in_every_layer or self.position in ("relative", "relative-bias"):
+            return "patches cannot be hidden from an encoder whose layers have positions of their own"
+        return None
+
     def set_gradient_checkpointing(self, enabled: bool = True) -> None:
         """Set it for every encoder block, and for every residual unit of a hybrid."""
         self.encoder.gradient_checkpointing = enabled
@@ -174,6 +188,13 @@ class VisionTransformer(ImageModel):
             token.expand(tokens.shape[0], -1, -1) for token in (self.class_token, self.registers) if token is not None
         ]
         return torch.cat([*prefix, tokens], dim=1) if prefix else tokens
+
+    def _pick_visible(self, z: Tensor, visible: Tensor) -> Tensor:
+        """(B, T, D) → (B, prefix + V, D): the prefix, and the visible patches (B, V)."""
+        if visible.ndim != 2 or len(visible) != len(z):
+            raise InputError(f"visible patches are given as (batch, count) = ({len(z)}, …), not {tuple(visible.shape)}")
+        prefix, patches = z.tensor_split([self.prefix], dim=1)
+        return torch.cat([prefix, patches.gather(1, visible[:, :, None].expand(-1, -1, self.width))], dim=1)
 
     def _make_table(self, positions: nn.Module, grid: Grid) -> Tensor:
         """Return the position embedding of every token, (T, D); it is zero for tokens without a position."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vitrail.data.loader import Batch
 from vitrail.model.base import ImageModel
+from vitrail.model.cost import compute_cost
 from vitrail.objectives.metrics import Sums
 
 
@@ -60,6 +61,14 @@ class Objective(nn.Module, ABC):
     @abstractmethod
     def parts_to_compile(self) -> list[nn.Module]:
         """Return the modules worth compiling, as they are called."""
+
+    def count_flops(self) -> int:
+        """Return the operations of one forward pass of one image."""
+        return compute_cost(self.model.architecture).flops
+
+    def set_gradient_checkpointing(self, enabled: bool) -> None:
+        """Set whether activations are computed again in the backward pass, which saves memory."""
+        self.model.set_gradient_checkpointing(enabled)
 
     def images(self, batch: Batch) -> Tensor:
         """Return the (B, C, height, width) images as float32, normalised for the model."""
