@@ -17,7 +17,7 @@ pytest.importorskip("triton", reason="Triton, in whose interpreter the kernels r
 if torch.cuda.is_available():
     pytest.skip("here is a GPU: benchmarks/kernel_check.py checks the kernels there", allow_module_level=True)
 
-from vitrail.fast.gpu import fused_embedder, fused_layers, merged_block
+from vitrail.fast.gpu import fused_block, fused_embedder, fused_layers, merged_block
 from vitrail.fast.gpu.fused_embedder import FusedEmbedder, check_fusible
 from vitrail.fast.gpu.fused_layers import FusedAttention, FusedHead, FusedLinear
 from vitrail.fast.gpu.kernels.norm import NormedTokens
@@ -78,7 +78,7 @@ def test_every_way_computes_the_same(options, wanted, least, monkeypatch):
     for module in (fused_embedder, fused_layers):
         monkeypatch.setattr(module, "choose_fastest", choose)
     monkeypatch.setattr(fused_embedder, "find_fastest", lambda key, ways, *inputs: next(iter(ways)))
-    for module in (fused_embedder, fused_layers):
+    for module in (fused_block, fused_embedder, fused_layers):
         monkeypatch.setattr(module, "HALF", torch.float16)  # the interpreter cuts bf16 off instead of rounding it
     monkeypatch.setattr(
         fused_layers, "NARROW", name_tilings(Tiling(16, 16, 16, 4, 2), Tiling(16, 16, 16, 4, 16, splits=2))
@@ -103,7 +103,7 @@ def joined_alone(monkeypatch):
     for module in (fused_embedder, fused_layers):
         monkeypatch.setattr(module, "choose_fastest", choose)
     monkeypatch.setattr(fused_embedder, "find_fastest", lambda key, ways, *inputs: next(iter(ways)))
-    for module in (fused_embedder, fused_layers):
+    for module in (fused_block, fused_embedder, fused_layers):
         monkeypatch.setattr(module, "HALF", torch.float16)  # the interpreter cuts bf16 off instead of rounding it
     monkeypatch.setattr(fused_embedder, "TILING_CANDIDATES", small)
     return noted
@@ -337,12 +337,11 @@ def test_what_there_are_no_kernels_for_is_named(options, told):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"dropout": 0.1}, "dropout"),
-        ({"layer_scale": 0.1}, "layer scale"),
+        ({"attention_dropout": 0.1}, "dropout of attention weights"),
         ({"norm": "rms"}, "LayerNorm"),
         ({"gelu": "quick"}, "quick"),
         ({"pool": "average", "norm_after_pool": True}, "norm after a pool"),
-        ({"image_size": 32, "pool": "average"}, "64 tokens"),
+        ({"image_size": (48, 64), "pool": "average"}, "192 tokens"),
         ({"width": 264, "num_heads": 2}, "heads as wide as 132"),
     ],
 )

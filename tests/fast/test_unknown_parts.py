@@ -9,11 +9,11 @@ import vitrail
 from samples import images, small_vit
 from vitrail.errors import NotApplicableError
 from vitrail.fast.cpu.embedders import create_cpu_embedder
-from vitrail.fast.cpu.int8 import create_int8_embedder
+from vitrail.fast.cpu.int8 import create_int8_embedder, quantise_weight
 from vitrail.fast.cpu.int8_layers import Int8Layer, Int8LayersEmbedder
 from vitrail.fast.cpu.int8_operations import TorchOperations, choose_operations
-from vitrail.fast.known_parts import find_unknown_part
-from vitrail.fast.last_block import count_read_tokens, shorten_last_block
+from vitrail.fast.known_parts import find_unfused_part, find_unknown_part
+from vitrail.fast.last_block import shorten_last_block
 from vitrail.model.architecture import VitArchitecture
 
 UNKNOWN = {
@@ -54,7 +54,7 @@ def test_every_new_option_is_known_to_be_unknown():
 def test_fast_paths_refuse_with_the_reason(reason, options):
     model = small_vit(**options)
     assert find_unknown_part(model.architecture) == reason
-    assert count_read_tokens(model) is None
+    assert not shorten_last_block(model)
     with pytest.raises(NotApplicableError, match=reason):
         create_int8_embedder(model)
 
@@ -77,24 +77,35 @@ def test_an_int8_layer_is_exact_for_the_bytes_that_it_makes():
     generator = torch.Generator().manual_seed(0)
     layer = torch.nn.Linear(48, 32)
     x = torch.randn(2, 3, 48, generator=generator)
-    step = x.double().abs().amax(dim=-1, keepdim=True) / 127
-    weight = layer.weight.detach().double()
-    unit = weight.abs().amax(dim=1, keepdim=True) / 127
-    expected = ((x.double() / step).round() * step) @ ((weight / unit).round() * unit).T + layer.bias.double()
+    least = x.double().amin(dim=-1, keepdim=True)
+    step = (x.double().amax(dim=-1, keepdim=True) - least) / 255
+    quantised = quantise_weight(layer.weight, layer.bias)
+    weight = quantised.kernel.double() * quantised.scale.double()[:, None]
+    expected = (((x.double() - least) / step).round() * step + least) @ weight.T + layer.bias.double()
     for operations in (TorchOperations(), choose_operations(48, 32, 1)):
         torch.testing.assert_close(Int8Layer(layer, operations)(x).double(), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("reason", "options"), CASES)
 def test_kernels_for_gpus_refuse_with_the_reason(reason, options):
+    """Those for inference know most parts, those for training some; test_fused_encoders.py has what they compute."""
     pytest.importorskip("triton")
     from vitrail.fast.gpu.fused_embedder import check_fusible
     from vitrail.fast.gpu.training import check_trainable
 
     model = small_vit(**options)
-    for check in (check_fusible, check_trainable):
+    if reason in ("rotary positions", "a norm on queries and keys", "keys without a bias"):
+        check_trainable(model)
+    else:
         with pytest.raises(NotApplicableError, match=reason):
-            check(model)
+            check_trainable(model)
+    unfused = find_unfused_part(model.architecture)
+    assert unfused in (None, reason)
+    if unfused is None:
+        check_fusible(model)
+    else:
+        with pytest.raises(NotApplicableError, match=reason):
+            check_fusible(model)
 
 
 @pytest.mark.parametrize(("reason", "options"), CASES)

@@ -1,8 +1,8 @@
 """Runs on several ranks: python ranks.py JOBS.json
 
 A job is {"tree", "size"} and perhaps "stop_at" (rank 1 is sent SIGTERM in that step), "kill_at" (rank 1 is killed
-after it), "per_node" and "times" (one process starts it again and again). Everything is imported once; each rank is a
-fork. Prints the exit codes and seconds of each.
+after it), "per_node", "times" (one process starts it again and again) and "fused" (by vitrail's kernels).
+Everything is imported once; each rank is a fork. Prints the exit codes and seconds of each.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+import runs
 import torch
 import torch._dynamo  # FSDP would import it in every fork
 
@@ -35,6 +36,8 @@ def main() -> None:
     results = []
     for job in json.loads(Path(sys.argv[1]).read_text()):
         begin = time.monotonic()
+        if job.get("fused"):
+            runs.force_kernels()
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]

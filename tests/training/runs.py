@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
+from vitrail.training import fused_kernels
 from vitrail.training.config import RunConfig
 from vitrail.training.resolve import resolve
 
 HERE = Path(__file__).parent
 MODEL = {"name": "Ti/4", "image_size": 16, "in_channels": 1, "width": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64}
 MASKED = {"kind": "masked-patches"}
+AUTOENCODED = {"kind": "masked-autoencoding", "decoder_width": 32, "decoder_depth": 1, "decoder_heads": 2}
 TREE: dict[str, dict[str, Any]] = {
     "model": {**MODEL, "dropout": 0.1, "stochastic_depth": 0.1},
     "data": {"source": "digits", "batch_size": 32, "augmentation": {"crop_area": (0.6, 1.0), "flip": 0.0}},
@@ -33,6 +36,18 @@ def tree(folder: Path | str, **sections: dict[str, Any]) -> dict[str, dict[str, 
 
 def config(folder: Path | str, **sections: dict[str, Any]) -> RunConfig:
     return resolve(tree(folder, **sections))
+
+
+def force_kernels(replace: Callable[[Any, str, Any], None] = setattr) -> None:
+    """Train by vitrail's kernels here too, in Triton's interpreter and in float32, whatever speaks against it."""
+    from vitrail.fast.gpu.training import FusedTraining
+
+    def attach(model: Any, fp8: bool) -> None:
+        model.forward = FusedTraining(model, dtype=torch.float32)
+
+    replace(fused_kernels, "explain_missing_kernels", lambda device: None)
+    replace(fused_kernels, "_find_conflict", lambda *_: None)
+    replace(fused_kernels, "_attach", attach)
 
 
 def records(folder: Path, clock: bool = False) -> list[dict[str, Any]]:

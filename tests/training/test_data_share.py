@@ -56,7 +56,16 @@ def test_an_epoch_is_the_share_and_the_share_stands_in_config_and_card(tmp_path)
     assert "share_seed = 3" in card
 
 
-@pytest.mark.parametrize("change", [{"share": 0.2}, {"share": None}, {"share_seed": 1}, {"holdout": 0.2}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"share": 0.2},
+        *(
+            pytest.param(change, marks=pytest.mark.slow)
+            for change in ({"share": None}, {"share_seed": 1}, {"holdout": 0.2})
+        ),
+    ],
+)
 def test_another_share_is_another_run_and_the_key_is_named(tmp_path, change):
     data = {"share": 0.1, "batch_size": 16}
     run_training(runs.config(tmp_path / "run", data=data, schedule=SHORT))

@@ -59,7 +59,7 @@ def test_fp8_without_fused_is_a_contradiction():
         ({"deterministic": True}, {}, torch.bfloat16, "deterministic"),
         ({"gradient_checkpointing": True}, {}, torch.bfloat16, "gradient_checkpointing"),
         ({}, {}, torch.float32, "precision=bf16"),
-        ({}, {"dropout": 0.1}, torch.bfloat16, "dropout"),
+        ({}, {"attention_dropout": 0.1}, torch.bfloat16, "dropout of attention weights"),
     ],
 )
 def test_what_does_not_go_together(monkeypatch, run, options, precision, told):
@@ -89,7 +89,7 @@ def test_a_fused_model_trains_by_the_kernels_and_evaluates_as_written(monkeypatc
         (None, {"fp8": True}, "vitrail's kernels, with FP8 after norms"),
         (None, {}, "vitrail's kernels"),
         (
-            "they cannot train a model with dropout",
+            "they cannot train a model with a quick GELU",
             {"compile": True},
             "PyTorch, compiled; not vitrail's kernels: they ",
         ),
@@ -102,11 +102,15 @@ def test_what_computes_a_run_is_said_with_the_reason(obstacle, run, told):
     assert fused_kernels.describe_computation(obstacle, is_compiled, config(**run)).startswith(told)
 
 
-def test_the_recipe_with_dropout_says_why_it_is_compiled(monkeypatch):
-    """imagenet-b16 as written, on a GPU that has the kernels."""
+def test_the_paper_s_recipe_is_computed_by_the_kernels_if_it_asks_for_them(monkeypatch):
+    """imagenet-b16 with its dropout, on a GPU that has the kernels."""
     pytest.importorskip("triton", reason="Triton is not installed")
     monkeypatch.setattr(fused_kernels, "explain_missing_kernels", lambda device: None)
-    recipe = build_config("imagenet-b16", ["data.source=x"])
+    recipe = build_config("imagenet-b16", ["data.source=x", "run.fused=true"])
+    assert recipe.model.options["dropout"] == 0.1
     model = vitrail.create_model("B/16", depth=1, num_classes=5, dropout=recipe.model.options["dropout"])
+    plain = build_config("imagenet-b16", ["data.source=x"])
+    assert "run.fused=true" in str(fused_kernels.use_fused_kernels(model, plain, ranks(), torch.bfloat16))
     obstacle = fused_kernels.use_fused_kernels(model, recipe, ranks(), torch.bfloat16)
-    assert "dropout" in fused_kernels.describe_computation(obstacle, True, recipe)
+    assert fused_kernels.describe_computation(obstacle, False, recipe) == "vitrail's kernels"
+    assert fused_kernels.get_kernels(model) is model.forward

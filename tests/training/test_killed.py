@@ -19,12 +19,13 @@ STEPS = 8
 @pytest.mark.parametrize(
     ("changes", "kills"),
     [
-        ({}, 3),
+        ({}, 2),
         pytest.param({}, 20, marks=pytest.mark.slow),
         pytest.param({"data": {"workers": 2}}, 20, marks=pytest.mark.slow),
         pytest.param({"objective": runs.MASKED, "model": {"num_classes": 0}}, 10, marks=pytest.mark.slow),
+        pytest.param({"objective": runs.AUTOENCODED, "model": {"num_classes": 0}}, 5, marks=pytest.mark.slow),
     ],
-    ids=["a few times", "often", "with two workers", "masked patches"],
+    ids=["a few times", "often", "with two workers", "masked patches", "masked autoencoding"],
 )
 def test_killed_at_random_moments(tmp_path, changes, kills):
     folders = [tmp_path / "whole", tmp_path / "broken"]

@@ -91,6 +91,25 @@ def test_masked_patches_learn_more_than_the_histogram_of_colours(tmp_path):
     assert vitrail.load(tmp_path).num_classes == 0
 
 
+@SLOW
+def test_masked_autoencoding_predicts_more_than_the_mean_of_a_patch(tmp_path):
+    """On real digits: a guess of the mean of a patch has a loss of almost 1, the variance of its normalised pixels."""
+    run_training(
+        runs.config(
+            tmp_path,
+            model={"name": "Ti/4", "image_size": 16, "width": 64, "dropout": 0.0, "stochastic_depth": 0.0},
+            data={"batch_size": 128, "augmentation": {"crop_area": (1, 1), "crop_ratio": (1, 1), "flip": 0.0}},
+            objective={**runs.AUTOENCODED, "hidden": 0.5},
+            optimizer={"learning_rate": 3e-3, "clip_norm": None},
+            schedule={"steps": 100, "warmup_steps": 10},
+            run={"log_every": 10, "checkpoint_every": 100},
+        )
+    )
+    evaluations = [entry["loss"] for entry in runs.records(tmp_path) if entry["kind"] == "evaluation"]
+    assert evaluations[-1] < 0.75
+    assert vitrail.load(tmp_path).num_classes == 0
+
+
 class Broken(Classification):
     """Gives no number at some steps."""
 
@@ -190,7 +209,7 @@ def test_not_waiting_for_the_norm_changes_nothing(tmp_path, monkeypatch, optimiz
 @pytest.mark.parametrize(
     ("optimizer", "broken_at"),
     [
-        ({"kind": "muon", "averaging": 0.9, "eps": 1e-4}, range(1, 3)),
+        pytest.param({"kind": "muon", "averaging": 0.9, "eps": 1e-4}, range(1, 3), marks=SLOW),
         pytest.param({"kind": "sgd", "momentum": 0.9, "averaging": None}, range(19, 21), marks=SLOW),
     ],
     ids=["Muon and AdamW, the first steps left out", "SGD without an average, the last steps left out"],
@@ -339,6 +358,7 @@ def test_an_evaluation_that_a_signal_interrupts_is_made_up_for(tmp_path, monkeyp
     runs.assert_same_run(whole, stopped)
 
 
+@pytest.mark.slow
 def test_a_record_may_begin_before_a_stop_and_end_after_it(tmp_path, monkeypatch):
     """What is summed since the last record is a part of a checkpoint."""
     run = {"log_every": 5, "checkpoint_every": 100}

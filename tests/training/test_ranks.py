@@ -64,6 +64,13 @@ def more_finished(tmp_path_factory) -> dict[str, Path]:
         "hybrid": {"size": 4, "run": {"parallel": "hybrid"}, "per_node": 2},
         "masked one": {"size": 1, "objective": runs.MASKED, "model": {"num_classes": 0}},
         "masked fsdp": {"size": 2, "objective": runs.MASKED, "run": {"parallel": "fsdp"}, "model": {"num_classes": 0}},
+        "autoencoded one": {"size": 1, "objective": runs.AUTOENCODED, "model": {"num_classes": 0}},
+        "autoencoded fsdp": {
+            "size": 2,
+            "objective": runs.AUTOENCODED,
+            "run": {"parallel": "fsdp"},
+            "model": {"num_classes": 0},
+        },
     }
     return run_ways(tmp_path_factory.mktemp("more ranks"), ways)
 
@@ -101,8 +108,9 @@ def check_same_losses(first: Path, second: Path) -> None:
 
 
 @SLOW
-def test_masked_patches_agree(more_finished):
-    masked = more_finished["masked fsdp"], more_finished["masked one"]
+@pytest.mark.parametrize("kind", ["masked", "autoencoded"])
+def test_objectives_without_labels_agree(more_finished, kind):
+    masked = more_finished[f"{kind} fsdp"], more_finished[f"{kind} one"]
     assert runs.losses(masked[0]) == pytest.approx(runs.losses(masked[1]), abs=1e-5)
 
 

@@ -184,7 +184,10 @@ def test_a_wrong_key_is_one_sentence(override, sentence):
         ("learning_rate=[1]", "learning_rate = [1]: input should be a valid number"),
         ("optimizer.eps.x=1", "eps = {'x': 1}: input should be a valid number"),
         ("schedule.decay=cosin", "decay = 'cosin': input should be 'cosine', 'linear', 'staircase' or 'none'"),
-        ("objective.kind=mask", "kind = 'mask': input should be 'classification' or 'masked-patches'"),
+        (
+            "objective.kind=mask",
+            "kind = 'mask': input should be 'classification', 'masked-patches' or 'masked-autoencoding'",
+        ),
         ("warmup_steps=10", "warmup_steps = 10 leaves nothing of 10 steps: give schedule.warmup_steps=1 too"),
     ],
 )

@@ -158,6 +158,7 @@ def test_a_run_ends_when_its_time_is_over(tmp_path):
     assert run_training(runs.config(tmp_path, run={"most_seconds": 1e-6})).steps == 1
 
 
+@pytest.mark.slow
 def test_the_start_can_be_the_best(tmp_path):
     run_training(runs.config(tmp_path / "first"))
     ruined = {"optimizer": {"learning_rate": 10.0, "clip_norm": None, "averaging": None}}

@@ -43,11 +43,11 @@ class LastBlock(nn.Module):
 
 
 def count_read_tokens(model: ImageModel) -> int | None:
-    """Return how many tokens, from the first on, y is read from.
+    """Return how many tokens, from the first on, y is read from; they are none of the patches.
 
-    None means that the last block cannot be shortened: all tokens are read, or the block is not a plain one.
+    None means that the last block cannot be shortened: all tokens are read, or the block is of another kind.
     """
-    if not isinstance(model, VisionTransformer) or find_unknown_part(model.architecture):
+    if not isinstance(model, VisionTransformer):
         return None
     last = model.encoder.blocks[-1]
     if not isinstance(last, EncoderBlock) or last.attention.relative is not None:
@@ -74,6 +74,8 @@ def shorten_last_block(model: ImageModel) -> bool:
     if read_count is None:
         return False
     assert isinstance(model, VisionTransformer)
+    if find_unknown_part(model.architecture):
+        return False
     last = model.encoder.blocks[-1]
     assert isinstance(last, EncoderBlock)
     model.encoder.blocks[-1] = LastBlock(last, read_count)

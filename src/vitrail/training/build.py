@@ -42,7 +42,7 @@ from vitrail.training.checkpoint_folder import CheckpointFolder
 from vitrail.training.config import DataConfig, RunConfig
 from vitrail.training.distributed import distribute
 from vitrail.training.fewshot import Fewshot, FewshotRun, OpenFewshot, choose_place, open_run_fewshot
-from vitrail.training.fused_kernels import describe_computation, use_fused_kernels
+from vitrail.training.fused_kernels import describe_computation, get_kernels, use_fused_kernels
 from vitrail.training.graph_step import GraphStep, check_graphs
 from vitrail.training.optim import build_optimizer, initialise_state
 from vitrail.training.records import Records
@@ -130,7 +130,7 @@ def build_learner(config: RunConfig, model: ImageModel, ranks: Ranks, precision:
         seed=config.run.seed,
         **config.objective.model_dump(exclude={"head_bias"}),
     )
-    model.set_gradient_checkpointing(config.run.gradient_checkpointing)
+    objective.set_gradient_checkpointing(config.run.gradient_checkpointing)
     if isinstance(model, TimmModel):
         compute_cost(model.architecture)  # raises now, not in the first record, if a timm network cannot be counted
         if ranks.size > 1:
@@ -149,11 +149,12 @@ def build_learner(config: RunConfig, model: ImageModel, ranks: Ranks, precision:
     initialise_state(optimizer)
     averaging = config.optimizer.averaging
     average = None if averaging is None else Average(objective, averaging, config.optimizer.averaging_ramp)
+    fused = get_kernels(model) if obstacle is None else None
     graph_step = None
     if config.run.graphs:
         check_graphs(config, ranks, precision)
         assert isinstance(objective, Classification)
-        graph_step = GraphStep(objective, precision, optimizer, config.optimizer.clip_norm, average)
+        graph_step = GraphStep(objective, precision, optimizer, config.optimizer.clip_norm, average, fused)
     objective.train()
     return Learner(
         objective=objective,
@@ -165,6 +166,7 @@ def build_learner(config: RunConfig, model: ImageModel, ranks: Ranks, precision:
         precision=precision,
         skips_on_device=graph_step is not None or can_skip_on_device(objective, optimizer, config, precision, ranks),
         graph_step=graph_step,
+        fused=fused,
         computed_by=describe_computation(obstacle, is_compiled, config),
     )
 

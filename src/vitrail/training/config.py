@@ -142,10 +142,18 @@ class DataConfig(Section):
         return self
 
 
+OBJECTIVE_KEYS = {
+    "classification": ("loss", "label_smoothing", "head_bias"),
+    "masked-patches": ("target", "corrupted", "masked", "swapped"),
+    "masked-autoencoding": ("hidden", "normalised", "decoder_width", "decoder_depth", "decoder_heads"),
+}
+"""The keys of `objective` that each kind has for itself."""
+
+
 class ObjectiveConfig(Section):
     """What the model is trained for."""
 
-    kind: Literal["classification", "masked-patches"] = "classification"
+    kind: Literal["classification", "masked-patches", "masked-autoencoding"] = "classification"
     loss: Literal["softmax", "sigmoid"] = "softmax"
     """Of classification: one class of many, or yes and no for each class, as the paper pre-trains on ImageNet-21k."""
     label_smoothing: Share = 0.0
@@ -160,16 +168,22 @@ class ObjectiveConfig(Section):
     """Of the corrupted patches, the share replaced by the learned mask embedding."""
     swapped: Probability = 0.1
     """Of the corrupted patches, the share replaced by another patch's embedding; the rest stays as it is."""
+    hidden: Annotated[float, Field(gt=0, lt=1)] = 0.75
+    """Of masked autoencoding: the share of an image's patches that the encoder does not see."""
+    normalised: bool = True
+    """Of masked autoencoding: whether the pixels of each patch are predicted with mean 0 and deviation 1."""
+    decoder_width: Positive = 512
+    """Of masked autoencoding: the width of the decoder, which is thrown away after training."""
+    decoder_depth: Positive = 8
+    """Of masked autoencoding: the number of the decoder's blocks."""
+    decoder_heads: Positive = 16
+    """Of masked autoencoding: the number of the decoder's heads."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.masked + self.swapped > 1 + 1e-9:
             raise ValueError(f"masked = {self.masked} and swapped = {self.swapped} are shares of one whole: at most 1")
-        others = {
-            "classification": ("target", "corrupted", "masked", "swapped"),
-            "masked-patches": ("loss", "label_smoothing", "head_bias"),
-        }[self.kind]
-        for name in others:
+        for name in (name for kind, names in OBJECTIVE_KEYS.items() if kind != self.kind for name in names):
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f'{name} means nothing to objective.kind = "{self.kind}": leave it out')
         return self

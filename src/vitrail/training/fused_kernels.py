@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 import torch
 
 from vitrail.errors import ConfigError, NotApplicableError
+from vitrail.fast.known_parts import find_unknown_part
 from vitrail.fast.optimize import explain_missing_kernels
 from vitrail.model.architecture import VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.system.ranks import Ranks
 from vitrail.training.config import RunConfig
+
+if TYPE_CHECKING:
+    from vitrail.fast.gpu.training import FusedTraining
 
 WIDTH_FROM = 768
 """Models at least this wide were measured to train faster with them than compiled (docs/speed.md)."""
@@ -44,6 +50,11 @@ def use_fused_kernels(model: ImageModel, config: RunConfig, ranks: Ranks, precis
         name = "run.fused" if run.fused else "run.fp8"
         raise ConfigError(f"{name}: there are no fused kernels for this run: {why}; leave it out")
     return why
+
+
+def get_kernels(model: ImageModel) -> FusedTraining:
+    """Return what computes a model for which `use_fused_kernels` returned None."""
+    return cast("FusedTraining", model.forward)
 
 
 def describe_computation(obstacle: str | None, is_compiled: bool, config: RunConfig) -> str:
@@ -87,4 +98,8 @@ def _find_preference(model: ImageModel, config: RunConfig) -> str | None:
         return f"run.compile={str(config.run.compile).lower()} was given"
     if not isinstance(model.architecture, VitArchitecture) or model.architecture.width < WIDTH_FROM:
         return "they are for plain Vision Transformers as wide as B/16 or wider, where they are faster"
+    if model.architecture.dropout or model.architecture.layer_scale is not None:
+        return "with dropout or layer scale their gradients were not yet checked on a GPU: run.fused=true uses them"
+    if part := find_unknown_part(model.architecture):
+        return f"with {part} they were not measured: run.fused=true uses them where they can"
     return None

@@ -5,7 +5,7 @@ The kernels are the same, but start all at once: those of a small model are done
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,12 +21,15 @@ from vitrail.training.averaging import Average
 from vitrail.training.clipping import clip_gradients
 from vitrail.training.config import RunConfig
 
+if TYPE_CHECKING:
+    from vitrail.fast.gpu.training import FusedTraining
+
 
 class GraphStep:
     """Makes training steps on whole batches of one shape.
 
-    Randomness is drawn outside the graph. A step without a finite gradient changes nothing but running statistics and
-    their average.
+    Mixing is drawn outside the graph; the key of vitrail's own dropout is an input of it. A step without a finite
+    gradient changes nothing but running statistics and their average.
     """
 
     def __init__(
@@ -36,8 +39,19 @@ class GraphStep:
         optimizer: torch.optim.Optimizer,
         clip_norm: float | None = None,
         average: Average | None = None,
+        fused: FusedTraining | None = None,
     ) -> None:
-        """Prepare the graph. `optimizer` has its state already, and skips a step if its `found_inf` is 1."""
+        """Prepare the graph.
+
+        Args:
+            objective: What learns.
+            precision: Type of the products.
+            optimizer: It has its state already, and skips a step if its `found_inf` is 1.
+            clip_norm: The longest gradient.
+            average: Of the weights.
+            fused: The kernels that compute the objective's model, if they do. Their key is set before each step.
+        """
+        self._fused = fused
         self._objective, self._precision, self._optimizer = objective, precision, optimizer
         self._clip_norm, self._average = clip_norm, average
         self._learning = [parameter for parameter in objective.parameters() if parameter.requires_grad]
@@ -55,12 +69,15 @@ class GraphStep:
         rates = [group["lr"] for group in groups]
         share = 0.0 if self._average is None else self._average.blend_weight(step)
         images, targets = self._objective.inputs(batch, key)
-        sums, norm = self._graph(images, targets, send_to_device(torch.tensor([*rates, share]), images.device))
+        keys = () if self._fused is None or self._fused.key is None else (self._fused.key,)
+        sums, norm = self._graph(images, targets, send_to_device(torch.tensor([*rates, share]), images.device), *keys)
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate  # capturing the graph replaces it with a tensor
         return {name: pair.clone() for name, pair in sums.items()}, norm
 
-    def _compute(self, images: Tensor, targets: Tensor, numbers: Tensor) -> tuple[Sums, Tensor]:
+    def _compute(self, images: Tensor, targets: Tensor, numbers: Tensor, *keys: Tensor) -> tuple[Sums, Tensor]:
+        if self._fused is not None and keys:
+            (self._fused.key,) = keys  # the graph's own tensor, which every replay fills anew
         for parameter in self._learning:
             parameter.grad = None
         # No cache for casts: it would outlive the capture of the graph.

@@ -14,7 +14,7 @@ from vitrail.data.loader import Batch, EvaluationLoader
 from vitrail.data.order import derive_seed
 from vitrail.data.resident import CachedBatches
 from vitrail.errors import DataError, Stopped, TrainingError
-from vitrail.model.cost import FORWARD_AND_BACKWARD, compute_cost
+from vitrail.model.cost import FORWARD_AND_BACKWARD
 from vitrail.objectives.base import Objective
 from vitrail.objectives.metrics import Sums, add_sums, compute_means
 from vitrail.training.checkpoint import save_checkpoint
@@ -93,7 +93,7 @@ def record_training(run: TrainingRun, state: RunState) -> None:
     """Write a record of the steps since the last one."""
     progress, loader = state.progress, run.training_loader
     speed = len(state.step_seconds) * loader.batch_size / sum(state.step_seconds)
-    flops = FORWARD_AND_BACKWARD * compute_cost(run.learner.objective.model.architecture).flops
+    flops = FORWARD_AND_BACKWARD * run.learner.objective.count_flops()
     record = {
         "kind": "train",
         "step": progress.step,

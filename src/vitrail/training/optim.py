@@ -23,8 +23,11 @@ from vitrail.objectives.base import Objective
 from vitrail.training.config import OptimizerConfig
 from vitrail.training.muon import Muon
 
-_AFTER = ("model.encoder.norm.", "model.norm.", "model.pool.", "model.pool_norm.", "model.head.", "prediction.")
-"""Prefixes of the parameters after the last layer."""
+_AFTER = (
+    *("model.encoder.norm.", "model.norm.", "model.pool.", "model.pool_norm.", "model.head."),
+    *("prediction.", "decoder."),
+)
+"""Prefixes of the parameters after the last layer; a decoder counts as one of them."""
 _BACKBONE = "model.backbone."
 
 
@@ -114,7 +117,7 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 def count_layers_above(objective: nn.Module) -> dict[str, int]:
     """Return for each parameter how many layers lie between it and the loss."""
-    stack = list(find_layers(objective))
+    stack = [name for name in find_layers(objective) if not name.startswith(_AFTER)]
     found = {name: _layers_above(name, stack) for name, _ in objective.named_parameters()}
     for prefix, part in objective.named_modules():
         if isinstance(part, TimmModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,9 @@ from vitrail.training.stopping import StopRequest
 from vitrail.training.trackers import Tracker
 from vitrail.training.validation import get_choosing_kind
 
+if TYPE_CHECKING:
+    from vitrail.fast.gpu.training import FusedTraining
+
 
 @dataclass(frozen=True)
 class Learner:
@@ -44,6 +47,8 @@ class Learner:
     """Whether the device itself skips a step without a finite gradient, so that the CPU need not wait for it."""
     graph_step: GraphStep | None
     """The whole step as one CUDA graph, if `run.graphs` is set."""
+    fused: FusedTraining | None
+    """vitrail's kernels, if they compute the steps."""
     computed_by: str
     """What computes the steps, and why: vitrail's kernels, or PyTorch."""
 

@@ -82,12 +82,16 @@ def split_batch(run: TrainingRun, step: int, batch: Batch) -> Iterator[tuple[Bat
 
     Randomness depends on the seed and the step alone, so no generator's state has to be saved. Dropout draws from
     torch's generator, which differs from rank to rank; everything else uses the key, which is the same on all ranks.
+    vitrail's kernels draw dropout by the number of each image in the step, so neither ranks nor parts change it.
     """
     count = run.config.optimizer.accumulate
     size = len(batch.labels) // count
+    first_image = run.ranks.rank * len(batch.labels)
     for number in range(count):
         key = derive_seed(run.config.run.seed, step, number)
         torch.manual_seed(derive_seed(key, run.ranks.rank) >> 1)
+        if run.learner.fused is not None:
+            run.learner.fused.set_step(derive_seed(run.config.run.seed, step), first_image + number * size)
         part = batch if count == 1 else slice_batch(batch, number * size, (number + 1) * size)
         yield part, key, number == count - 1
 

@@ -40,7 +40,7 @@ def training_cost(run: TrainingRun, progress: Progress) -> TrainingCost:
     """Return what the run has cost so far, including the cost of the weights that it started from."""
     model = run.learner.objective.model
     cost = TrainingCost(
-        flops=FORWARD_AND_BACKWARD * compute_cost(model.architecture).flops * progress.position,
+        flops=FORWARD_AND_BACKWARD * run.learner.objective.count_flops() * progress.position,
         device_seconds=progress.seconds * run.ranks.size,
         devices=(device_name(run.ranks.device),),
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from contextlib import nullcontext
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +21,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from vitrail.fast.gpu.autotune import Implementation, choose_fastest, round_up_rows
 from vitrail.fast.gpu.kernels import few_rows
 from vitrail.fast.gpu.kernels.attention import attention, supports_shape
-from vitrail.fast.gpu.kernels.gelu import number_gelu
+from vitrail.fast.gpu.kernels.gelu import SWIGLU, number_gelu
 from vitrail.fast.gpu.kernels.norm import NormedTokens, add_norm
-from vitrail.fast.gpu.kernels.product import FEW, Tiling, name_tilings, product
+from vitrail.fast.gpu.kernels.product import FEW, PackedRotation, Tiling, name_tilings, product
 from vitrail.fast.gpu.kernels.quantise import quantise_weight
+from vitrail.fast.gpu.kernels.swiglu import apply_swiglu
 
 HALF = torch.bfloat16
 WIDE = name_tilings(Tiling(128, 128, 64, 4, 3, programs=2, parts=2), Tiling(128, 256, 64, 8, 4, parts=2))
@@ -33,8 +35,8 @@ NARROW = name_tilings(
 )  # fmt: skip
 BYTES = name_tilings(Tiling(128, 256, 128, 8, 3), Tiling(128, 128, 128, 4, 3, programs=2))
 NARROW_BYTES = name_tilings(Tiling(64, 64, 128, 4, 4), Tiling(64, 128, 128, 4, 4), Tiling(64, 64, 256, 4, 3, splits=2))
-"""Tilings that were fastest for some product on an H200, out of many that were tried (docs/speed-log.md): for many and
-for few rows, in bf16 and in FP8."""
+"""Tilings that were fastest for some product on an H200, out of many that were tried (benchmarks/RESULTS.md): for many
+and for few rows, in bf16 and in FP8."""
 WIDEST_FLASH_HEAD = 256
 """Widest head that Flash Attention takes."""
 ATTENTION_TILES = [(64, 4), (128, 8)]
@@ -55,18 +57,36 @@ class FusedNorm:
         """z and branch (M, D), factor (D,) → the sum, and its norm as `dtype`."""
         return add_norm(z, branch, self.weight, self.bias, self.eps, factor=factor, dtype=dtype)
 
+    def normalise(self, x: Tensor, dtype: torch.dtype) -> NormedTokens:
+        """x (M, D) → x itself and its norm as `dtype`."""
+        return add_norm(x, None, self.weight, self.bias, self.eps, dtype=dtype)
+
+
+class DenseWeights(NamedTuple):
+    """What a dense layer computes with."""
+
+    weight: Tensor
+    """(N, K)"""
+    bias: Tensor | None
+    """(N,)"""
+
 
 class FusedLinear:
-    """x · Wᵀ + bias, then a GELU if its form is not 0: in bf16, or in FP8 where x has scales."""
+    """x · Wᵀ + bias, then a GELU or SwiGLU if its form is not 0: in bf16, or in FP8 where x has scales."""
 
     def __init__(
-        self, layer: nn.Linear, form: int = 0, fp8: bool = False, rows: slice = slice(None), splits: bool = False
+        self,
+        layer: nn.Linear | DenseWeights,
+        form: int = 0,
+        fp8: bool = False,
+        rows: slice = slice(None),
+        splits: bool = False,
     ) -> None:
         """Take the weights of a layer.
 
         Args:
-            layer: The dense layer.
-            form: Number of the GELU after it (`number_gelu`); 0 for none.
+            layer: The dense layer. For SwiGLU its outputs are interleaved: gate, value, gate, value, …
+            form: Number of the GELU after it (`number_gelu`), or `SWIGLU`; 0 for none.
             fp8: Quantise the weights to FP8.
             rows: Which outputs of the layer to compute.
             splits: The result may come in parts (S, M, N), which the caller adds up, as `add_norm` does.
@@ -85,26 +105,32 @@ class FusedLinear:
         """(M, K), in FP8 with scales (M, 1) or () → (M, N) in bf16, or in FP8 in units of `out_scale`."""
         key = round_up_rows(len(x)), scales is not None and scales.numel() > 1, out_scale is not None
         if (chosen := self.chosen.get(key)) is None:
-            shape = "product", self.fp8, *self.weight.shape, self.form, self.splits, *key
+            shape = *self.describe(), *key
             candidates = self.list_implementations(*key)
             chosen = choose_fastest(shape, candidates, x, scales, out_scale, cold_cache=key[0] <= FEW)
             self.chosen[key] = chosen
         return chosen(x, scales, out_scale)
 
+    def describe(self) -> tuple[Hashable, ...]:
+        """Return what its time depends on, besides the input."""
+        return "product", self.fp8, *self.weight.shape, self.form, self.splits
+
     def list_implementations(self, rows: int, by_row: bool, to_fp8: bool) -> dict[str, Implementation]:
         """Return what can compute it, by name. torch supports FP8 only with a scale per row, and without a GELU."""
         candidates: dict[str, Implementation] = {}
-        if not self.fp8 or (by_row and not to_fp8 and not self.form):
-            candidates["library"] = lambda x, scales, out_scale: self.run_torch(x, scales)
+        if not self.fp8 or (by_row and not to_fp8 and self.form in (0, SWIGLU)):
+            candidates["library"] = lambda x, scales, out_scale: self.finish(self.run_torch(x, scales))
         if rows <= few_rows.MOST and not self.fp8:
-            candidates["few rows"] = lambda x, scales, out_scale: few_rows.multiply_few_rows(
-                x, self.weight, self.bias, self.form
+            candidates["few rows"] = lambda x, scales, out_scale: self.finish(
+                few_rows.multiply_few_rows(x, self.weight, self.bias, self.form % SWIGLU)
             )
         return candidates | {name: partial(self.run_kernel, tiling) for name, tiling in self.list_tilings(rows).items()}
 
     def list_tilings(self, rows: int) -> dict[str, Tiling]:
         """Return the tilings that are worth trying for so many rows."""
-        if self.weight.shape[1] * self.weight.element_size() % 16:  # the copy engine takes rows of whole 16 bytes
+        (outputs, inputs), size = self.weight.shape, self.weight.element_size()
+        outputs = outputs // 2 if self.form == SWIGLU else outputs
+        if inputs * size % 16 or outputs * size % 16:  # the copy engine takes rows of whole 16 bytes
             return {}
         wide, narrow = (BYTES, NARROW_BYTES) if self.fp8 else (WIDE, NARROW)
         return {
@@ -113,14 +139,22 @@ class FusedLinear:
             if tiling.splits == 1 or (self.splits and self.weight.shape[1] % (tiling.splits * tiling.depth) == 0)
         }
 
-    def run_kernel(self, tiling: Tiling, x: Tensor, scales: Tensor | None, out_scale: Tensor | None) -> Tensor:
+    def run_kernel(
+        self,
+        tiling: Tiling,
+        x: Tensor,
+        scales: Tensor | None,
+        out_scale: Tensor | None,
+        rotation: PackedRotation | None = None,
+    ) -> Tensor:
         return product(
             x, self.weight, self.bias, tiling,
             form=self.form, row_scales=scales, column_scales=self.scales, out_scale=out_scale,
-            next_weight=self.next_weight,
+            next_weight=self.next_weight, rotation=rotation, dtype=HALF,
         )  # fmt: skip
 
     def run_torch(self, x: Tensor, scales: Tensor | None) -> Tensor:
+        """Multiply, and apply a GELU, but no SwiGLU."""
         y: Tensor
         if self.scales is not None:
             assert scales is not None
@@ -134,7 +168,13 @@ class FusedLinear:
         y = F.linear(x, self.weight, self.bias)
         if self.form == number_gelu("quick"):
             return y * torch.sigmoid(1.702 * y)
+        if self.form == SWIGLU:
+            return y
         return F.gelu(y, approximate="tanh" if self.form == number_gelu("tanh") else "none") if self.form else y
+
+    def finish(self, y: Tensor) -> Tensor:
+        """Apply what our own product does by itself, and others do not."""
+        return apply_swiglu(y, interleaved=True) if self.form == SWIGLU else y
 
 
 class FusedAttention:

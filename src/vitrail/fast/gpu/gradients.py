@@ -22,10 +22,12 @@ from torch.nn import functional as F
 from vitrail.fast.gpu.autotune import choose_fastest, round_up_rows
 from vitrail.fast.gpu.fused_layers import BYTES, WIDE
 from vitrail.fast.gpu.kernels.backward import gelu_backward, join_qkv_gradients, norm_backward
+from vitrail.fast.gpu.kernels.dropout import DropoutMask, activate_and_drop
 from vitrail.fast.gpu.kernels.norm import NormedTokens, add_norm, assemble_norm
 from vitrail.fast.gpu.kernels.product import Tiling, product
 from vitrail.fast.gpu.kernels.quantise import quantise
 from vitrail.fast.gpu.kernels.read_attention import read_backward, read_forward
+from vitrail.fast.gpu.kernels.short_attention import short_backward, short_forward
 
 GELUS = {1: "tanh", 2: "none"}
 """torch's names of the forms of the GELU that have a gradient here, by number."""
@@ -34,27 +36,30 @@ Shape = tuple[int, int, int]
 
 
 class AddNorm(torch.autograd.Function):
-    """z + keep · (branch + branch_bias), and its norm; optionally with a twin in FP8 and its scales."""
+    """z + mask · keep · (branch + branch_bias), and its norm; optionally with a twin in FP8 and its scales."""
 
     @staticmethod
     def forward(
         ctx: Any, z: Tensor, link: Tensor, branch: Tensor, branch_bias: Tensor, weight: Tensor, bias: Tensor,
-        keep: Tensor | None, count: int, eps: float, dtype: torch.dtype, twin: bool,
+        keep: Tensor | None, mask: DropoutMask | None, count: int, eps: float, dtype: torch.dtype, twin: bool,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         """Tensors (M, D) → the sum in z's type, its norm as `dtype`, scales and twin for FP8, and a link."""
         made = add_norm(
-            z, branch, weight, bias, eps, branch_bias=branch_bias, keep=keep, tokens=count, dtype=dtype, twin=twin
-        )
+            z, branch, weight, bias, eps,
+            branch_bias=branch_bias, keep=keep, mask=mask, tokens=count, dtype=dtype, twin=twin,
+        )  # fmt: skip
         ctx.save_for_backward(made.z, weight, keep)
-        ctx.tokens, ctx.eps = count, eps
+        ctx.mask, ctx.tokens, ctx.eps = mask, count, eps
         return _list_outputs(ctx, made)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         z, weight, keep = ctx.saved_tensors
-        found = norm_backward(*_pick_gradients(gradients), z, weight, ctx.eps, keep=keep, tokens=ctx.tokens)
-        return None, found.z, found.branch, found.branch_bias, found.weight, found.bias, None, None, None, None, None
+        found = norm_backward(
+            *_pick_gradients(gradients), z, weight, ctx.eps, keep=keep, mask=ctx.mask, tokens=ctx.tokens
+        )
+        return None, found.z, found.branch, found.branch_bias, found.weight, found.bias, *[None] * 6
 
 
 class AssembleNorm(torch.autograd.Function):
@@ -63,22 +68,24 @@ class AssembleNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, table: Tensor, patches: Tensor, weight: Tensor, bias: Tensor,
-        prefix: int, eps: float, stream: torch.dtype, dtype: torch.dtype, twin: bool,
+        mask: DropoutMask | None, prefix: int, eps: float, stream: torch.dtype, dtype: torch.dtype, twin: bool,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         """table (T, D), the same for every image, and patches (B·N, D) → (B·T, D)."""
-        made = assemble_norm(table, patches, weight, bias, eps, prefix=prefix, stream=stream, dtype=dtype, twin=twin)
+        made = assemble_norm(
+            table, patches, weight, bias, eps, prefix=prefix, stream=stream, dtype=dtype, twin=twin, mask=mask
+        )
         ctx.save_for_backward(made.z, weight)
-        ctx.tokens, ctx.prefix, ctx.eps = len(table), prefix, eps
+        ctx.mask, ctx.tokens, ctx.prefix, ctx.eps = mask, len(table), prefix, eps
         return _list_outputs(ctx, made)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         z, weight = ctx.saved_tensors
-        found = norm_backward(*_pick_gradients(gradients), z, weight, ctx.eps)
+        found = norm_backward(*_pick_gradients(gradients), z, weight, ctx.eps, mask=ctx.mask, tokens=ctx.tokens)
         by_token = found.branch.view(-1, ctx.tokens, z.shape[1])
         patches = by_token[:, ctx.prefix :].flatten(0, 1)
-        return by_token.sum(0, dtype=torch.float32), patches, found.weight, found.bias, None, None, None, None, None
+        return by_token.sum(0, dtype=torch.float32), patches, found.weight, found.bias, *[None] * 6
 
 
 def _list_outputs(ctx: Any, made: NormedTokens) -> tuple[Tensor | None, ...]:
@@ -161,19 +168,47 @@ class QkvAttention(torch.autograd.Function):
         return dqkv @ weight, weight_gradient(dqkv, x), d_bias, None, None, None
 
 
+class QkvShortAttention(torch.autograd.Function):
+    """What `QkvAttention` computes, by our own kernels for short sequences (`supports_short`)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, shape: Shape, twin: Tensor | None, scales: Tensor | None
+    ) -> Tensor:
+        """x (M, D) → (M, D). `twin` and `scales`: x in FP8; if given, the product is computed in FP8."""
+        cast = weight.to(x.dtype)
+        qkv = multiply(x, cast, bias, twin, scales)
+        ctx.save_for_backward(x, cast, qkv)
+        ctx.shape = shape
+        return short_forward(qkv, *shape[1:])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, qkv = ctx.saved_tensors
+        dqkv, d_bias = short_backward(dy.contiguous(), qkv, *ctx.shape[1:])
+        return dqkv @ weight, weight_gradient(dqkv, x), d_bias, None, None, None
+
+
 class MlpProducts(torch.autograd.Function):
-    """The MLP without its last bias: gelu(x · W₁ᵀ + b₁) · W₂ᵀ."""
+    """The MLP without its last bias: mask · gelu(x · W₁ᵀ + b₁) · W₂ᵀ."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, form: int,
-        twin: Tensor | None, scales: Tensor | None,
+        twin: Tensor | None, scales: Tensor | None, mask: DropoutMask | None, count: int,
     ) -> Tensor:  # fmt: skip
         """x (M, D) → (M, D). `twin` and `scales`: x in FP8; if given, the first product is computed in FP8."""
         cast1, cast2 = weight1.to(x.dtype), weight2.to(x.dtype)
-        before, hidden = multiply_and_activate(x, cast1, bias1.to(x.dtype), form, twin, scales)
+        if mask is None:
+            before, hidden = multiply_and_activate(x, cast1, bias1.to(x.dtype), form, twin, scales)
+        else:
+            # A pass of its own, which reads the hidden layer once more: inside the product no thread holds 8
+            # neighbouring channels, so that computing the mask would take several times as many instructions.
+            before = multiply(x, cast1, bias1, twin, scales)
+            hidden = activate_and_drop(before, form, mask, count)
         ctx.save_for_backward(x, cast1, cast2, before, hidden)
-        ctx.form = form
+        ctx.form, ctx.mask, ctx.tokens = form, mask, count
         return hidden @ cast2.t()
 
     @staticmethod
@@ -183,8 +218,8 @@ class MlpProducts(torch.autograd.Function):
         dy = dy.contiguous()
         d_before = dy @ weight2
         d_weight2 = weight_gradient(dy, hidden)
-        d_bias1 = gelu_backward(d_before, before, ctx.form)
-        return d_before @ weight1, weight_gradient(d_before, x), d_bias1, d_weight2, None, None, None
+        d_bias1 = gelu_backward(d_before, before, ctx.form, mask=ctx.mask, tokens=ctx.tokens)
+        return d_before @ weight1, weight_gradient(d_before, x), d_bias1, d_weight2, *[None] * 5
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor, twin: Tensor | None, scales: Tensor | None) -> Tensor:

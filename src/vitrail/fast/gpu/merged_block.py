@@ -17,7 +17,7 @@ from vitrail.fast.gpu.kernels.merged import ResidualStream, multiply_and_add, no
 from vitrail.fast.gpu.kernels.product import Tiling
 
 if TYPE_CHECKING:
-    from vitrail.fast.gpu.fused_embedder import FusedBlock, FusedLastBlock
+    from vitrail.fast.gpu.fused_block import FusedBlock, FusedLastBlock
     from vitrail.fast.gpu.fused_layers import FusedLinear, FusedNorm
 
 STREAM = torch.float16
@@ -42,7 +42,7 @@ class BlockTilings(NamedTuple):
 
 TILING_CANDIDATES = {"fc2": RESIDUAL_TILINGS, "fc1": NORM_TILINGS, "qkv": NORM_TILINGS, "out": RESIDUAL_TILINGS}
 """What is tried for each product, in this order. The first of each was fastest on an H200; the second was for qkv and
-fc2 in an earlier measurement (docs/speed-log.md)."""
+fc2 in an earlier measurement (benchmarks/RESULTS.md)."""
 
 
 def supports_weights(*weights: Tensor) -> bool:
@@ -112,12 +112,19 @@ class MergedBlock:
         self.out = ResidualProduct(block.out.weight, block.out.bias, block.factor1)
         self.fc1 = _merge_norm(block.norm2, block.fc1)
         self.fc2 = ResidualProduct(block.fc2.weight, block.fc2.bias, block.factor2)
-        self.next_qkv = None if next_block is None else _merge_norm(next_block.norm1, next_block.qkv)
+        self._next_qkv = None if next_block is None else _merge_norm(next_block.norm1, next_block.qkv)
+        self._finish = None if next_block is None else next_block.qkv.finish
 
     def __call__(self, qkv: Tensor, z: Tensor, tokens: int, tilings: BlockTilings) -> ResidualStream:
         """qkv (M, 3·D) and z (M, D) → z after the block."""
         stream = self.out(self.attention(qkv, tokens), z, tilings.out)
         return self.fc2(self.fc1(stream, tilings.fc1), stream.z, tilings.fc2)
+
+    def multiply_next(self, stream: ResidualStream, tiling: Tiling) -> Tensor | None:
+        """z after the block → qkv (M, 3·D) of the next one, ready for attention; None if there is no next one."""
+        if self._next_qkv is None or self._finish is None:
+            return None
+        return self._finish(self._next_qkv(stream, tiling))
 
 
 def _merge_norm(norm: FusedNorm, layer: FusedLinear) -> NormProduct:

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vitrail.fast.gpu.kernels.dropout import DropoutMask, drop
 from vitrail.fast.gpu.kernels.gelu import gelu_derivative
 from vitrail.fast.gpu.kernels.overlap import is_compiled
 from vitrail.fast.gpu.kernels.product import count_multiprocessors
@@ -36,15 +37,16 @@ GELU = Walk(8, 256, 2, 8)
 QKV = Walk(2, 256, 2, 8)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["place"])
 def norm_backward_kernel(
-    dy, dz, z, keep, weight, new_dz, dbranch, sums, count, tokens,
+    dy, dz, z, keep, weight, new_dz, dbranch, sums, key, place, count, tokens,
     width: tl.constexpr, padded: tl.constexpr, eps: tl.constexpr, rows: tl.constexpr, adds: tl.constexpr,
-    thinned: tl.constexpr, centred: tl.constexpr,
+    thinned: tl.constexpr, centred: tl.constexpr, dropped: tl.constexpr,
 ):  # fmt: skip
     """From the gradients of y = norm(z) · weight + bias and of z itself, compute those of z and of the branch."""
     # dy, dz, z, new_dz, dbranch (M, D); weight (D,); keep (B,); sums (P, 3, D): of weight, bias and branch bias.
-    # count = M, width = D, padded = the next power of two; a program takes `rows` rows at a time.
+    # count = M, width = D, padded = the next power of two; a program takes `rows` rows at a time. `dropped`, key,
+    # place: of the branch's dropout mask; there is none if `dropped` is 0.
     column = tl.arange(0, padded)
     inside = column < width
     w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)[None, :]
@@ -73,7 +75,9 @@ def norm_backward_kernel(
             d += tl.load(dz + places, mask=mask, other=0.0).to(tl.float32)
         tl.store(new_dz + places, d.to(new_dz.dtype.element_ty), mask=mask)
         if thinned:
-            d *= tl.load(keep + row // tokens, mask=there, other=0.0).to(tl.float32)[:, None]
+            d *= tl.load(keep + row.to(tl.int32) // tokens, mask=there, other=0.0).to(tl.float32)[:, None]
+        d = drop(d, key, place, row, tokens, column, dropped)
+        if thinned or dropped > 0:
             tl.store(dbranch + places, d.to(dbranch.dtype.element_ty), mask=mask)
         d_branch += d
     base = sums + tl.program_id(0) * 3 * width + column
@@ -104,6 +108,7 @@ def norm_backward(
     *,
     centred: bool = True,
     keep: Tensor | None = None,
+    mask: DropoutMask | None = None,
     tokens: int = 1,
     walk: Walk = NORM,
 ) -> NormGradients:
@@ -117,32 +122,35 @@ def norm_backward(
         eps: Of the norm.
         centred: True for a LayerNorm, False for an RMSNorm.
         keep: (B,), what each image's branch was multiplied by (stochastic depth).
-        tokens: T, of one image; used with `keep`.
+        mask: Of dropout on the branch.
+        tokens: T, of one image; used with `keep` and `mask`.
         walk: How the programs go through the rows.
     """
     count, width = z.shape
     assert all(each is None or each.is_contiguous() for each in (dy, dz, z))
     new_dz = torch.empty_like(dy)
-    dbranch = new_dz if keep is None else torch.empty_like(dy)
+    dbranch = new_dz if keep is None and mask is None else torch.empty_like(dy)
+    key, place, dropped = mask or (None, 0, 0)
     programs = min(triton.cdiv(count, walk.rows), walk.programs * count_multiprocessors(z.device))
     sums = torch.empty(programs, 3, width, dtype=torch.float32, device=z.device)
     norm_backward_kernel[(programs,)](
-        dy, dz, z, keep, weight, new_dz, dbranch, sums,
+        dy, dz, z, keep, weight, new_dz, dbranch, sums, key, place,
         count, tokens, width, triton.next_power_of_2(width), eps, walk.rows,
-        dz is not None, keep is not None, centred,
+        dz is not None, keep is not None, centred, dropped,
         num_warps=walk.warps,
     )  # fmt: skip
     d_weight, d_bias, d_branch = sums.sum(0)
     return NormGradients(new_dz, dbranch, d_weight, d_bias, d_branch)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["place"])
 def gelu_backward_kernel(
-    dh, before, sums, count, width,
-    form: tl.constexpr, chip: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
+    dh, before, sums, key, place, count, width, tokens,
+    form: tl.constexpr, chip: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, dropped: tl.constexpr,
 ):  # fmt: skip
-    """Replace dh by dh · gelu'(before), and sum it over tokens."""
-    # dh, before (M, N); sums (P, N). count = M, width = N; program (i, j) takes block i of columns.
+    """Replace dh by dh · mask · gelu'(before), and sum it over tokens."""
+    # dh, before (M, N); sums (P, N). count = M, width = N; program (i, j) takes block i of columns. `dropped`, key,
+    # place: of the dropout mask; there is none if `dropped` is 0.
     column = tl.program_id(0) * columns + tl.arange(0, columns)
     total = tl.zeros((rows, columns), dtype=tl.float32)
     for start in range(tl.program_id(1) * rows, count, tl.num_programs(1) * rows):
@@ -152,20 +160,29 @@ def gelu_backward_kernel(
         g = tl.load(dh + places, mask=mask, other=0.0).to(tl.float32)
         x = tl.load(before + places, mask=mask, other=0.0).to(tl.float32)
         g *= gelu_derivative(x, form, chip)
+        g = drop(g, key, place, row, tokens, column, dropped)
         tl.store(dh + places, g.to(dh.dtype.element_ty), mask=mask)
         total += g
     tl.store(sums + tl.program_id(1) * width + column, tl.sum(total, 0), mask=column < width)
 
 
-def gelu_backward(dh: Tensor, before: Tensor, form: int, walk: Walk = GELU) -> Tensor:
-    """Turn the gradient after a GELU, dh (M, N), into the one before it, in place; return its sum over tokens (N,)."""
+def gelu_backward(
+    dh: Tensor, before: Tensor, form: int, walk: Walk = GELU, *, mask: DropoutMask | None = None, tokens: int = 1
+) -> Tensor:
+    """Turn the gradient after a GELU, dh (M, N), into the one before it, in place; return its sum over tokens (N,).
+
+    `mask`: of dropout after the GELU; `tokens`: T, of one image, used with it.
+    """
     count, width = dh.shape
     assert dh.is_contiguous()
     assert before.is_contiguous()
     grid, sums = _plan_programs(dh, width, walk)
+    key, place, dropped = mask or (None, 0, 0)
     gelu_backward_kernel[grid](
-        dh, before, sums, count, width, form, is_compiled(), walk.rows, walk.columns, num_warps=walk.warps
-    )
+        dh, before, sums, key, place, count, width, tokens,
+        form, is_compiled(), walk.rows, walk.columns, dropped,
+        num_warps=walk.warps,
+    )  # fmt: skip
     total: Tensor = sums.sum(0)
     return total
 

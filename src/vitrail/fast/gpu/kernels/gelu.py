@@ -13,6 +13,8 @@ import triton.language as tl
 from vitrail.errors import NotApplicableError
 
 FORMS = {"none": 0, "tanh": 1, "exact": 2, "quick": 3}
+SWIGLU = 4
+"""Number of SwiGLU where it stands in place of a GELU: it makes one column of two, a gate and a value."""
 
 
 def number_gelu(form: str) -> int:
@@ -44,6 +46,12 @@ def gelu(x, form: tl.constexpr, chip: tl.constexpr):
         return 0.5 * x * (1 + _tanh(inner, chip))
     else:
         return 0.5 * x * (1 + _tanh(0.851 * x, chip))
+
+
+@triton.jit
+def silu(x, chip: tl.constexpr):
+    """Return x · sigmoid(x)."""
+    return 0.5 * x * (1 + _tanh(0.5 * x, chip))
 
 
 @triton.jit

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vitrail.fast.gpu.kernels.dropout import DropoutMask, drop
 from vitrail.fast.gpu.kernels.overlap import begin, is_compiled, overlap_options
 
 FP8 = torch.float8_e4m3fn
@@ -23,17 +24,18 @@ SPARSE = 1024
 """Up to so many tokens do not fill the chip: then each token has its own program, with more warps."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["place"])
 def add_norm_kernel(
-    z, branch, branch_bias, keep, factor, weight, bias, new_z, y, twin, scales, count, tokens, prefix,
+    z, branch, branch_bias, keep, factor, weight, bias, new_z, y, twin, scales, key, place, count, tokens, prefix,
     width: tl.constexpr, padded: tl.constexpr, eps: tl.constexpr, rows: tl.constexpr, adds: tl.constexpr,
     assembles: tl.constexpr, biased: tl.constexpr, thinned: tl.constexpr, scaled: tl.constexpr, centred: tl.constexpr,
-    quantised: tl.constexpr, twinned: tl.constexpr, splits: tl.constexpr, chip: tl.constexpr,
+    quantised: tl.constexpr, twinned: tl.constexpr, splits: tl.constexpr, dropped: tl.constexpr, chip: tl.constexpr,
 ):  # fmt: skip
-    """Compute new_z = z + keep · factor · (branch + branch_bias) and y = norm(new_z) · weight + bias."""
+    """Compute new_z = z + mask · keep · factor · (branch + branch_bias) and y = norm(new_z) · weight + bias."""
     # z, branch, new_z, y, twin (M, D); branch_bias, factor, weight, bias (D,); keep (B,); scales (M, 1). count = M,
     # width = D, padded = the next power of two. `splits`: branch is (splits, M, D), to be added up.
-    # `assembles`: z is a table (T, D) for every image, and branch has the patches (B·(T - prefix), D) only.
+    # `assembles`: z is a table (T, D) for every image, and branch has the patches (B·(T - prefix), D) only; the mask
+    # then acts on their sum. `dropped`, key, place: of the dropout mask; there is none if `dropped` is 0.
     begin(chip)
     row = (tl.program_id(0) * rows + tl.arange(0, rows)).to(tl.int64)
     column = tl.arange(0, padded)
@@ -47,6 +49,7 @@ def add_norm_kernel(
         patch = row // tokens * (tokens - prefix) + token - prefix
         is_patch = mask & (token >= prefix)[:, None]
         x += tl.load(branch + patch[:, None] * width + column[None, :], mask=is_patch, other=0.0).to(tl.float32)
+        x = drop(x, key, place, row, tokens, column, dropped)
     else:
         x = tl.load(z + places, mask=mask, other=0.0).to(tl.float32)
     if adds:
@@ -59,7 +62,8 @@ def add_norm_kernel(
         if scaled:
             more *= tl.load(factor + column, mask=inside, other=0.0).to(tl.float32)[None, :]
         if thinned:
-            more *= tl.load(keep + row // tokens, mask=there, other=0.0).to(tl.float32)[:, None]
+            more *= tl.load(keep + row.to(tl.int32) // tokens, mask=there, other=0.0).to(tl.float32)[:, None]
+        more = drop(more, key, place, row, tokens, column, dropped)
         x += more
     if adds or assembles:
         if new_z.dtype.element_ty == tl.float16:
@@ -104,6 +108,7 @@ def add_norm(
     branch_bias: Tensor | None = None,
     factor: Tensor | None = None,
     keep: Tensor | None = None,
+    mask: DropoutMask | None = None,
     tokens: int = 1,
     dtype: torch.dtype | None = None,
     twin: bool = False,
@@ -119,14 +124,15 @@ def add_norm(
         branch_bias: (D,), added to the branch first.
         factor: (D,), multiplied with the branch (layer scale).
         keep: (B,), multiplied with the branch of each image (stochastic depth).
-        tokens: T, of one image; used with `keep`.
+        mask: Of dropout on the branch.
+        tokens: T, of one image; used with `keep` and `mask`.
         dtype: Type of the norm; z's if None.
         twin: Return the norm in FP8 as well.
     """
     new_z = z if branch is None else torch.empty_like(z)
     dtype = dtype or z.dtype
     return _launch_add_norm(
-        z, branch, weight, bias, eps, new_z, branch_bias, factor, keep, tokens, 0, dtype, twin, False
+        z, branch, weight, bias, eps, new_z, branch_bias, factor, keep, mask, tokens, 0, dtype, twin, False
     )
 
 
@@ -141,6 +147,7 @@ def assemble_norm(
     stream: torch.dtype,
     dtype: torch.dtype,
     twin: bool = False,
+    mask: DropoutMask | None = None,
 ) -> NormedTokens:
     """Add a table (T, D) to every image's embedded patches (B·N, D); return the tokens (B·T, D) and their norm.
 
@@ -154,17 +161,20 @@ def assemble_norm(
         stream: Type of the tokens.
         dtype: Type of the norm.
         twin: Return the norm in FP8 as well.
+        mask: Of dropout on the tokens.
     """
     tokens = len(table)
     images = len(patches) // (tokens - prefix)
     z = torch.empty(images * tokens, table.shape[1], dtype=stream, device=patches.device)
-    return _launch_add_norm(table, patches, weight, bias, eps, z, None, None, None, tokens, prefix, dtype, twin, True)
+    return _launch_add_norm(
+        table, patches, weight, bias, eps, z, None, None, None, mask, tokens, prefix, dtype, twin, True
+    )
 
 
 def _launch_add_norm(
     z: Tensor, branch: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, new_z: Tensor,
-    branch_bias: Tensor | None, factor: Tensor | None, keep: Tensor | None, tokens: int, prefix: int,
-    dtype: torch.dtype, twin: bool, assembles: bool,
+    branch_bias: Tensor | None, factor: Tensor | None, keep: Tensor | None, mask: DropoutMask | None, tokens: int,
+    prefix: int, dtype: torch.dtype, twin: bool, assembles: bool,
 ) -> NormedTokens:  # fmt: skip
     count, width = new_z.shape
     assert all(each is None or each.is_contiguous() for each in (z, branch, new_z))
@@ -173,12 +183,14 @@ def _launch_add_norm(
     y8 = torch.empty(new_z.shape, dtype=FP8, device=new_z.device) if twin else y if fp8 else None
     scales = torch.empty(count, 1, dtype=torch.float32, device=new_z.device) if fp8 else None
     rows, warps = (ROWS, WARPS) if count > SPARSE else (1, 8)
+    key, place, dropped = mask or (None, 0, 0)
     add_norm_kernel[(triton.cdiv(count, rows),)](
-        z, branch, branch_bias, keep, factor, weight, bias, new_z, y, y8, scales,
+        z, branch, branch_bias, keep, factor, weight, bias, new_z, y, y8, scales, key, place,
         count, tokens, prefix,
         width, triton.next_power_of_2(width), eps, rows,
         branch is not None and not assembles, assembles, branch_bias is not None, keep is not None, factor is not None,
-        bias is not None, fp8, twin, len(branch) if branch is not None and branch.ndim == 3 else 1, is_compiled(),
+        bias is not None, fp8, twin, len(branch) if branch is not None and branch.ndim == 3 else 1, dropped,
+        is_compiled(),
         num_warps=warps, **overlap_options(),
     )  # fmt: skip
     return NormedTokens(new_z, y, scales, y8 if twin else None)
