@@ -187,6 +187,7 @@ def test_serve(run, monkeypatch):
     assert list(served) == ["pane"]
 
 
+@pytest.mark.slow
 def test_export(run, here, pane):
     code, out, err = run("export", "out.pt2", "--to", "torch", "--images", "stripes")
     assert code == 0
@@ -220,6 +221,7 @@ def test_finetune_quickly(run, here):
     assert next(model.parameters()).dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_finetune_and_from_scratch(run, here):
     code, _, err = run("finetune", "--data", "stripes", *SHORT)
     assert code == 0

@@ -220,7 +220,7 @@ def test_embeddings_and_exports(photos, here):
 
 
 def test_kernels_of_our_own_are_not_compiled(monkeypatch, tmp_path):
-    from vitrail.fast.cpu import compiler
+    from vitrail.system import compiler
 
     with windows(), pytest.raises(NotApplicableError, match="Windows"):
         compiler._check_ours(tmp_path)
@@ -304,5 +304,5 @@ def test_no_file_is_read_or_written_in_the_code_page_of_the_system():
             if is_builtin and "encoding" not in words and not any("b" in str(text) for text in texts):
                 wrong.append(f"{path.relative_to(root)}:{node.lineno}")
     # Linux's /proc is ASCII; the standard streams are reopened as they were.
-    allowed = ("system/processor.py", "benchmark/machine.py", "benchmark/measure.py", "fast/cpu/compiler.py")
+    allowed = ("system/processor.py", "benchmark/machine.py", "benchmark/measure.py", "system/compiler.py")
     assert [place for place in wrong if not place.startswith((*allowed, "system/standard_streams.py"))] == []

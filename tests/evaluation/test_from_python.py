@@ -108,6 +108,7 @@ def test_names_are_escaped_in_a_notebook(here, model, pairs):
     assert "<i>a" not in report._repr_html_()
 
 
+@pytest.mark.slow
 def test_an_export_and_int8_are_scored_as_the_model(here, model):
     export(model, here / "model.onnx", "onnx")
     exact = evaluate(model, "photos", device="cpu")
@@ -206,6 +207,7 @@ def test_similar_images(here, model):
         find_similar(model, "photos", "nowhere.png", device="cpu")
 
 
+@pytest.mark.slow
 def test_models_of_all_kinds_side_by_side(here, model):
     export(model, here / "model.onnx", "onnx")
     heard = Heard()

@@ -72,6 +72,7 @@ def test_nothing_but_the_file_is_written(plain):
     assert [each.name for each in path.parent.iterdir()] == ["model.onnx"]
 
 
+@pytest.mark.slow
 def test_weights_of_two_gigabytes_lie_beside(tmp_path, monkeypatch):
     monkeypatch.setattr("vitrail.exporting.onnx.MOST_INSIDE", 1000)
     model = made()

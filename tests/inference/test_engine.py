@@ -78,6 +78,7 @@ def test_one_grammar_of_precisions(model, tmp_path):
         open_engine(tmp_path / "model.onnx", precision="int8")
 
 
+@pytest.mark.slow
 def test_files_that_cannot_be_run_say_why(model, tmp_path):
     (tmp_path / "noise.onnx").write_bytes(b"not a graph")
     with pytest.raises(WeightsError, match="noise"):

@@ -127,6 +127,7 @@ def test_every_section_shows_something(window: Browser, reports, name, drawings)
         assert empty == 0
 
 
+@pytest.mark.slow
 def test_controls_of_attention_change_the_picture(window: Browser, reports):
     with opened(window, reports["one"], viewport=WIDE) as page:
         here = instrument(page, "attention")

@@ -93,6 +93,7 @@ def test_root_pools_with_zeros_around_the_edge():
     torch.testing.assert_close(net(x)[0, 0], expected)
 
 
+@pytest.mark.slow
 def test_a_bit_resnet_has_the_same_seams():
     model = randomise(vitrail.create_model("BiT-R50x1", num_classes=5, image_size=64))
     batch = images(1, (64, 96))

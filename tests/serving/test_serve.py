@@ -136,7 +136,13 @@ def test_errors_come_before_the_server(tmp_path):
         serve("pane", port=free_port(), precision="int7", on_event=lambda kind, values: None)
 
 
-@pytest.mark.parametrize(("kind", "precision"), [("torch", "fp32"), ("torch", "int8"), ("onnx", "fp32")])
+@pytest.mark.parametrize(
+    ("kind", "precision"),
+    [
+        ("torch", "fp32"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("torch", "int8"), ("onnx", "fp32"))),
+    ],
+)
 def test_the_server_gives_the_probabilities_of_the_predictor(folder, tmp_path, kind, precision):
     served = folder
     if kind == "onnx":

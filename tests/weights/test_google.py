@@ -81,6 +81,7 @@ def test_prefixes_of_training_states(prefix, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_group_norms_of_earlier_flax(tmp_path):
     model, path = google_file("R26+S/32", tmp_path)
     rewritten(path, lambda name, array: (name, array[None, None, None] if "/gn" in f"/{name}" else array))

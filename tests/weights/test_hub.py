@@ -83,7 +83,7 @@ EXPECTED = {
 
 
 CACHED = [(name, offline) for name in EXPECTED for offline in (True, False)]
-DEFAULT = [("someone/timm", True), ("someone/transformers", False)]
+DEFAULT = [("someone/transformers", False)]
 
 
 @pytest.mark.parametrize(

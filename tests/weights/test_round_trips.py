@@ -93,7 +93,7 @@ def test_huggingface(kind, tmp_path):
         assert any(name.endswith("mask_token") for name in found)  # not needed to compute, and yet not lost
 
 
-@pytest.mark.parametrize("case", mark_slow(GOOGLE, ("B/32 at 64 pixels", "R26+S/32", "BiT-R50x1")))
+@pytest.mark.parametrize("case", mark_slow(GOOGLE, ("B/32 at 64 pixels", "R26+S/32", "R50+B/16", "BiT-R50x1")))
 def test_google(case, tmp_path):
     _, path = google_file(case, tmp_path)
     assert_equal(tensors_of(path), there_and_back(path, "google", tmp_path))

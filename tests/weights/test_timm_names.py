@@ -230,7 +230,9 @@ def build_timm_hybrid(blocks, channels):
 
 
 @pytest.mark.parametrize(
-    ("blocks", "stage_channels"), [((), 64), ((1,), 32), ((2, 1), 96), ((1, 1, 1, 1, 1), 64)], ids=str
+    ("blocks", "stage_channels"),
+    [((), 64), ((1,), 32), ((2, 1), 96), pytest.param((1, 1, 1, 1, 1), 64, marks=pytest.mark.slow)],
+    ids=str,
 )
 def test_hybrids_of_any_stages_and_channels(blocks, stage_channels, tmp_path):
     theirs = build_timm_hybrid(blocks, stage_channels)

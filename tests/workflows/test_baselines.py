@@ -35,7 +35,8 @@ BUILT = {
 }
 
 
-@pytest.mark.parametrize("name", ["timm", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bit", "hybrid"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["timm", "bit", "hybrid"])
 def test_a_baseline_goes_through_the_same_commands(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))

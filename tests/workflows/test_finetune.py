@@ -60,6 +60,7 @@ def test_from_nothing(folder, here):
     assert runs.records(here / result.folder)[-1]["accuracy"] == pytest.approx(result.accuracy.value)
 
 
+@pytest.mark.slow
 def test_from_a_model_of_the_quickstarts_kind(folder, here):
     run_training(runs.config(here / "pretrained", schedule={"steps": 60, "warmup_steps": 4}))
     on_event, events = listen_to(("data", "choices", "training", "trained", "report"))

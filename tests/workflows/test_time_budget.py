@@ -131,6 +131,7 @@ def test_two_steps_are_measured_and_nothing_is_written(here, pretrained):
     assert sorted(path.name for path in here.iterdir()) == ["data"]
 
 
+@pytest.mark.slow
 def test_a_training_in_minutes_starts_from_a_fitted_head_and_says_how_long(here, pretrained):
     stripes(here / "photos", classes=3, images=30)
     events = []
