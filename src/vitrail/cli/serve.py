@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -81,7 +82,9 @@ def serve(
         elif kind == "stopped":
             with suppress(OSError):  # whoever read stderr may have gone, which is no failure of the server
                 print("stopped", file=sys.stderr)
+            has_served.append(True)
 
+    has_served: list[bool] = []
     serve_models(
         model or PANE,
         which=which,
@@ -99,6 +102,20 @@ def serve(
         log_level=log_level,
         on_event=print_event,
     )
+    if has_served:
+        _end_process()
+
+
+def _end_process() -> None:
+    """End the process with exit code 0, without the steps by which Python takes itself apart.
+
+    A thread of granian may still run after the last answer. If it wants Python's lock while Python is ending, it aborts
+    the process, and a server that stopped well would look like one that crashed.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # nobody may be reading any more
+            stream.flush()
+    os._exit(0)
 
 
 def _describe_server(values: dict[str, Any]) -> str:
