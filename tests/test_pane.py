@@ -173,7 +173,9 @@ def test_serve(run, monkeypatch):
         served.update(models)
         ready()
 
+    ended = []
     monkeypatch.setattr("vitrail.serving.server.run_server", serve)
+    monkeypatch.setattr("vitrail.cli.serve._end_process", lambda: ended.append(True))
     with socket.socket() as asked:
         asked.bind(("127.0.0.1", 0))
         port = asked.getsockname()[1]
@@ -185,6 +187,7 @@ def test_serve(run, monkeypatch):
     assert err.startswith(SAID)
     assert err.endswith("loading pane\nstopped\n")
     assert list(served) == ["pane"]
+    assert ended == [True]
 
 
 @pytest.mark.slow
