@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import traceback
 from pathlib import Path
 
 import torch
@@ -409,12 +410,19 @@ def main() -> None:
         *(encoders, models, random_models),
     )
     chosen = [check for check in checks if arguments.only is None or check.__name__ in arguments.only]
-    found = {name: value for check in chosen for name, value in check().items()}
-    for name, (value, most) in found.items():
-        print(f"{value:9.1e}  at most {most:7.1e}  {'' if value <= most else 'TOO FAR'}  {name}")
-    if arguments.out:
-        about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": read_commit()}
-        arguments.out.write_text(json.dumps({**about, "distances": found}, indent=1))
+    found: dict[str, tuple[float, float]] = {}
+    for check in chosen:
+        try:
+            checked = check()
+        except Exception as error:  # the other checks are still worth running
+            traceback.print_exc()
+            checked = {f"{check.__name__}: {type(error).__name__}": (float("nan"), 0.0)}
+        for name, (value, most) in checked.items():
+            print(f"{value:9.1e}  at most {most:7.1e}  {'' if value <= most else 'TOO FAR'}  {name}", flush=True)
+        found |= checked
+        if arguments.out:
+            about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "commit": read_commit()}
+            arguments.out.write_text(json.dumps({**about, "distances": found}, indent=1))
     sys.exit(any(not value <= most for value, most in found.values()))
 
 
