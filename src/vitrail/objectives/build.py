@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from vitrail.data.transforms.mixing import Mixing
 from vitrail.errors import ConfigError
 from vitrail.model.base import ImageModel
 from vitrail.objectives.base import Objective
 from vitrail.objectives.classification import Classification, Loss
+from vitrail.objectives.dino import Dino
+from vitrail.objectives.lejepa import LeJepa
 from vitrail.objectives.masked_autoencoding import MaskedAutoencoding
 from vitrail.objectives.masked_patches import MaskedPatches, Target
+from vitrail.objectives.views import Views
+
+Kind = Literal["classification", "masked-patches", "masked-autoencoding", "lejepa", "dino"]
 
 
 def build_objective(
     model: ImageModel,
     *,
-    kind: Literal["classification", "masked-patches", "masked-autoencoding"],
+    kind: Kind,
     loss: Loss,
     label_smoothing: float,
     target: Target,
@@ -28,17 +33,49 @@ def build_objective(
     decoder_width: int,
     decoder_depth: int,
     decoder_heads: int,
+    views: Views,
+    projector_width: int,
+    projector_norm: str,
+    projected: int,
+    normality: float,
+    directions: int,
+    prototypes: int,
+    temperature: float,
+    teacher_temperature: float,
+    teacher_momentum: float,
     mixing: Mixing,
     seed: int,
 ) -> Objective:
     """Return the objective. Values that `kind` does not use are ignored, except mixing, which is an error."""
     if kind == "classification":
         return Classification(model, loss=loss, label_smoothing=label_smoothing, mixing=mixing)
-    if kind not in ("masked-patches", "masked-autoencoding"):
-        raise ConfigError(f"objective.kind = {kind!r}: give classification, masked-patches or masked-autoencoding")
+    if kind not in get_args(Kind):
+        raise ConfigError(f"objective.kind = {kind!r}: give {', '.join(get_args(Kind)[:-1])} or {get_args(Kind)[-1]}")
     if mixing.mixup or mixing.cutmix:
         raise ConfigError(
             f"data.mixing mixes images with their labels, and {kind} has no labels: leave mixup and cutmix out"
+        )
+    if kind == "lejepa":
+        return LeJepa(
+            model,
+            views=views,
+            normality=normality,
+            directions=directions,
+            projector_width=projector_width,
+            projected=projected,
+            projector_norm=projector_norm,
+            seed=seed,
+        )
+    if kind == "dino":
+        return Dino(
+            model,
+            views=views,
+            prototypes=prototypes,
+            projector_width=projector_width,
+            temperature=temperature,
+            teacher_temperature=teacher_temperature,
+            teacher_momentum=teacher_momentum,
+            seed=seed,
         )
     if kind == "masked-autoencoding":
         return MaskedAutoencoding(
