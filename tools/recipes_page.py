@@ -18,6 +18,7 @@ from vitrail.recipes import DataSet, Recipe
 from vitrail.recipes.better_plain import BETTER_PLAIN
 from vitrail.recipes.bit import BIT_FINETUNING
 from vitrail.recipes.finetuning import FINETUNING
+from vitrail.recipes.joint_embedding import JOINT_EMBEDDING
 from vitrail.recipes.masked_patches import MASKED_PATCHES
 from vitrail.recipes.pretraining import IMAGENET, IMAGENET_21K, JFT, PRETRAINING
 from vitrail.recipes.small import SMALL
@@ -123,6 +124,14 @@ SECTIONS = (
         "`objective.corrupted=0.15`; the last two are slightly worse.",
         {**NAME, **DATA, **LENGTH, **RATE, **COST, **EXPECTED},
         MASKED_PATCHES,
+    ),
+    Section(
+        "Joint embedding",
+        "Pre-training without labels by comparing views of an image: two global ones and six local ones at half the "
+        "size, cut and changed on the GPU. The few-shot accuracy is measured while it trains, with the labels of the "
+        "data.",
+        {**NAME, **MODEL, **DATA, **LENGTH, **RATE, **COST, **EXPECTED},
+        JOINT_EMBEDDING,
     ),
     Section(
         "Fine-tuning",

@@ -19,12 +19,16 @@ from vitrail.recipes import RECIPES, find_recipe
 from vitrail.recipes.better_plain import BETTER_PLAIN
 from vitrail.recipes.bit import BIT_FINETUNING
 from vitrail.recipes.finetuning import FINETUNING
+from vitrail.recipes.joint_embedding import JOINT_EMBEDDING
 from vitrail.recipes.masked_patches import MASKED_PATCHES
 from vitrail.recipes.pretraining import PRETRAINING
 from vitrail.recipes.small import DIGITS, SMALL, TEST_SHARE
 from vitrail.training.config import RunConfig
 
-ALL_RECIPES = (*SMALL, *PRETRAINING, *MASKED_PATCHES, *FINETUNING, *BIT_FINETUNING, *BETTER_PLAIN)
+ALL_RECIPES = (
+    *(*SMALL, *PRETRAINING, *MASKED_PATCHES, *JOINT_EMBEDDING),
+    *(*FINETUNING, *BIT_FINETUNING, *BETTER_PLAIN),
+)
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "recipes.md"
 sys.path.insert(0, str(ROOT / "tools"))

@@ -18,6 +18,9 @@ HERE = Path(__file__).parent
 MODEL = {"name": "Ti/4", "image_size": 16, "in_channels": 1, "width": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64}
 MASKED = {"kind": "masked-patches"}
 AUTOENCODED = {"kind": "masked-autoencoding", "decoder_width": 32, "decoder_depth": 1, "decoder_heads": 2}
+NO_FLIP = {"global_area": (0.5, 1.0), "local_area": (0.2, 0.5), "local_count": 2, "flip": 0.0, "solarize": 0.0}
+JOINT = {"kind": "lejepa", "views": NO_FLIP, "projector_width": 64, "projected": 16, "directions": 64}
+TAUGHT = {"kind": "dino", "views": NO_FLIP, "projector_width": 64, "prototypes": 64, "teacher_momentum": 0.9}
 TREE: dict[str, dict[str, Any]] = {
     "model": {**MODEL, "dropout": 0.1, "stochastic_depth": 0.1},
     "data": {"source": "digits", "batch_size": 32, "augmentation": {"crop_area": (0.6, 1.0), "flip": 0.0}},
@@ -31,7 +34,10 @@ TREE: dict[str, dict[str, Any]] = {
 def tree(folder: Path | str, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """TREE in a folder, with some values changed: model={"depth": 1}."""
     changed = {**sections, "run": {"folder": str(folder), **sections.get("run", {})}}
-    return {name: {**values, **changed.get(name, {})} for name, values in {**{n: {} for n in changed}, **TREE}.items()}
+    whole = {name: {**values, **changed.get(name, {})} for name, values in {**{n: {} for n in changed}, **TREE}.items()}
+    if "views" in sections.get("objective", {}):
+        del whole["data"]["augmentation"]  # views take its place
+    return whole
 
 
 def config(folder: Path | str, **sections: dict[str, Any]) -> RunConfig:

@@ -71,6 +71,12 @@ def more_finished(tmp_path_factory) -> dict[str, Path]:
             "run": {"parallel": "fsdp"},
             "model": {"num_classes": 0},
         },
+        "LeJEPA one": {"size": 1, "objective": runs.JOINT, "model": {"num_classes": 0}},
+        "LeJEPA ddp": {"size": 2, "objective": runs.JOINT, "model": {"num_classes": 0}},
+        "LeJEPA fsdp": {"size": 2, "objective": runs.JOINT, "run": {"parallel": "fsdp"}, "model": {"num_classes": 0}},
+        "DINO one": {"size": 1, "objective": runs.TAUGHT, "model": {"num_classes": 0}},
+        "DINO ddp": {"size": 2, "objective": runs.TAUGHT, "model": {"num_classes": 0}},
+        "DINO fsdp": {"size": 2, "objective": runs.TAUGHT, "run": {"parallel": "fsdp"}, "model": {"num_classes": 0}},
     }
     return run_ways(tmp_path_factory.mktemp("more ranks"), ways)
 
@@ -112,6 +118,18 @@ def check_same_losses(first: Path, second: Path) -> None:
 def test_objectives_without_labels_agree(more_finished, kind):
     masked = more_finished[f"{kind} fsdp"], more_finished[f"{kind} one"]
     assert runs.losses(masked[0]) == pytest.approx(runs.losses(masked[1]), abs=1e-5)
+
+
+@SLOW
+@pytest.mark.parametrize("kind", ["LeJEPA", "DINO"])
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_joint_embeddings_agree(more_finished, kind, parallel):
+    """Their losses look at the whole batch, so ranks exchange statistics in every step."""
+    one, two = more_finished[f"{kind} one"], more_finished[f"{kind} {parallel}"]
+    assert runs.losses(two) == pytest.approx(runs.losses(one), abs=1e-4)
+    ours, theirs = ([e["loss"] for e in runs.records(f) if e["kind"] == "evaluation"] for f in (one, two))
+    assert len(ours) == 2
+    assert theirs == pytest.approx(ours, abs=1e-4)
 
 
 def test_evaluations_agree(finished):

@@ -186,7 +186,8 @@ def test_a_wrong_key_is_one_sentence(override, sentence):
         ("schedule.decay=cosin", "decay = 'cosin': input should be 'cosine', 'linear', 'staircase' or 'none'"),
         (
             "objective.kind=mask",
-            "kind = 'mask': input should be 'classification', 'masked-patches' or 'masked-autoencoding'",
+            "kind = 'mask': input should be "
+            "'classification', 'masked-patches', 'masked-autoencoding', 'lejepa' or 'dino'",
         ),
         ("warmup_steps=10", "warmup_steps = 10 leaves nothing of 10 steps: give schedule.warmup_steps=1 too"),
     ],

@@ -62,6 +62,13 @@ class Objective(nn.Module, ABC):
     def parts_to_compile(self) -> list[nn.Module]:
         """Return the modules worth compiling, as they are called."""
 
+    def finish_step(self, progress: float) -> None:
+        """Do what follows every update of the weights; nothing, unless an objective says otherwise.
+
+        Args:
+            progress: the share of all steps that are done, up to 1.
+        """
+
     def count_flops(self) -> int:
         """Return the operations of one forward pass of one image."""
         return compute_cost(self.model.architecture).flops

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from vitrail.data.transforms.mixing import Mixing
 from vitrail.errors import ConfigError
 from vitrail.model.base import ImageModel
 from vitrail.objectives.base import Objective
 from vitrail.objectives.classification import Classification, Loss
+from vitrail.objectives.dino import Dino
+from vitrail.objectives.lejepa import LeJepa
 from vitrail.objectives.masked_autoencoding import MaskedAutoencoding
 from vitrail.objectives.masked_patches import MaskedPatches, Target
+from vitrail.objectives.views import Views
+
+Kind = Literal["classification", "masked-patches", "masked-autoencoding", "lejepa", "dino"]
 
 
 def build_objective(
     model: ImageModel,
     *,
-    kind: Literal["classification", "masked-patches", "masked-autoencoding"],
+    kind: Kind,
     loss: Loss,
     label_smoothing: float,
     target: Target,
@@ -30,15 +35,47 @@ def build_objective(
     decoder_heads: int,
     mixing: Mixing,
     seed: int,
+    views: Views | None = None,
+    projector_width: int = 2048,
+    projector_norm: str = "batch",
+    projected: int = 64,
+    normality: float = 0.05,
+    directions: int = 256,
+    prototypes: int = 4096,
+    temperature: float = 0.1,
+    teacher_temperature: float = 0.04,
+    teacher_momentum: float = 0.996,
 ) -> Objective:
     """Return the objective. Values that `kind` does not use are ignored, except mixing, which is an error."""
     if kind == "classification":
         return Classification(model, loss=loss, label_smoothing=label_smoothing, mixing=mixing)
-    if kind not in ("masked-patches", "masked-autoencoding"):
-        raise ConfigError(f"objective.kind = {kind!r}: give classification, masked-patches or masked-autoencoding")
+    if kind not in get_args(Kind):
+        raise ConfigError(f"objective.kind = {kind!r}: give {', '.join(get_args(Kind)[:-1])} or {get_args(Kind)[-1]}")
     if mixing.mixup or mixing.cutmix:
         raise ConfigError(
             f"data.mixing mixes images with their labels, and {kind} has no labels: leave mixup and cutmix out"
+        )
+    if kind == "lejepa":
+        return LeJepa(
+            model,
+            views=views,
+            normality=normality,
+            directions=directions,
+            projector_width=projector_width,
+            projected=projected,
+            projector_norm=projector_norm,
+            seed=seed,
+        )
+    if kind == "dino":
+        return Dino(
+            model,
+            views=views,
+            prototypes=prototypes,
+            projector_width=projector_width,
+            temperature=temperature,
+            teacher_temperature=teacher_temperature,
+            teacher_momentum=teacher_momentum,
+            seed=seed,
         )
     if kind == "masked-autoencoding":
         return MaskedAutoencoding(

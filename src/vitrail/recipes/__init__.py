@@ -6,6 +6,7 @@ from vitrail.errors import ConfigError, did_you_mean
 from vitrail.recipes.better_plain import BETTER_PLAIN
 from vitrail.recipes.bit import BIT_FINETUNING
 from vitrail.recipes.finetuning import FINETUNING
+from vitrail.recipes.joint_embedding import JOINT_EMBEDDING
 from vitrail.recipes.masked_patches import MASKED_PATCHES
 from vitrail.recipes.pretraining import PRETRAINING
 from vitrail.recipes.recipe import DataSet, Recipe
@@ -15,7 +16,10 @@ __all__ = ["RECIPES", "DataSet", "Recipe", "find_recipe"]
 
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
-    for recipe in (*SMALL, *PRETRAINING, *MASKED_PATCHES, *FINETUNING, *BIT_FINETUNING, *BETTER_PLAIN)
+    for recipe in (
+        *(*SMALL, *PRETRAINING, *MASKED_PATCHES, *JOINT_EMBEDDING),
+        *(*FINETUNING, *BIT_FINETUNING, *BETTER_PLAIN),
+    )
 }
 """Every recipe, by name."""
 

@@ -186,9 +186,9 @@ class Workbench:
         if config.model.weights is not None:  # the folder of weights is named after their digest
             facts["model"]["weights"] = Path(config.model.weights).parent.name
         facts["run"] = {name: facts["run"][name] for name in DECISIVE}
-        if config.objective.kind != "masked-autoencoding":  # younger than the others: old folders keep their names
-            for name in OBJECTIVE_KEYS["masked-autoencoding"]:
-                del facts["objective"][name]
+        for kind in ("masked-autoencoding", "lejepa", "dino"):  # younger than the others: old folders keep their names
+            for name in set(OBJECTIVE_KEYS[kind]) - set(OBJECTIVE_KEYS[config.objective.kind]):
+                facts["objective"].pop(name, None)
         key = json.dumps([facts, compute_fingerprint(images), self.scale.kept_size], sort_keys=True)
         folder = self.folder / hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
         quiet = {"folder": folder, "trackers": (), "keep": 1, "device": self.device}

@@ -24,6 +24,7 @@ from vitrail.data.open import (
 from vitrail.data.resident import CachedBatches, ResidentImages, ResidentLoader
 from vitrail.data.sources.memory import InMemorySource
 from vitrail.data.sources.source import Source, compute_fingerprint, halve_source, hold_out, take_share
+from vitrail.data.transforms.augment import Augmentation
 from vitrail.errors import ConfigError, DataError
 from vitrail.fast.gpu.cuda_graph import CudaGraph
 from vitrail.model.base import ImageModel
@@ -34,6 +35,7 @@ from vitrail.model.timm_model import TimmModel
 from vitrail.model.variants import make_architecture
 from vitrail.objectives.build import build_objective
 from vitrail.objectives.classification import Classification
+from vitrail.objectives.multi_crop import MultiCropObjective
 from vitrail.system.events import OnEvent, ignore_event
 from vitrail.system.precision import choose_precision
 from vitrail.system.ranks import Ranks
@@ -51,6 +53,9 @@ from vitrail.training.trackers import Tracker
 from vitrail.weights.digest import compute_weights_digest
 from vitrail.weights.known import TRAINING_ONLY
 from vitrail.weights.load import load
+
+WHOLE_IMAGES = Augmentation(crop_area=(1.0, 1.0), crop_ratio=(1.0, 1.0), flip=0.0)
+"""The largest square in the middle of an image, unchanged."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,7 @@ def build_learner(config: RunConfig, model: ImageModel, ranks: Ranks, precision:
         model,
         mixing=config.data.mixing,
         seed=config.run.seed,
-        **config.objective.model_dump(exclude={"head_bias"}),
+        **{name: value for name, value in config.objective if name != "head_bias"},
     )
     objective.set_gradient_checkpointing(config.run.gradient_checkpointing)
     if isinstance(model, TimmModel):
@@ -363,25 +368,26 @@ def build_model(config: RunConfig, source: Source, start: ImageModel | None = No
 
 def build_training_loader(setup: RunSetup, position: int) -> TrainingLoader | ResidentLoader:
     """Return a loader that starts after the first `position` samples."""
-    config, model, ranks = setup.config, setup.learner.objective.model, setup.ranks
+    config, objective, ranks = setup.config, setup.learner.objective, setup.ranks
+    augmentation, size = config.data.augmentation, objective.model.image_size
+    if isinstance(objective, MultiCropObjective):  # it crops and augments by itself
+        augmentation, size = WHOLE_IMAGES, objective.source_size
     shared: dict[str, Any] = {
         "seed": config.run.seed,
-        "augmentation": config.data.augmentation,
-        "channels": model.in_channels,
+        "augmentation": augmentation,
+        "channels": objective.model.in_channels,
         "position": position,
         "rank": ranks.rank,
         "ranks": ranks.size,
     }
     if isinstance(setup.images, ResidentImages):
-        loader = ResidentLoader(setup.images, config.data.batch_size, model.image_size, device=ranks.device, **shared)
+        loader = ResidentLoader(setup.images, config.data.batch_size, size, device=ranks.device, **shared)
         if config.run.graphs:
             loader.make = CudaGraph(loader.make, generators=[loader.generator])
             loader.aside = torch.cuda.Stream(ranks.device)
         return loader
     pinned, workers = ranks.device.type == "cuda", config.data.workers
-    return TrainingLoader(
-        setup.images, config.data.batch_size, model.image_size, workers=workers, pin_memory=pinned, **shared
-    )
+    return TrainingLoader(setup.images, config.data.batch_size, size, workers=workers, pin_memory=pinned, **shared)
 
 
 def divide_validation(config: RunConfig, source: Source | None) -> tuple[Source, ...]:

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_
 from vitrail.config import Config, ImageSize
 from vitrail.data.transforms.augment import Augmentation, Probability
 from vitrail.data.transforms.mixing import Mixing
+from vitrail.objectives.views import Views
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -146,6 +147,11 @@ OBJECTIVE_KEYS = {
     "classification": ("loss", "label_smoothing", "head_bias"),
     "masked-patches": ("target", "corrupted", "masked", "swapped"),
     "masked-autoencoding": ("hidden", "normalised", "decoder_width", "decoder_depth", "decoder_heads"),
+    "lejepa": ("views", "projector_width", "projector_norm", "projected", "normality", "directions"),
+    "dino": (
+        *("views", "projector_width", "prototypes"),
+        *("temperature", "teacher_temperature", "teacher_momentum"),
+    ),
 }
 """The keys of `objective` that each kind has for itself."""
 
@@ -153,7 +159,7 @@ OBJECTIVE_KEYS = {
 class ObjectiveConfig(Section):
     """What the model is trained for."""
 
-    kind: Literal["classification", "masked-patches", "masked-autoencoding"] = "classification"
+    kind: Literal["classification", "masked-patches", "masked-autoencoding", "lejepa", "dino"] = "classification"
     loss: Literal["softmax", "sigmoid"] = "softmax"
     """Of classification: one class of many, or yes and no for each class, as the paper pre-trains on ImageNet-21k."""
     label_smoothing: Share = 0.0
@@ -178,12 +184,33 @@ class ObjectiveConfig(Section):
     """Of masked autoencoding: the number of the decoder's blocks."""
     decoder_heads: Positive = 16
     """Of masked autoencoding: the number of the decoder's heads."""
+    views: Views = Views()
+    """Of LeJEPA and DINO: the views of an image that are compared. They take the place of data.augmentation."""
+    projector_width: Positive = 2048
+    """Of LeJEPA and DINO: the width of the projector's hidden layers. It is thrown away after training."""
+    projector_norm: Literal["batch", "layer"] = "batch"
+    """Of LeJEPA: the norm in the projector, over the batch of all ranks or over each projection."""
+    projected: Positive = 64
+    """Of LeJEPA: the width of the projections that are compared."""
+    normality: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """Of LeJEPA: the share of the loss that asks projections to be normally distributed."""
+    directions: Positive = 256
+    """Of LeJEPA: the number of random directions along which they are tested in a step."""
+    prototypes: Positive = 4096
+    """Of DINO: the number of prototypes that a view is compared with."""
+    temperature: PositiveFloat = 0.1
+    """Of DINO: divides the model's similarities to prototypes."""
+    teacher_temperature: PositiveFloat = 0.04
+    """Of DINO: divides the teacher's similarities to prototypes."""
+    teacher_momentum: Annotated[float, Field(gt=0, lt=1)] = 0.996
+    """Of DINO: the share of itself that the teacher keeps in the first step; it rises to 1 by a cosine."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.masked + self.swapped > 1 + 1e-9:
             raise ValueError(f"masked = {self.masked} and swapped = {self.swapped} are shares of one whole: at most 1")
-        for name in (name for kind, names in OBJECTIVE_KEYS.items() if kind != self.kind for name in names):
+        own = OBJECTIVE_KEYS[self.kind]
+        for name in (name for names in OBJECTIVE_KEYS.values() for name in names if name not in own):
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f'{name} means nothing to objective.kind = "{self.kind}": leave it out')
         return self
@@ -336,3 +363,12 @@ class RunConfig(Config):
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig
     run: RunSection = RunSection()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if "views" in OBJECTIVE_KEYS[self.objective.kind] and self.data.augmentation != Augmentation():
+            raise ValueError(
+                f'data.augmentation means nothing to objective.kind = "{self.objective.kind}", which makes views of '
+                "whole images: leave it out, and set objective.views"
+            )
+        return self

@@ -25,9 +25,9 @@ from vitrail.training.muon import Muon
 
 _AFTER = (
     *("model.encoder.norm.", "model.norm.", "model.pool.", "model.pool_norm.", "model.head."),
-    *("prediction.", "decoder."),
+    *("prediction.", "decoder.", "projector.", "teacher."),
 )
-"""Prefixes of the parameters after the last layer; a decoder counts as one of them."""
+"""Prefixes of the parameters after the last layer. Decoders and projectors count as such; a teacher does not learn."""
 _BACKBONE = "model.backbone."
 
 

@@ -51,6 +51,7 @@ def train_step(run: TrainingRun, state: RunState) -> None:
     finish_pending_step(run, state)
     if norm is None:
         norm = update_weights(run.learner, config.optimizer.clip_norm)
+    run.learner.objective.finish_step((progress.step + 1) / run.steps)
     state.pending_step = start_pending_step(progress.step, norm, sums)
     progress.step += 1
     if not run.learner.skips_on_device:

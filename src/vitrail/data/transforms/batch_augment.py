@@ -148,7 +148,7 @@ def draw_parameters(
     uniform = partial(torch.rand, generator=generator, device=generator.device, dtype=torch.float32)
     drawn, fits = draw_boxes(count, generator, *old_size, config.crop_area, config.crop_ratio)
     draws = AugmentationParameters(
-        torch.where(fits[:, None], drawn, _centre_box(*old_size, config.crop_ratio, generator.device))
+        torch.where(fits[:, None], drawn, centre_box(*old_size, config.crop_ratio, generator.device))
     )
     if config.flip:
         draws = draws._replace(mirrored=uniform(count) < config.flip)
@@ -194,20 +194,35 @@ def draw_boxes(
         (count, 4) as (top, left, height, width), and (count,) bool: whether any fits. If not, the box is meaningless.
     """
     device = generator.device
-    uniform = torch.rand(2, count, BOX_ATTEMPTS, generator=generator, device=device, dtype=torch.float32)
-    pixels = height * width * area[0] + height * width * (area[1] - area[0]) * uniform[0]
+    sizes = torch.rand(2, count, BOX_ATTEMPTS, generator=generator, device=device, dtype=torch.float32)
+    places = torch.rand(count, 2, generator=generator, device=device, dtype=torch.float32)
+    return place_boxes(sizes, places, height, width, area, ratio)
+
+
+def place_boxes(
+    sizes: Tensor, places: Tensor, height: int, width: int, area: tuple[float, float], ratio: tuple[float, float]
+) -> tuple[Tensor, Tensor]:
+    """Return the boxes of `draw_boxes` for uniform numbers in [0, 1).
+
+    Args:
+        sizes: (2, count, attempts): the area and the shape of each attempt.
+        places: (count, 2): top and left.
+        height, width: of the image.
+        area, ratio: smallest and largest share of the area, and width / height.
+    """
+    attempts = sizes.shape[2]
+    pixels = height * width * area[0] + height * width * (area[1] - area[0]) * sizes[0]
     low, high = math.log(ratio[0]), math.log(ratio[1])
-    aspects = (low + (high - low) * uniform[1]).exp()
-    sizes = torch.stack((pixels / aspects, pixels * aspects), dim=2).sqrt().round()
-    fits = (sizes.amin(dim=2) >= 1) & (sizes[:, :, 0] <= height) & (sizes[:, :, 1] <= width)
-    first = torch.where(fits, torch.arange(BOX_ATTEMPTS, device=device), BOX_ATTEMPTS - 1).amin(dim=1)
-    size = sizes.gather(1, first[:, None, None].expand(-1, -1, 2))[:, 0].long()
+    aspects = (low + (high - low) * sizes[1]).exp()
+    sides = torch.stack((pixels / aspects, pixels * aspects), dim=2).sqrt().round()
+    fits = (sides.amin(dim=2) >= 1) & (sides[:, :, 0] <= height) & (sides[:, :, 1] <= width)
+    first = torch.where(fits, torch.arange(attempts, device=sizes.device), attempts - 1).amin(dim=1)
+    size = sides.gather(1, first[:, None, None].expand(-1, -1, 2))[:, 0].long()
     room = torch.stack((height - size[:, 0], width - size[:, 1]), dim=1).clamp(min=0)
-    place = _to_integers(torch.rand(count, 2, generator=generator, device=device, dtype=torch.float32), room + 1)
-    return torch.cat((place, size), dim=1), fits.any(dim=1)
+    return torch.cat((_to_integers(places, room + 1), size), dim=1), fits.any(dim=1)
 
 
-def _centre_box(height: int, width: int, ratio: tuple[float, float], device: torch.device) -> Tensor:
+def centre_box(height: int, width: int, ratio: tuple[float, float], device: torch.device) -> Tensor:
     """Return (4,): the largest centre crop whose shape is within `ratio`."""
     box_height = min(height, max(1, round(width / ratio[0])))
     box_width = min(width, max(1, round(height * ratio[1])))

@@ -132,6 +132,47 @@ def jitter(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:
     return images
 
 
+def shift_hue(images: Tensor, turns: Tensor) -> Tensor:
+    """Move the hue of each image (B, 3, height, width) by `turns` (B,) of the colour circle; grey stays grey.
+
+    Each pixel keeps its largest and smallest value, as in a conversion to HSV and back.
+    """
+    colours = images.float()
+    high, low = colours.amax(dim=1, keepdim=True), colours.amin(dim=1, keepdim=True)
+    red, green, blue = colours.split(1, dim=1)
+    spread = high - low
+    # The hue in sixths of the circle: red is 0, green 2, blue 4.
+    side = torch.where(high == red, green - blue, torch.where(high == green, blue - red, red - green))
+    start = torch.where(high == red, 0.0, torch.where(high == green, 2.0, 4.0))
+    hue = start + side / spread.clamp(min=1) + 6 * per_image(turns)
+    distances = torch.cat([(hue + shift) % 6 for shift in (5, 3, 1)], dim=1)
+    shares = torch.minimum(distances, 4 - distances).clamp(0, 1)
+    return (high - spread * shares).round().clamp(0, 255).to(torch.uint8)
+
+
+def solarize(images: Tensor) -> Tensor:
+    """Invert the values from 128 on."""
+    return torch.where(images < 128, images, 255 - images)
+
+
+def gaussian_blur(images: Tensor, radii: Tensor) -> Tensor:
+    """Blur each image (B, C, height, width) by a Gaussian whose deviation is `radii` (B,) pixels; 0 changes nothing.
+
+    Two products with matrices of weights: far less memory traffic than `blur`, and any radius. At the border the
+    weights of the pixels that exist are scaled up to 1.
+    """
+    rows, columns = (_blur_weights(side, radii) for side in images.shape[2:])
+    blurred = rows[:, None] @ images.float() @ columns[:, None].transpose(2, 3)
+    return blurred.round().clamp(0, 255).to(torch.uint8)
+
+
+def _blur_weights(side: int, radii: Tensor) -> Tensor:
+    """Return (B, side, side): the weight of each pixel in each blurred one."""
+    places = torch.arange(side, dtype=torch.float32, device=radii.device)
+    distances = (places - places[:, None]) / radii.clamp(min=0.05)[:, None, None]
+    return (-distances.square() / 2).softmax(dim=2)
+
+
 # ---- Tables ----------------------------------------------------------------------------------------------------------
 
 
@@ -290,8 +331,7 @@ def rand_augment(images: Tensor, operations: Tensor, signs: Tensor, centres: Ten
 
 def three_augment(images: Tensor, kind: Tensor, radii: Tensor) -> Tensor:
     """Apply the first step of 3-Augment, by `kind`: grey (0), solarize (1), or blur (2) by `radii`."""
-    solarized = torch.where(images < 128, images, 255 - images)
-    changed = torch.where(per_image(kind == 0), luma(images).to(torch.uint8), solarized)
+    changed = torch.where(per_image(kind == 0), luma(images).to(torch.uint8), solarize(images))
     return torch.where(per_image(kind == 2), blur(images, radii), changed)
 
 
