@@ -56,7 +56,7 @@ def noise(images: int, size: tuple[int, int], classes: int) -> Batch:
     """A batch on the GPU."""
     return Batch(
         torch.randint(256, (images, 3, *size), dtype=torch.uint8, device=DEVICE),
-        torch.randint(classes, (images,), device=DEVICE),
+        {"label": torch.randint(classes, (images,), device=DEVICE)},
         torch.arange(images, device=DEVICE),
         torch.ones(images, dtype=torch.bool, device=DEVICE),
     )

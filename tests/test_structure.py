@@ -17,8 +17,9 @@ SOURCE = Path(vitrail.__file__).parent
 LAYERS = [
     ["errors"],
     ["config", "system"],
+    ["tasks"],
     ["model", "data"],
-    ["weights", "tasks", "objectives", "fast"],
+    ["weights", "objectives", "fast"],
     ["recipes", "inference"],
     ["training"],
     ["evaluation"],

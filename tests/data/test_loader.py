@@ -127,7 +127,7 @@ def test_grey_and_other_sizes():
     batch = next(iter(TrainingLoader(digits, 8, (12, 20), channels=1)))
     assert (batch.images.shape, batch.images.dtype) == ((8, 1, 12, 20), torch.uint8)
     assert batch.mask.all()
-    assert batch.to("cpu").labels.tolist() == digits.whole.targets[digits.indices[batch.indices]].tolist()
+    assert batch.to("cpu").labels.tolist() == digits.whole.digit_labels[digits.indices[batch.indices]].tolist()
 
 
 def test_a_loader_that_nobody_wants_ends_with_its_workers(source):

@@ -70,7 +70,7 @@ def test_every_sample_is_that_of_the_source(mixed):
         for _ in range(2):
             assert reason(kept, index) == reason(mixed, index)
         if index not in broken:
-            pixels, label = kept.read(index)
+            pixels, label, _ = kept.read(index)
             assert label == mixed.read(index).label == kept.read_checked(index).label
             assert pixels.dtype == torch.uint8
             assert torch.equal(pixels, decoded(mixed, index))

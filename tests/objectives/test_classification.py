@@ -40,7 +40,7 @@ def batch(count: int = 6, seed: int = 0) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     images = torch.randint(0, 256, (count, 3, 16, 24), generator=generator, dtype=torch.uint8)
     labels = torch.randint(0, CLASSES, (count,), generator=generator)
-    return Batch(images, labels, torch.arange(count), torch.ones(count, dtype=torch.bool))
+    return Batch(images, {"label": labels}, torch.arange(count), torch.ones(count, dtype=torch.bool))
 
 
 def objective(**options) -> Classification:
@@ -134,7 +134,10 @@ def test_gradient_is_the_difference_from_the_target(loss):
 def test_equal_parts_of_a_batch_average_to_the_whole():
     trained, given = objective(loss="sigmoid"), batch(8)
     cuts = [slice(0, 4), slice(4, 8)]
-    parts = [replace(given, images=given.images[cut], labels=given.labels[cut], mask=given.mask[cut]) for cut in cuts]
+    parts = [
+        replace(given, images=given.images[cut], targets={"label": given.labels[cut]}, mask=given.mask[cut])
+        for cut in cuts
+    ]
     losses = [trained(part, 0).loss.item() for part in parts]
     assert trained(given, 0).loss.item() == pytest.approx(sum(losses) / 2, rel=1e-6)
 
@@ -208,7 +211,7 @@ def test_evaluation_is_the_same_in_any_batches():
     total = {}
     for start, stop in ((0, 3), (3, 8)):
         cut = slice(start, stop)
-        part = replace(given, images=given.images[cut], labels=given.labels[cut], mask=given.mask[cut])
+        part = replace(given, images=given.images[cut], targets={"label": given.labels[cut]}, mask=given.mask[cut])
         add_sums(total, evaluated(part, 0).sums)
     assert compute_means(total) == pytest.approx(compute_means(evaluated(given, 0).sums), rel=1e-6)
 

@@ -32,8 +32,7 @@ def vit(**options):
 def batch(count: int = 6, channels: int = 3) -> Batch:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (count, channels, 16, 24), generator=generator, dtype=torch.uint8)
-    nothing = torch.full((count,), -1)  # labels must not be read
-    return Batch(images, nothing, torch.arange(count) + 11, torch.ones(count, dtype=torch.bool))
+    return Batch(images, {}, torch.arange(count) + 11, torch.ones(count, dtype=torch.bool))
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -130,8 +129,7 @@ def test_an_evaluation_ignores_padding():
     whole = batch()
     mask = torch.tensor([True, True, True, True, False, False])
     padded = replace(whole, mask=mask, images=whole.images * mask[:, None, None, None])
-    names = ("images", "labels", "indices", "mask")
-    short = replace(whole, **{name: getattr(whole, name)[:4] for name in names})
+    short = whole.change_tensors(lambda values: values[:4])
     for name, pair in evaluated(padded, 1).sums.items():
         assert pair.tolist() == pytest.approx(evaluated(short, 1).sums[name].tolist(), rel=1e-5)
     assert evaluated(replace(whole, mask=torch.zeros(6, dtype=torch.bool)), 1).sums["loss"].tolist() == [0, 0]

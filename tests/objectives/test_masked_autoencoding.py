@@ -40,11 +40,11 @@ def vit(**options):
 def batch(count: int = 4, size: tuple[int, int] = (16, 24)) -> Batch:
     images = torch.randint(0, 256, (count, 3, *size), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     mask = torch.ones(count, dtype=torch.bool)
-    return Batch(images, torch.zeros(count, dtype=torch.int64), torch.arange(count) + 11, mask)
+    return Batch(images, {}, torch.arange(count) + 11, mask)
 
 
 def take_images(whole: Batch, part: slice) -> Batch:
-    return Batch(whole.images[part], whole.labels[part], whole.indices[part], whole.mask[part])
+    return whole.change_tensors(lambda values: values[part])
 
 
 def copy_decoder(theirs, decoder: PixelDecoder) -> None:

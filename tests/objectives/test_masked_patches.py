@@ -60,14 +60,11 @@ def vit(**options):
 def batch(count: int = 4, size: tuple[int, int] = (16, 24), channels: int = 3) -> Batch:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (count, channels, *size), generator=generator, dtype=torch.uint8)
-    return Batch(
-        images, torch.zeros(count, dtype=torch.int64), torch.arange(count) + 11, torch.ones(count, dtype=torch.bool)
-    )
+    return Batch(images, {}, torch.arange(count) + 11, torch.ones(count, dtype=torch.bool))
 
 
 def part_of(whole: Batch, start: int, stop: int) -> Batch:
-    names = ("images", "labels", "indices", "mask")
-    return replace(whole, **{name: getattr(whole, name)[start:stop] for name in names})
+    return whole.change_tensors(lambda values: values[start:stop])
 
 
 def photographs() -> torch.Tensor:

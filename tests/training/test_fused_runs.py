@@ -85,7 +85,7 @@ def test_every_part_of_a_batch_knows_its_first_image(rank, ranks, count):
     )
     share = 12 // ranks
     indices = torch.arange(share)
-    batch = Batch(torch.zeros(share, 1), indices, indices, torch.ones(share, dtype=torch.bool))
+    batch = Batch(torch.zeros(share, 1), {"label": indices}, indices, torch.ones(share, dtype=torch.bool))
     parts = [part.indices for part, _, _ in split_batch(run, 7, batch)]
     assert steps == [(derive_seed(5, 7), rank * share + int(part[0])) for part in parts]
 

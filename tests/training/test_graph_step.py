@@ -46,7 +46,7 @@ def batch(seed: int, device: str = "cpu") -> Batch:
     generator = torch.Generator().manual_seed(seed)
     images = torch.randint(0, 256, (6, 3, 16, 16), generator=generator, dtype=torch.uint8)
     labels = torch.randint(0, 5, (6,), generator=generator)
-    return Batch(images, labels, torch.arange(6), torch.ones(6, dtype=torch.bool)).to(device)
+    return Batch(images, {"label": labels}, torch.arange(6), torch.ones(6, dtype=torch.bool)).to(device)
 
 
 class Learner:

@@ -11,10 +11,10 @@ import logging
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -32,6 +32,8 @@ from vitrail.data.transforms.jpeg import load_decoder
 from vitrail.data.transforms.preprocess import resize_and_crop
 from vitrail.errors import ConfigError, DataError
 from vitrail.system.device import can_copy_asynchronously
+from vitrail.tasks.labels import LABEL
+from vitrail.tasks.task import Targets, Task, to_tensors
 
 log = logging.getLogger("vitrail")
 
@@ -56,25 +58,31 @@ class Batch:
 
     images: Tensor
     """(B, C, height, width) uint8."""
-    labels: Tensor
-    """(B,) int64."""
+    targets: dict[str, Tensor]
+    """What is learned, by name: "label" is (B,) int64; other tasks have other names and shapes, see vitrail/tasks/."""
     indices: Tensor
     """(B,) int64: the samples' numbers in the source; −1 for padding. A replaced sample keeps its own number."""
     mask: Tensor
     """(B,) bool: False for padding of an evaluation batch, and for samples that could not be read there."""
     broken: tuple[BrokenSample, ...] = ()
 
+    @property
+    def labels(self) -> Tensor:
+        """(B,) int64: the numbers of the classes, of data with one label an image."""
+        return self.targets[LABEL]
+
+    def change_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with every tensor replaced by what `change` makes of it, such as a copy elsewhere."""
+        targets = {name: change(values) for name, values in self.targets.items()}
+        return Batch(change(self.images), targets, change(self.indices), change(self.mask), self.broken)
+
     def to(self, device: torch.device | str) -> Batch:
         """Return a copy on another device; the copy to a GPU of NVIDIA's is asynchronous if memory is pinned."""
-        options = {"non_blocking": can_copy_asynchronously(device)}
-        return replace(self, **{name: getattr(self, name).to(device, **options) for name in _TENSORS})
+        return self.change_tensors(partial(Tensor.to, device=device, non_blocking=can_copy_asynchronously(device)))
 
     def pin_memory(self) -> Batch:
         """Return a copy in pinned memory, from which copies to a GPU are fast. torch calls this."""
-        return replace(self, **{name: getattr(self, name).pin_memory() for name in _TENSORS})
-
-
-_TENSORS = ("images", "labels", "indices", "mask")
+        return self.change_tensors(Tensor.pin_memory)
 
 
 @dataclass
@@ -221,7 +229,9 @@ class TrainingLoader(EndlessLoader):
         if workers:
             load_decoder()  # once, not in each of them
         size = Preprocessing(image_size=image_size).image_size
-        samples = _TrainingSamples(self.source, size, seed, augmentation or Augmentation(), channels, most_pixels)
+        samples = _TrainingSamples(
+            self.source, self.source.task, size, seed, augmentation or Augmentation(), channels, most_pixels
+        )
         steps = partial(EndlessSteps, position, batch_size, rank, ranks)
         batches = stream_batches(samples, steps, make_loader_options(workers, pin_memory, start_method))
         self._batches = self._broken_log.check_batches(batches, samples.consequence)
@@ -270,7 +280,7 @@ class EvaluationLoader(Loader):
         if not isinstance(preprocessing, Preprocessing):
             raise ConfigError(f"preprocessing is a {type(preprocessing).__name__}: give model.preprocessing")
         super().__init__(source, batch_size, rank, ranks, most_broken)
-        self._samples = _EvaluationSamples(self.source, preprocessing, most_pixels)
+        self._samples = _EvaluationSamples(self.source, self.source.task, preprocessing, most_pixels)
         self._options = make_loader_options(workers, pin_memory, start_method)
 
     def __len__(self) -> int:
@@ -304,6 +314,7 @@ class _TrainingSamples(_BatchMaker):
     """Makes augmented batches from positions of the endless sequence."""
 
     source: Source
+    task: Task
     image_size: tuple[int, int]
     seed: int
     augmentation: Augmentation
@@ -316,14 +327,15 @@ class _TrainingSamples(_BatchMaker):
         order = Order(len(self.source), self.seed, self.source.block, self.source.window)
         epochs, indices = order(np.asarray(positions))
         images = _allocate_images(len(positions), self.channels, self.image_size)
-        labels = torch.empty(len(positions), dtype=torch.int64)
+        targets = self.task.allocate(len(positions))
         broken: list[BrokenSample] = []
         for place, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist(), strict=True)):
-            images[place], labels[place] = self._read_or_replace(epoch, index, broken)
+            images[place], target = self._read_or_replace(epoch, index, broken)
+            set_targets(targets, place, target)
         mask = torch.ones(len(positions), dtype=torch.bool)
-        return Batch(images, labels, torch.from_numpy(indices), mask, tuple(broken))
+        return Batch(images, to_tensors(targets), torch.from_numpy(indices), mask, tuple(broken))
 
-    def _read_or_replace(self, epoch: int, index: int, broken: list[BrokenSample]) -> tuple[Tensor, int]:
+    def _read_or_replace(self, epoch: int, index: int, broken: list[BrokenSample]) -> tuple[Tensor, Mapping[str, Any]]:
         """Return one augmented sample; the replacement of a broken one depends only on seed, epoch and sample."""
         key = derive_seed(self.seed, epoch, index)
         for attempt in range(REPLACEMENTS):
@@ -334,14 +346,14 @@ class _TrainingSamples(_BatchMaker):
                 broken.append(describe_broken(self.source, chosen, error))
         raise DataError(f"{broken[0].name}: {broken[0].reason}; and every other that was tried is broken too")
 
-    def _augment(self, sample: Sample, rng: random.Random) -> tuple[Tensor, int]:
+    def _augment(self, sample: Sample, rng: random.Random) -> tuple[Tensor, Mapping[str, Any]]:
         options = self.augmentation
 
         def choose_box(height: int, width: int) -> tuple[int, int, int, int]:
             return draw_crop_box(height, width, rng, options.crop_area, options.crop_ratio)
 
         image = decode_crop(sample.content, choose_box, self.image_size, self.most_pixels)
-        return to_channels(augment_image(to_channels(image, 3), options, rng), self.channels), sample.label
+        return to_channels(augment_image(to_channels(image, 3), options, rng), self.channels), sample.named_targets
 
 
 @dataclass
@@ -349,6 +361,7 @@ class _EvaluationSamples(_BatchMaker):
     """Makes batches from sample numbers; −1 stands for padding."""
 
     source: Source
+    task: Task
     preprocessing: Preprocessing
     most_pixels: int
 
@@ -357,7 +370,7 @@ class _EvaluationSamples(_BatchMaker):
     def make_batch(self, indices: Sequence[int]) -> Batch:
         channels = len(self.preprocessing.mean)
         images = _allocate_images(len(indices), channels, self.preprocessing.image_size).zero_()
-        labels = torch.zeros(len(indices), dtype=torch.int64)
+        targets = self.task.allocate(len(indices))
         mask = torch.zeros(len(indices), dtype=torch.bool)
         broken: list[BrokenSample] = []
         for place, index in enumerate(indices):
@@ -368,10 +381,17 @@ class _EvaluationSamples(_BatchMaker):
                 content = sample.content
                 pixels = content if isinstance(content, Tensor) else decode_image(content, self.most_pixels)
                 images[place] = resize_and_crop(to_channels(pixels, channels), self.preprocessing)
-                labels[place], mask[place] = sample.label, True
+                set_targets(targets, place, sample.named_targets)
+                mask[place] = True
             except Exception as error:
                 broken.append(describe_broken(self.source, index, error))
-        return Batch(images, labels, torch.tensor(indices), mask, tuple(broken))
+        return Batch(images, to_tensors(targets), torch.tensor(indices), mask, tuple(broken))
+
+
+def set_targets(targets: Targets, place: int, values: Mapping[str, Any]) -> None:
+    """Write the targets of one sample into arrays of many."""
+    for name, value in values.items():
+        targets[name][place] = value
 
 
 def _allocate_images(count: int, channels: int, size: tuple[int, int]) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -25,6 +26,7 @@ from vitrail.data.loader import (
     EndlessLoader,
     EvaluationLoader,
     describe_broken,
+    set_targets,
 )
 from vitrail.data.open import Data, open_data
 from vitrail.data.order import Order, derive_seed
@@ -36,6 +38,7 @@ from vitrail.data.transforms.batch_operations import luma
 from vitrail.data.transforms.decode import MOST_PIXELS_TRAINING, decode_image, to_channels
 from vitrail.errors import ConfigError, DataError, detach_error
 from vitrail.system.device import float64_device, free_memory, send_to_device
+from vitrail.tasks.task import Targets, to_tensors
 
 DECODE_CHUNK = 1024
 """Samples that are decoded, then copied to the device together."""
@@ -71,7 +74,10 @@ class ResidentImages:
         self.broken_log = BrokenLog.for_source(self.source, most_broken)
         self.pixels = torch.empty(0, dtype=torch.uint8, device=self.device)
         """(samples, 3, height, width) uint8; the pixels of broken samples are meaningless."""
-        self.labels = torch.zeros(count, dtype=torch.int64, device=self.device)
+        self.targets = {
+            name: each.to(self.device) for name, each in to_tensors(self.source.task.allocate(count)).items()
+        }
+        """For each target an array of all samples; see vitrail/tasks/."""
         self._first_index = -1  # the first sample that could be decoded
         # One thread reads the source, many decode: decoding releases Python's lock.
         with ThreadPoolExecutor(resolve_worker_count(None)) as threads:
@@ -96,7 +102,7 @@ class ResidentImages:
     def _add(self, indices: range, threads: ThreadPoolExecutor, most_pixels: int) -> None:
         samples = [_read_or_error(self.source, index) for index in indices]
         decoded = list(threads.map(partial(_decode_or_error, most_pixels=most_pixels), samples))
-        broken, places, images, labels = [], [], [], []
+        broken, places, images = [], list[int](), list[Tensor]()
         for index, sample, image in zip(indices, samples, decoded, strict=True):
             if isinstance(image, Exception):
                 broken.append(describe_broken(self.source, index, image))
@@ -105,12 +111,20 @@ class ResidentImages:
             self._check_size(index, image)
             places.append(index)
             images.append(image)
-            labels.append(sample.label)
         self.broken_log.add(broken, "another image takes its place")
         if places:
             where = torch.tensor(places, device=self.device)
             self.pixels[where] = torch.stack(images).to(self.device)
-            self.labels[where] = torch.tensor(labels, device=self.device)
+            for name, values in to_tensors(self._collect_targets(samples, indices, places)).items():
+                self.targets[name][where] = values.to(self.device)
+
+    def _collect_targets(self, samples: list[Sample | Exception], indices: range, places: list[int]) -> Targets:
+        targets = self.source.task.allocate(len(places))
+        for row, place in enumerate(places):
+            sample = samples[place - indices.start]
+            assert isinstance(sample, Sample)
+            set_targets(targets, row, sample.named_targets)
+        return targets
 
     def _check_size(self, index: int, image: Tensor) -> None:
         """Allocate memory at the first image; check that every later one has the same size."""
@@ -189,8 +203,8 @@ class ResidentLoader(EndlessLoader):
         self._upcoming_from = position
         """The position that `_upcoming` starts from."""
         self.generator = torch.Generator(self.device)
-        self.make: Callable[[Tensor], tuple[Tensor, Tensor]] = self._make
-        """Makes the images and labels of a batch from its sample numbers, with random numbers of `generator`."""
+        self.make: Callable[[Tensor], tuple[Tensor, ...]] = self._make
+        """Makes the images and targets of a batch from its sample numbers, with random numbers of `generator`."""
         self.aside: torch.cuda.Stream | None = None
         """If set, the next batch is made on this stream while the device works on the current one."""
         self._prefetched: tuple[int, Batch] | None = None
@@ -203,8 +217,8 @@ class ResidentLoader(EndlessLoader):
     def _make_batch(self, position: int) -> Batch:
         indices = self._choose_samples(position)
         self.generator.manual_seed(derive_seed(self.seed, position))
-        images, labels = self.make(indices)
-        return Batch(images, labels, indices, self._mask)
+        images, *targets = self.make(indices)
+        return Batch(images, dict(zip(self.images.targets, targets, strict=True)), indices, self._mask)
 
     def _take_prefetched(self, aside: torch.cuda.Stream) -> Batch:
         """Return a copy of the prefetched batch and start the next one on the other stream.
@@ -221,7 +235,7 @@ class ResidentLoader(EndlessLoader):
             self._prefetched = start(self.position)
         torch.cuda.current_stream(self.device).wait_stream(aside)
         ready = self._prefetched[1]
-        batch = Batch(ready.images.clone(), ready.labels.clone(), ready.indices.clone(), ready.mask)
+        batch = replace(ready.change_tensors(Tensor.clone), mask=ready.mask)
         self._prefetched = start(self.position + self.batch_size)
         return batch
 
@@ -235,7 +249,7 @@ class ResidentLoader(EndlessLoader):
             self._upcoming = send_to_device(torch.from_numpy(indices).view(ORDER_CHUNK, share), self.device)
         return self._upcoming[number]
 
-    def _make(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+    def _make(self, indices: Tensor) -> tuple[Tensor, ...]:
         start = self.rank * len(indices)
         chosen = self._replacements[indices]
         pixels = self.images.pixels[chosen]
@@ -245,7 +259,7 @@ class ResidentLoader(EndlessLoader):
         images = apply_parameters(pixels, own, get_magnitude(self.augmentation), self.image_size)
         if self.channels == 1:
             images = luma(images).to(torch.uint8)
-        return images, self.images.labels[chosen]
+        return images, *(values[chosen] for values in self.images.targets.values())
 
 
 class CachedBatches:

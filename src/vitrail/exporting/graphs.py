@@ -56,7 +56,7 @@ class PixelsGraph(nn.Module):
     def __init__(self, model: ImageModel) -> None:
         super().__init__()
         self.model = model
-        self.preprocessing = model.preprocessing
+        self.preprocessing, self.task = model.preprocessing, model.task
         self.register_buffer("mean", torch.tensor(model.preprocessing.mean)[:, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(model.preprocessing.std)[:, None, None], persistent=False)
 
@@ -64,7 +64,7 @@ class PixelsGraph(nn.Module):
         """(B, height, width, C) uint8 → (B, K)."""
         images = resize_in_graph(pixels.permute(0, 3, 1, 2).float(), self.preprocessing)
         outputs: Tensor = self.model((images / 255 - self.mean) / self.std)
-        return outputs.softmax(dim=-1) if self.model.num_classes else outputs
+        return self.task.activate(outputs) if self.model.num_classes else outputs
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class ExportGraph:
     input: str
     """`images`, or `pixels` if preprocessing is inside the graph."""
     output: str
-    """`logits`, `probabilities` or `embedding`."""
+    """`logits`, `probabilities`, `embedding`, or `values` of another task than labels."""
     example: Tensor
     """An input to trace with. Its batch size is 2, because torch treats 1 as a constant."""
     dynamic: dict[int, Any]
@@ -118,7 +118,8 @@ def build_graph(
     if with_preprocessing:
         example = torch.zeros(2, size[0] + 3, size[1] + 5, model.in_channels, dtype=torch.uint8)
         dynamic = {0: batch, 1: Dim("height", min=1), 2: Dim("width", min=1)}
-        output = "probabilities" if model.num_classes else "embedding"
+        values = "probabilities" if model.stored_task is None else "values"
+        output = values if model.num_classes else "embedding"
         return ExportGraph(PixelsGraph(model).eval(), "pixels", output, example, dynamic)
     if dynamic_size:
         size, changing = _choose_tracing_size(model)
@@ -145,6 +146,8 @@ def collect_metadata(model: ImageModel) -> dict[str, str]:
         facts["labels"] = json.dumps(get_display_labels(model), ensure_ascii=False)
         if get_display_labels(model) != tuple(model.labels):
             facts["classes"] = json.dumps(model.labels, ensure_ascii=False)
+    if model.stored_task is not None:
+        facts["task"] = json.dumps(model.stored_task.model_dump(mode="json"), ensure_ascii=False)
     if model.origin is not None and model.origin.licence is not None:
         facts["licence"] = model.origin.licence
     return facts

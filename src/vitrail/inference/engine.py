@@ -24,6 +24,7 @@ from vitrail.errors import ConfigError, NotApplicableError, WeightsError
 from vitrail.inference.class_names import make_display_labels
 from vitrail.model.base import ImageModel
 from vitrail.system.device import choose_device
+from vitrail.tasks.task import Task
 from vitrail.weights.source import EXPORTED
 
 FloatArray = NDArray[np.float32]
@@ -45,6 +46,7 @@ class Engine(ABC):
 
     Attributes:
         preprocessing: how images are prepared for it.
+        task: what its outputs mean, and how they become an answer.
         class_names: the names of its classes as they are stored; None if they are not known.
         num_classes: K; 0 if it does not classify.
         precision: the precision that it computes in: fp32, bf16, fp16, fp8, int8, or "exported".
@@ -53,6 +55,7 @@ class Engine(ABC):
     """
 
     preprocessing: Preprocessing
+    task: Task
     class_names: tuple[str, ...] | None
     num_classes: int
     precision: str
@@ -93,6 +96,10 @@ class Engine(ABC):
     def classify(self, pixels: Tensor) -> FloatArray:
         """Return the probability of every class, (B, K), for (B, C, height, width) uint8 pixels."""
         return to_probabilities(self._require(self.compute(pixels).logits))
+
+    def predict(self, pixels: Tensor) -> FloatArray:
+        """Return the values of the task, (B, V), for (B, C, height, width) uint8 pixels: see `Task.activate`."""
+        return to_array(self.task.activate(self._require(self.compute(pixels).logits)))
 
     def embed(self, pixels: Tensor) -> FloatArray:
         """Return the representations, (B, D), of (B, C, height, width) uint8 pixels."""

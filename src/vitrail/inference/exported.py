@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,9 @@ from vitrail.errors import WeightsError
 from vitrail.inference.engine import Engine, EngineOutput
 from vitrail.inference.sessions import Array, open_session
 from vitrail.system.files import sha256
+from vitrail.tasks.labels import Labels
+from vitrail.tasks.registry import read_task
+from vitrail.tasks.task import Task
 
 
 class ExportedEngine(Engine):
@@ -56,8 +60,21 @@ class ExportedEngine(Engine):
         self.num_classes = width if has_classes else 0
         self._embedding_size = None if has_classes else width
         self.class_names = tuple(labels) if labels else None
+        self.task = self._read_task(metadata)
         if self.class_names is not None and len(self.class_names) != self.num_classes:
             raise WeightsError(f"{path} has {self.num_classes} classes and {len(self.class_names)} labels")
+
+    def _read_task(self, metadata: Mapping[str, str]) -> Task:
+        """Return the task in a file's metadata; labels if there is none."""
+        if "task" not in metadata:
+            return Labels(names=self.labels)
+        try:
+            task = read_task(json.loads(metadata["task"]))
+        except (ValueError, AttributeError) as error:  # a ConfigError is a ValueError
+            raise WeightsError(f"{self.path} has a task that cannot be read: {error}") from None
+        if len(task.output_names) != self.num_classes:
+            raise WeightsError(f"{self.path} has {self.num_classes} outputs and its task {len(task.output_names)}")
+        return task
 
     @property
     def embedding_size(self) -> int | None:

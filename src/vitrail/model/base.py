@@ -13,6 +13,8 @@ from vitrail.config import Origin, Preprocessing, TrainingCost
 from vitrail.errors import ConfigError, InputError
 from vitrail.model.architecture import Architecture
 from vitrail.model.initialise import initialise_head
+from vitrail.tasks.labels import Labels
+from vitrail.tasks.task import Task
 
 
 class ImageModel(nn.Module, ABC):
@@ -30,6 +32,8 @@ class ImageModel(nn.Module, ABC):
     """The compute that the training of the weights took, if known."""
     learned_from: str | None
     """The fingerprint of the last training images, if known."""
+    stored_task: Task | None
+    """What the outputs mean, if they are not the classes of one label; see `task`."""
     unused_tensors: dict[str, Tensor]
     """Tensors of the loaded checkpoint that the model does not need, by name, kept for a conversion back."""
 
@@ -43,6 +47,7 @@ class ImageModel(nn.Module, ABC):
         self.origin = None
         self.training_cost = None
         self.learned_from = None
+        self.stored_task = None
         self.unused_tensors = {}
 
     @abstractmethod
@@ -98,6 +103,18 @@ class ImageModel(nn.Module, ABC):
         check_labels(labels, self.num_classes)
         self._labels = None if labels is None else tuple(labels)
 
+    @property
+    def task(self) -> Task:
+        """What the outputs mean: the classes of one label, unless `give_task` gave another task."""
+        names = self.labels or tuple(f"class {number}" for number in range(self.num_classes))
+        return self.stored_task or Labels(names=names)
+
+    def give_task(self, task: Task) -> Self:
+        """Replace the head by a zero-initialised linear layer for a task; its output names become the labels."""
+        self.replace_head(len(task.output_names), task.output_names)
+        self.stored_task = None if isinstance(task, Labels) else task
+        return self
+
     def replace_head(self, num_classes: int, labels: Sequence[str] | None = None) -> Self:
         """Replace the whole head by a zero-initialised linear layer, as the paper does to fine-tune (section 3.2)."""
         check_labels(labels, num_classes)
@@ -110,7 +127,7 @@ class ImageModel(nn.Module, ABC):
             head = self.build_head()
         self.head = head.to(like.dtype).to_empty(device=like.device)
         initialise_head(self.head)
-        self.labels = labels
+        self.labels, self.stored_task = labels, None
         return self
 
     def _rebuild_architecture(self, **update: object) -> None:

@@ -13,9 +13,10 @@ from vitrail.objectives.dino import Dino
 from vitrail.objectives.lejepa import LeJepa
 from vitrail.objectives.masked_autoencoding import MaskedAutoencoding
 from vitrail.objectives.masked_patches import MaskedPatches, Target
+from vitrail.objectives.supervised import Supervised
 from vitrail.objectives.views import Views
 
-Kind = Literal["classification", "masked-patches", "masked-autoencoding", "lejepa", "dino"]
+Kind = Literal["classification", "task", "masked-patches", "masked-autoencoding", "lejepa", "dino"]
 
 
 def build_objective(
@@ -46,9 +47,18 @@ def build_objective(
     teacher_temperature: float = 0.04,
     teacher_momentum: float = 0.996,
 ) -> Objective:
-    """Return the objective. Values that `kind` does not use are ignored, except mixing, which is an error."""
+    """Return the objective; "task" learns the targets of the model's task.
+
+    Values that `kind` does not use are ignored, except mixing, which is an error.
+    """
     if kind == "classification":
         return Classification(model, loss=loss, label_smoothing=label_smoothing, mixing=mixing)
+    if kind == "task":
+        if mixing.mixup or mixing.cutmix:
+            raise ConfigError(
+                f"data.mixing is for labels, and the task is {model.task.kind}: leave mixup and cutmix out"
+            )
+        return Supervised(model, model.task)
     if kind not in get_args(Kind):
         raise ConfigError(f"objective.kind = {kind!r}: give {', '.join(get_args(Kind)[:-1])} or {get_args(Kind)[-1]}")
     if mixing.mixup or mixing.cutmix:

@@ -8,22 +8,23 @@ from __future__ import annotations
 import random
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.data.loader import Batch
 from vitrail.data.transforms.mixing import Mixing, mix_batch, one_hot
 from vitrail.errors import ConfigError
 from vitrail.model.base import ImageModel
-from vitrail.objectives.base import Objective, Outcome, evaluation_outcome
+from vitrail.objectives.base import Outcome, evaluation_outcome
 from vitrail.objectives.metrics import Sums, find_hits, sum_and_count
+from vitrail.objectives.supervised import Supervised
 
 Loss = Literal["softmax", "sigmoid"]
 TOP = 5
 """Evaluations with more classes than this also count labels among so many first guesses."""
 
 
-class Classification(Objective):
+class Classification(Supervised):
     """Trains a model to predict labels; measures the loss and the share of right first guesses.
 
     Training mixes images and smooths targets as configured. Evaluation does neither.
@@ -44,12 +45,12 @@ class Classification(Objective):
             label_smoothing: the share of every target that is spread evenly over all classes.
             mixing: Mixup and CutMix; none if None.
         """
-        super().__init__(model)
         if not model.num_classes:
             raise ConfigError(
                 "the model has no head to classify with: give it num_classes, or call model.replace_head(num_classes), "
                 "with one class for each label of the data"
             )
+        super().__init__(model, model.task)
         if loss not in ("softmax", "sigmoid"):
             raise ConfigError(f"loss = {loss!r}: give softmax (one class of many) or sigmoid (yes and no for each)")
         if not 0 <= label_smoothing < 1:
@@ -58,31 +59,24 @@ class Classification(Objective):
         self.label_smoothing = label_smoothing
         self.mixing = mixing or Mixing()
 
-    def forward(self, batch: Batch, key: int) -> Outcome:
-        """Return the mean loss and sums of "loss" and "accuracy", in evaluation also "top5". `key` sets the mixing."""
-        return self.learn(*self.inputs(batch, key)) if self.training else self._evaluate(batch)
-
-    def parts_to_compile(self) -> list[nn.Module]:
-        """Return the model, which is called as a whole."""
-        return [self.model]
-
-    def inputs(self, batch: Batch, key: int) -> tuple[Tensor, ...]:
+    def inputs(self, batch: Batch, key: int) -> tuple[Tensor, Tensor]:
         """Return normalised images, mixed if configured, and their labels (B,) or targets (B, K)."""
         images, targets = self.images(batch), batch.labels
         if self.mixing.mixup or self.mixing.cutmix:
             return mix_batch(images, targets, self.model.num_classes, self.mixing, random.Random(key))
         return images, targets
 
-    def learn(self, *inputs: Tensor) -> Outcome:
+    def learn(self, images: Tensor, *targets: Tensor) -> Outcome:
         """Compute the outcome of a training step from `inputs`."""
-        images, targets = inputs
+        (target,) = targets
         logits = self.model(images).float()
-        losses = self.losses(logits, targets, self.label_smoothing)
-        likeliest = targets if targets.ndim == 1 else targets.argmax(dim=1)
+        losses = self.losses(logits, target, self.label_smoothing)
+        likeliest = target if target.ndim == 1 else target.argmax(dim=1)
         sums = {"loss": sum_and_count(losses), "accuracy": sum_and_count(find_hits(logits, likeliest))}
         return Outcome(losses.mean(), sums)
 
-    def _evaluate(self, batch: Batch) -> Outcome:
+    def evaluate(self, batch: Batch) -> Outcome:
+        """Compute the outcome of an evaluation batch, also of the first few guesses if there are many classes."""
         logits = self.model(self.images(batch)).float()
         losses = self.losses(logits, batch.labels)
         sums: Sums = {

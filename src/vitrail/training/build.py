@@ -34,8 +34,8 @@ from vitrail.model.initialise import initialise_head
 from vitrail.model.timm_model import TimmModel
 from vitrail.model.variants import make_architecture
 from vitrail.objectives.build import build_objective
-from vitrail.objectives.classification import Classification
 from vitrail.objectives.multi_crop import MultiCropObjective
+from vitrail.objectives.supervised import Supervised
 from vitrail.system.events import OnEvent, ignore_event
 from vitrail.system.precision import choose_precision
 from vitrail.system.ranks import Ranks
@@ -158,7 +158,7 @@ def build_learner(config: RunConfig, model: ImageModel, ranks: Ranks, precision:
     graph_step = None
     if config.run.graphs:
         check_graphs(config, ranks, precision)
-        assert isinstance(objective, Classification)
+        assert isinstance(objective, Supervised)
         graph_step = GraphStep(objective, precision, optimizer, config.optimizer.clip_norm, average, fused)
     objective.train()
     return Learner(

@@ -28,7 +28,7 @@ def save_checkpoint(run: TrainingRun, state: RunState) -> None:
         run.records.bring_to_disk()
     model = learner.objective.model
     # With its description, a checkpoint can be loaded as a model without the data and the first weights of the run.
-    described = describe_config(model.architecture, model.preprocessing, model.labels, model.origin)
+    described = describe_config(model.architecture, model.preprocessing, model.labels, model.origin, model.stored_task)
     saved = {**vars(progress), "scaler": learner.scaler.state_dict(), "model": described}
     tensors = name_tensors(learner.objective, learner.optimizer, learner.average)
     run.checkpoints.save(progress.step, tensors, saved, best=progress.best[0] if progress.best else None)

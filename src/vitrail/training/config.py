@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_
 from vitrail.config import Config, ImageSize
 from vitrail.data.transforms.augment import Augmentation, Probability
 from vitrail.data.transforms.mixing import Mixing
+from vitrail.objectives.build import Kind
 from vitrail.objectives.views import Views
 
 Count = Annotated[int, Field(ge=0)]
@@ -145,6 +146,7 @@ class DataConfig(Section):
 
 OBJECTIVE_KEYS = {
     "classification": ("loss", "label_smoothing", "head_bias"),
+    "task": (),
     "masked-patches": ("target", "corrupted", "masked", "swapped"),
     "masked-autoencoding": ("hidden", "normalised", "decoder_width", "decoder_depth", "decoder_heads"),
     "lejepa": ("views", "projector_width", "projector_norm", "projected", "normality", "directions"),
@@ -159,7 +161,8 @@ OBJECTIVE_KEYS = {
 class ObjectiveConfig(Section):
     """What the model is trained for."""
 
-    kind: Literal["classification", "masked-patches", "masked-autoencoding", "lejepa", "dino"] = "classification"
+    kind: Kind = "classification"
+    """classification: one label an image. task: the tags, numbers, levels or attributes that data.task names."""
     loss: Literal["softmax", "sigmoid"] = "softmax"
     """Of classification: one class of many, or yes and no for each class, as the paper pre-trains on ImageNet-21k."""
     label_smoothing: Share = 0.0

@@ -13,8 +13,8 @@ from torch import Tensor
 from vitrail.data.loader import Batch
 from vitrail.errors import ConfigError
 from vitrail.fast.gpu.cuda_graph import CudaGraph
-from vitrail.objectives.classification import Classification
 from vitrail.objectives.metrics import Sums
+from vitrail.objectives.supervised import Supervised
 from vitrail.system.device import send_to_device
 from vitrail.system.ranks import Ranks
 from vitrail.training.averaging import Average
@@ -34,7 +34,7 @@ class GraphStep:
 
     def __init__(
         self,
-        objective: Classification,
+        objective: Supervised,
         precision: torch.dtype,
         optimizer: torch.optim.Optimizer,
         clip_norm: float | None = None,
@@ -68,22 +68,23 @@ class GraphStep:
         groups = self._optimizer.param_groups
         rates = [group["lr"] for group in groups]
         share = 0.0 if self._average is None else self._average.blend_weight(step)
-        images, targets = self._objective.inputs(batch, key)
+        images, *targets = self._objective.inputs(batch, key)
         keys = () if self._fused is None or self._fused.key is None else (self._fused.key,)
-        sums, norm = self._graph(images, targets, send_to_device(torch.tensor([*rates, share]), images.device), *keys)
+        numbers = send_to_device(torch.tensor([*rates, share]), images.device)
+        sums, norm = self._graph(images, numbers, *keys, *targets)
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate  # capturing the graph replaces it with a tensor
         return {name: pair.clone() for name, pair in sums.items()}, norm
 
-    def _compute(self, images: Tensor, targets: Tensor, numbers: Tensor, *keys: Tensor) -> tuple[Sums, Tensor]:
-        if self._fused is not None and keys:
-            (self._fused.key,) = keys  # the graph's own tensor, which every replay fills anew
+    def _compute(self, images: Tensor, numbers: Tensor, *targets: Tensor) -> tuple[Sums, Tensor]:
+        if self._fused is not None and self._fused.key is not None:
+            self._fused.key, targets = targets[0], targets[1:]  # the graph's own tensor, which every replay fills anew
         for parameter in self._learning:
             parameter.grad = None
         # No cache for casts: it would outlive the capture of the graph.
         reduced = self._precision != torch.float32
         with torch.autocast(images.device.type, self._precision, reduced, cache_enabled=False):
-            outcome = self._objective.learn(images, targets)
+            outcome = self._objective.learn(images, *targets)
         outcome.loss.backward()
         norm = clip_gradients(self._learning, self._clip_norm)
         optimizer: Any = self._optimizer

@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -86,8 +85,8 @@ def split_batch(run: TrainingRun, step: int, batch: Batch) -> Iterator[tuple[Bat
     vitrail's kernels draw dropout by the number of each image in the step, so neither ranks nor parts change it.
     """
     count = run.config.optimizer.accumulate
-    size = len(batch.labels) // count
-    first_image = run.ranks.rank * len(batch.labels)
+    size = len(batch.images) // count
+    first_image = run.ranks.rank * len(batch.images)
     for number in range(count):
         key = derive_seed(run.config.run.seed, step, number)
         torch.manual_seed(derive_seed(key, run.ranks.rank) >> 1)
@@ -98,8 +97,7 @@ def split_batch(run: TrainingRun, step: int, batch: Batch) -> Iterator[tuple[Bat
 
 
 def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
-    names = ("images", "labels", "indices", "mask")
-    return replace(batch, **{name: getattr(batch, name)[start:stop] for name in names})
+    return batch.change_tensors(lambda values: values[start:stop])
 
 
 def autocast(run: TrainingRun) -> AbstractContextManager[Any]:

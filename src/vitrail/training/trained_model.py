@@ -29,6 +29,7 @@ def build_trained_model(trained: ImageModel, weights: dict[str, Tensor]) -> Imag
             own[name] = own[name].view(())  # a checkpoint stores it with one dimension
     model.load_state_dict(own, assign=True)
     model.preprocessing, model.labels = trained.preprocessing, trained.labels
+    model.stored_task = trained.stored_task
     if trained.origin is not None and trained.origin.format != "native":
         # The source and the licence of the first weights also hold for weights that were trained from them.
         notes = (*trained.origin.notes, "trained further since")

@@ -180,6 +180,7 @@ def build_from_config(config: dict[str, Any]) -> Model:
     described = NATIVE_FORMAT.describe_checkpoint({}, folder_files)
     model: Model = build_empty_model(described.architecture)
     model.preprocessing, model.labels = described.preprocessing, described.labels
+    model.stored_task = described.task
     model.origin = NATIVE_FORMAT.read_origin(folder_files)
     return model
 
@@ -239,7 +240,7 @@ def _build_model(
             _fill_model(where, model, tensors, checkpoint, matches)
             model = cast(Model, weight_format.finish_model(model, checkpoint.notes))
             model.preprocessing = checkpoint.preprocessing
-            model.labels = checkpoint.labels
+            model.labels, model.stored_task = checkpoint.labels, checkpoint.task
             model.training_cost, model.learned_from = checkpoint.training_cost, checkpoint.learned_from
             model.origin = _describe_origin(name, weight_format, checkpoint, folder_files)
             checked.result()

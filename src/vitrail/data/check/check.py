@@ -159,7 +159,8 @@ def _examine(
     source: Source, index: int, with_look: bool, needs_label: bool
 ) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
     """Decode a sample; return a record of `FACTS`, and one of `LOOKS` if it is wanted."""
-    content, label = source.read_checked(index) if needs_label else (source.read(index).content, 0)
+    sample = source.read_checked(index) if needs_label else source.read(index)
+    content, label = sample.content, sample.label if needs_label else 0
     if isinstance(content, Tensor):
         pixels = content.numpy()
         digest = _digest(repr(pixels.shape).encode() + pixels.tobytes())

@@ -21,16 +21,16 @@ class DigitsSource(Source):
 
         digits = load_digits()
         self.pixels = torch.from_numpy((digits.images * 255 / MAX_BRIGHTNESS).round().astype(np.uint8))[:, None]
-        self.targets: Indices = digits.target.astype(np.int64)
+        self.digit_labels: Indices = digits.target.astype(np.int64)
 
     def __len__(self) -> int:
-        return len(self.targets)
+        return len(self.digit_labels)
 
     def read(self, index: int) -> Sample:
-        return Sample(self.pixels[index], int(self.targets[index]))
+        return Sample(self.pixels[index], int(self.digit_labels[index]))
 
     def name(self, index: int) -> str:
         return f"digits:{index}"
 
     def labels(self, start: int, stop: int) -> Indices:
-        return self.targets[start:stop]
+        return self.digit_labels[start:stop]

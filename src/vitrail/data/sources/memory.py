@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from vitrail.data.parallel import resolve_worker_count
 from vitrail.data.sources.source import Sample, Source
 from vitrail.data.transforms.decode import decode_image
 from vitrail.errors import DataError
+from vitrail.tasks.task import Targets, Task
 
 Change = Callable[[Tensor], Tensor]
 """Takes and returns (C, height, width) uint8 pixels."""
@@ -32,7 +34,7 @@ class InMemorySource(Source):
 
     def __init__(self, source: Source, change: Change | None = None) -> None:
         """Decode all samples of a source; `change` replaces the pixels of each by others, such as a smaller image."""
-        self.whole, self.classes = source, source.classes
+        self.whole, self.classes, self.has_labels = source, source.classes, source.task.kind == "labels"
         self.block, self.window = source.block, source.window  # the order of samples depends on them
         pixels, self.broken = _decode_all(source, change)
         sizes = np.array([image.numel() for image in pixels], dtype=np.int64)
@@ -41,17 +43,18 @@ class InMemorySource(Source):
         self.pixels = _allocate_shared(int(self.starts[-1]))
         if pixels:  # an empty source stays one
             torch.cat([_flatten(image) for image in pixels], out=self.pixels)
-        self.targets: Indices = source.labels(0, len(source))
+        self._labels: Indices = source.labels(0, len(source))
 
     def __len__(self) -> int:
-        return len(self.targets)
+        return len(self._labels)
 
     def read(self, index: int) -> Sample:
         if index in self.broken:
             raise DataError(self.broken[index])
         channels, height, width = self.shapes[index].tolist()
         pixels = self.pixels[self.starts[index] : self.starts[index + 1]]
-        return Sample(pixels.view(height, width, channels).permute(2, 0, 1), int(self.targets[index]))
+        image = pixels.view(height, width, channels).permute(2, 0, 1)
+        return Sample(image, int(self._labels[index]), self._read_targets(index))
 
     def name(self, index: int) -> str:
         return self.whole.name(index)
@@ -60,7 +63,22 @@ class InMemorySource(Source):
         return self.whole.identity(index)
 
     def labels(self, start: int, stop: int) -> Indices:
-        return self.targets[start:stop]
+        return self._labels[start:stop]
+
+    @property
+    def task(self) -> Task:
+        return self.whole.task
+
+    def targets(self, start: int, stop: int) -> Targets:
+        return self.whole.targets(start, stop)
+
+    def strata(self, start: int, stop: int) -> Indices:
+        return self.whole.strata(start, stop)
+
+    def _read_targets(self, index: int) -> dict[str, Any] | None:
+        if self.has_labels:
+            return None
+        return {name: values[0] for name, values in self.whole.targets(index, index + 1).items()}
 
 
 def _decode_all(source: Source, change: Change | None) -> tuple[list[Tensor], dict[int, str]]:

@@ -41,12 +41,12 @@ class ParquetSource(Source):
                 facts = metadata.row_group(group)
                 groups.append((number, group, facts.num_rows))
                 largest = max(largest, facts.total_byte_size)
-        self.groups = np.array(groups, dtype=np.int64).reshape(-1, 3)
-        self.starts = np.r_[0, np.cumsum(self.groups[:, 2])]
+        self.row_groups = np.array(groups, dtype=np.int64).reshape(-1, 3)
+        self.starts = np.r_[0, np.cumsum(self.row_groups[:, 2])]
         self.image, self.label, named = _find_columns(_call_pyarrow(self.paths[0], "read_schema"), self.paths[0])
         self.classes = classes or named
         self.cached_groups = max(MOST_CACHED // largest, 1)
-        self.block = max(int(self.groups[:, 2].max(initial=1)), 1)
+        self.block = max(int(self.row_groups[:, 2].max(initial=1)), 1)
         # A block may span two groups, and all groups of a window should stay cached.
         self.window = self.block * max(self.cached_groups // 2, 1)
         self._clear_cache()
@@ -73,8 +73,8 @@ class ParquetSource(Source):
 
     def name(self, index: int) -> str:
         group = int(np.searchsorted(self.starts, index, side="right")) - 1
-        number = self.groups[group, 0]
-        first = self.starts[np.searchsorted(self.groups[:, 0], number)]
+        number = self.row_groups[group, 0]
+        first = self.starts[np.searchsorted(self.row_groups[:, 0], number)]
         return f"{make_printable(self.paths[number])}:{index - first}"
 
     def identity(self, index: int) -> str:
@@ -93,7 +93,7 @@ class ParquetSource(Source):
             while len(self._labels) >= MOST_LABEL_GROUPS:
                 self._labels.popitem(last=False)
             table = self._read_columns(group, [self.label])
-            labels = table.column(0).to_pylist() if table.num_columns else [None] * int(self.groups[group, 2])
+            labels = table.column(0).to_pylist() if table.num_columns else [None] * int(self.row_groups[group, 2])
             self._labels[group] = np.array([clip_label(label) for label in labels], dtype=np.int64)
         self._labels.move_to_end(group)
         return self._labels[group]
@@ -118,7 +118,7 @@ class ParquetSource(Source):
         return self._groups[group]
 
     def _read_columns(self, group: int, names: list[str]) -> Any:
-        number, within, _ = self.groups[group]
+        number, within, _ = self.row_groups[group]
         try:
             return self._open_file(number).read_row_group(int(within), columns=names)
         except (OSError, ValueError, KeyError) as error:  # pyarrow's own errors are ValueErrors

@@ -10,6 +10,7 @@ import hashlib
 import math
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ from vitrail.data.sources.image_files import MOST_BYTES as MOST_BYTES
 from vitrail.data.sources.image_files import make_printable as make_printable
 from vitrail.errors import ConfigError, DataError
 from vitrail.system.files import read_regular_file
+from vitrail.tasks.labels import LABEL, Labels
+from vitrail.tasks.task import Targets, Task
 
 SPLITS = {
     "train": ("train", "training"),
@@ -37,11 +40,19 @@ FINGERPRINT_SAMPLES = 1000
 
 
 class Sample(NamedTuple):
-    """One image, not yet decoded, and its label."""
+    """One image, not yet decoded, and its label or its other targets."""
 
     content: bytes | Tensor
     """The bytes of an image file, or (C, height, width) uint8 pixels."""
     label: int
+    """The number of its class; −1 if there is none, as for every other task than labels."""
+    targets: Mapping[str, Any] | None = None
+    """The targets of another task, by name; None if the label is the target."""
+
+    @property
+    def named_targets(self) -> Mapping[str, Any]:
+        """The targets by name, also if there is only a label."""
+        return {LABEL: self.label} if self.targets is None else self.targets
 
 
 class Source(ABC):
@@ -71,9 +82,27 @@ class Source(ABC):
         """Return a name that does not depend on where the data is stored; it decides what is held out."""
         return self.name(index)
 
+    @property
+    def task(self) -> Task:
+        """What a target is here: one label an image, unless a source says otherwise."""
+        return Labels(names=self.classes)
+
+    def targets(self, start: int, stop: int) -> Targets:
+        """Return the targets of samples `start` to `stop` by name, without reading images."""
+        return {LABEL: self.labels(start, stop)}
+
+    def strata(self, start: int, stop: int) -> Indices:
+        """Return the numbers of the strata of samples `start` to `stop`: their labels, or groups with similar targets.
+
+        Whatever divides the data takes an equal share of each stratum.
+        """
+        return self.labels(start, stop)
+
     def read_checked(self, index: int) -> Sample:
         """Read a sample, and raise a DataError if its label is missing or not a known class."""
         sample = self.read(index)
+        if sample.targets is not None:
+            return sample
         if sample.label < 0:
             raise DataError("has no label")
         if sample.label >= (len(self.classes) or MOST_LABELS):
@@ -126,12 +155,29 @@ class Subset(Source):
     def identity(self, index: int) -> str:
         return self.whole.identity(int(self.indices[index]))
 
+    @property
+    def task(self) -> Task:
+        return self.whole.task
+
     def labels(self, start: int, stop: int) -> Indices:
-        chosen = np.asarray(self.indices[start:stop])
+        low, high, chosen = self._find_range(start, stop)
+        return self.whole.labels(low, high)[chosen]
+
+    def targets(self, start: int, stop: int) -> Targets:
+        low, high, chosen = self._find_range(start, stop)
+        return {name: values[chosen] for name, values in self.whole.targets(low, high).items()}
+
+    def strata(self, start: int, stop: int) -> Indices:
+        low, high, chosen = self._find_range(start, stop)
+        return self.whole.strata(low, high)[chosen]
+
+    def _find_range(self, start: int, stop: int) -> tuple[int, int, Indices]:
+        """Return the range of the whole that these samples lie in, and their places in it."""
+        chosen = np.asarray(self.indices[start:stop], np.int64)
         if not len(chosen):
-            return np.empty(0, np.int64)
-        low, high = int(chosen.min()), int(chosen.max()) + 1
-        return self.whole.labels(low, high)[chosen - low]
+            return 0, 0, chosen
+        low = int(chosen.min())
+        return low, int(chosen.max()) + 1, chosen - low
 
 
 def clip_label(label: object) -> int:
@@ -147,9 +193,16 @@ def compute_fingerprint(source: Source) -> str:
     count = len(source)
     digest = hashlib.blake2b(f"{count} {source.classes}".encode("utf-8", "surrogateescape"), digest_size=16)
     for index in range(0, count, max(count // FINGERPRINT_SAMPLES, 1)):
-        label = source.labels(index, index + 1)[0]
-        digest.update(f"\0{source.identity(index)}\0{label}".encode("utf-8", "surrogateescape"))
+        target = _describe_target(source, index)
+        digest.update(f"\0{source.identity(index)}\0{target}".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
+
+
+def _describe_target(source: Source, index: int) -> str:
+    targets = source.targets(index, index + 1)
+    if list(targets) == [LABEL]:
+        return str(targets[LABEL][0])
+    return " ".join(f"{name}={values[0].tolist()}" for name, values in targets.items())
 
 
 def hold_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:
@@ -181,8 +234,10 @@ def take_share(source: Source, share: float, seed: int) -> Subset:
     taken = np.floor(sizes * share + 0.5).astype(np.int64)
     if not taken.all():
         smallest = int(sizes.argmin())
-        label = int(source.labels(int(order[starts[smallest]]), int(order[starts[smallest]]) + 1)[0])
-        group = "the images without a label" if label < 0 else f"class {name_class(source, label)!r}"
+        label = int(source.strata(int(order[starts[smallest]]), int(order[starts[smallest]]) + 1)[0])
+        is_class = source.task.kind == "labels" and label >= 0
+        others = "a group of similar images" if label >= 0 else "the images without a label"
+        group = f"class {name_class(source, label)!r}" if is_class else others
         least = math.ceil(500_000 / sizes[smallest]) / 1_000_000  # so that it rounds to one image
         raise ConfigError(
             f"share = {share:g} leaves no image of {group}, which has {sizes[smallest]} to train on: give {least:g} or "
@@ -202,7 +257,7 @@ def _order_within_classes(source: Source, seed: int, purpose: str = "") -> tuple
     The random order depends on the seed, the names of the samples and the purpose.
     """
     count = len(source)
-    labels = source.labels(0, count)
+    labels = source.strata(0, count)
     salt = seed.to_bytes(16, "big", signed=True)
     keys = np.fromiter((hash_name(salt, purpose + source.identity(index)) for index in range(count)), np.uint64, count)
     order = np.lexsort((keys, labels))
@@ -223,7 +278,7 @@ def halve_source(source: Source, seed: int = 1) -> tuple[Subset, Subset]:
     count = len(source)
     salt = seed.to_bytes(16, "big", signed=True)
     keys = np.fromiter((hash_name(salt, source.identity(index)) for index in range(count)), np.uint64, count)
-    order = np.lexsort((keys, source.labels(0, count)))  # neighbours are of one class wherever that is possible
+    order = np.lexsort((keys, source.strata(0, count)))  # neighbours are of one class wherever that is possible
     return Subset(source, np.sort(order[::2])), Subset(source, np.sort(order[1::2]))
 
 

@@ -22,6 +22,7 @@ from vitrail.model.base import ImageModel
 from vitrail.model.relative_bias import CLASS_TOKEN_ROWS
 from vitrail.model.variants import SIZES
 from vitrail.system.files import read_regular_file
+from vitrail.tasks.task import Task
 from vitrail.weights.files import TensorInfo, check_link
 from vitrail.weights.known import KnownFacts
 from vitrail.weights.tensor_rules import TensorRule
@@ -110,6 +111,8 @@ class CheckpointInfo:
     preprocessing: Preprocessing
     dialect: str = ""
     labels: tuple[str, ...] | None = None
+    task: Task | None = None
+    """The task, if it is not labels."""
     licence: str | None = None
     training_cost: TrainingCost | None = None
     learned_from: str | None = None

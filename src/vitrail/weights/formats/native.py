@@ -14,6 +14,8 @@ from vitrail.errors import ConfigError, WeightsError
 from vitrail.model.architecture import Architecture, ResNetArchitecture, TimmArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.system.files import sha256
+from vitrail.tasks.registry import read_task
+from vitrail.tasks.task import Task
 from vitrail.weights.formats.base import CheckpointInfo, FolderFiles, ForeignConfig, Tensors, WeightFormat
 from vitrail.weights.tensor_rules import TensorRule
 
@@ -34,6 +36,7 @@ class NativeConfig(ForeignConfig):
     architecture: dict[str, Any]
     preprocessing: dict[str, Any]
     labels: tuple[str, ...] | None = None
+    task: dict[str, Any] | None = None
     origin: dict[str, Any] | None = None
     training_cost: dict[str, Any] | None = None
     learned_from: str | None = None
@@ -65,6 +68,7 @@ class NativeFormat(WeightFormat):
                 FAMILIES[config.family](**config.architecture),
                 Preprocessing(**config.preprocessing),
                 labels=config.labels,
+                task=_read_task(config),
                 training_cost=None if config.training_cost is None else TrainingCost(**config.training_cost),
                 learned_from=config.learned_from,
                 unused_tensors=[name for name in tensors if name.startswith(UNUSED_PREFIX)],
@@ -98,7 +102,9 @@ class NativeFormat(WeightFormat):
     def make_config_files(self, model: ImageModel) -> dict[str, Any]:
         return {
             "config.json": {
-                **describe_config(model.architecture, model.preprocessing, model.labels, model.origin),
+                **describe_config(
+                    model.architecture, model.preprocessing, model.labels, model.origin, model.stored_task
+                ),
                 "training_cost": None if (cost := model.training_cost) is None else cost.model_dump(mode="json"),
                 "learned_from": model.learned_from,
             }
@@ -110,8 +116,9 @@ def describe_config(
     preprocessing: Preprocessing,
     labels: Sequence[str] | None,
     origin: Origin | None,
+    task: Task | None = None,
 ) -> dict[str, Any]:
-    """Return the content of config.json, without the training cost."""
+    """Return the content of config.json, without the training cost. Only another task than labels is written."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -120,7 +127,18 @@ def describe_config(
         "preprocessing": preprocessing.model_dump(mode="json"),
         "labels": None if labels is None else list(labels),
         "origin": None if origin is None else origin.model_dump(mode="json"),
+        **({} if task is None else {"task": task.model_dump(mode="json")}),
     }
+
+
+def _read_task(config: NativeConfig) -> Task | None:
+    """Return the task in config.json, if it fits the number of outputs; None if there is none."""
+    if config.task is None:
+        return None
+    task, outputs = read_task(config.task), config.architecture.get("num_classes")
+    if len(task.output_names) != outputs:
+        raise WeightsError(f"config.json: the task has {len(task.output_names)} outputs and the model {outputs}")
+    return task
 
 
 def format_checksums(folder: Path) -> str:

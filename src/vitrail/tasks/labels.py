@@ -1,0 +1,88 @@
+"""One label an image: classification, as in the paper.
+
+Its loss has options (smoothing, sigmoid, mixing), so training uses `objectives/classification.py`; its report knows
+synonyms and ImageNet's other labels, so evaluation uses `evaluation/report.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitrail.errors import DataError, did_you_mean
+from vitrail.system.intervals import estimate_share
+from vitrail.tasks.task import AnswerLine, Array, Cell, Measure, Targets, Task, TaskMeasures
+
+LABEL = "label"
+"""The name of the target."""
+
+
+class Labels(Task):
+    """One of several classes."""
+
+    kind: Literal["labels"] = "labels"
+    names: tuple[str, ...]
+    """The classes, in the order of the outputs."""
+    column: str = LABEL
+    choosing_metric: ClassVar[str] = "accuracy"
+
+    @classmethod
+    def learn(cls, columns: Mapping[str, Sequence[Cell]]) -> Self:
+        (column,) = columns
+        names = {str(cell) for cell in columns[column] if cell is not None and cell != ""}
+        return cls(names=tuple(sorted(names)), column=column)
+
+    def encode(self, row: Mapping[str, Cell]) -> dict[str, Any]:
+        cell = row[self.column]
+        if cell is None or cell == "":
+            raise DataError(f"there is no {self.column}")
+        if str(cell) not in self.names:
+            hint = did_you_mean(str(cell), self.names) or ""
+            raise DataError(f"{self.column} is {cell!r}, which is no class{hint}")
+        return {LABEL: self.names.index(str(cell))}
+
+    def allocate(self, count: int) -> Targets:
+        return {LABEL: np.zeros(count, np.int64)}
+
+    def stratify(self, targets: Targets) -> NDArray[np.int64]:
+        return targets[LABEL]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return self.names
+
+    def compute_losses(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+        return F.cross_entropy(outputs, targets[LABEL], reduction="none")
+
+    def count(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"accuracy": outputs.argmax(dim=1) == targets[LABEL]}
+
+    def activate(self, outputs: Tensor) -> Tensor:
+        return outputs.softmax(dim=-1)
+
+    def answer(self, values: NDArray[np.float32], top: int = 5) -> dict[str, Any]:
+        best = np.argsort(-values, kind="stable")[:top]
+        return {"labels": [{"label": self.names[k], "probability": float(values[k])} for k in best]}
+
+    def describe(self, values: NDArray[np.float32], top: int = 5) -> list[AnswerLine]:
+        best = np.argsort(-values, kind="stable")[:top]
+        return [
+            AnswerLine(self.names[k], f"{values[k]:.1%}", float(values[k]), place == 0) for place, k in enumerate(best)
+        ]
+
+    def flatten(self, values: NDArray[np.float32]) -> dict[str, str | float]:
+        best = int(values.argmax())
+        return {"label": self.names[best], "probability": float(values[best])}
+
+    def measure(self, values: Array, targets: Targets) -> TaskMeasures:
+        hits = values.argmax(axis=1) == targets[LABEL]
+        return TaskMeasures((Measure("top-1", estimate_share(int(hits.sum()), len(hits)), is_share=True),))

@@ -1,0 +1,147 @@
+"""Tags: any number of an image's tags are right at once.
+
+In a table, tags stand in one column as `indoor|cat` or as a list in JSON, or in a column of 0 and 1 for each tag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import model_validator
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitrail.errors import DataError, did_you_mean
+from vitrail.tasks.cells import SEPARATOR, read_yes_or_no, split_tags
+from vitrail.tasks.tag_metrics import AveragePrecision, choose_threshold, compute_f1
+from vitrail.tasks.task import (
+    DRAWS,
+    AnswerLine,
+    Array,
+    Cell,
+    Measure,
+    Targets,
+    Task,
+    TaskMeasures,
+    estimate_by_resampling,
+)
+
+TAGS = "tags"
+"""The name of the target: (N, K) float32, 1 for a tag that the image has."""
+MOST_CELLS, FEWEST_DRAWS = 200_000_000, 100
+"""Intervals of many tags on many images come from fewer resamples."""
+
+
+class Tags(Task):
+    """Yes or no for each of several tags."""
+
+    kind: Literal["tags"] = "tags"
+    names: tuple[str, ...]
+    """The tags, in the order of the outputs."""
+    column: str | None = None
+    """The column that lists an image's tags; None if each tag has a column of 0 and 1 with its name."""
+    thresholds: tuple[float, ...] = ()
+    """From which probability on an image has each tag; 0.5 for all if empty."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.thresholds and len(self.thresholds) != len(self.names):
+            raise ValueError(f"there are {len(self.names)} tags and {len(self.thresholds)} thresholds")
+        return self
+
+    @classmethod
+    def learn(cls, columns: Mapping[str, Sequence[Cell]]) -> Self:
+        if len(columns) > 1:
+            return cls(names=tuple(columns))
+        ((column, cells),) = columns.items()
+        names = {name for cell in cells for name in split_tags(cell)}
+        if not names:
+            raise DataError(f"the column {column} has no tag in any row")
+        return cls(names=tuple(sorted(names)), column=column)
+
+    def encode(self, row: Mapping[str, Cell]) -> dict[str, Any]:
+        target = np.zeros(len(self.names), np.float32)
+        if self.column is None:
+            for number, name in enumerate(self.names):
+                target[number] = read_yes_or_no(name, row[name])
+            return {TAGS: target}
+        for name in split_tags(row[self.column]):
+            if name not in self.names:
+                raise DataError(f"{name!r} is no tag{did_you_mean(name, self.names) or ''}")
+            target[self.names.index(name)] = 1
+        return {TAGS: target}
+
+    def allocate(self, count: int) -> Targets:
+        return {TAGS: np.zeros((count, len(self.names)), np.float32)}
+
+    def stratify(self, targets: Targets) -> NDArray[np.int64]:
+        """Return the number of each image's rarest tag, and K for images without tags: so every part has rare tags."""
+        tags = targets[TAGS] > 0
+        counts = np.where(tags, tags.sum(axis=0), len(tags) + 1)
+        return np.where(tags.any(axis=1), counts.argmin(axis=1), len(self.names)).astype(np.int64)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.names if self.column is None else (self.column,)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        return self.names
+
+    def compute_losses(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+        return F.binary_cross_entropy_with_logits(outputs, targets[TAGS], reduction="none").mean(dim=1)
+
+    def count(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"tag-accuracy": ((outputs > 0) == (targets[TAGS] > 0)).float().mean(dim=1)}
+
+    def activate(self, outputs: Tensor) -> Tensor:
+        return outputs.sigmoid()
+
+    def answer(self, values: NDArray[np.float32], top: int = 5) -> dict[str, Any]:
+        chosen = [name for name, has in zip(self.names, self.decide(values), strict=True) if has]
+        best = np.argsort(-values, kind="stable")[:top]
+        return {"tags": chosen, "probabilities": {self.names[k]: float(values[k]) for k in best}}
+
+    def describe(self, values: NDArray[np.float32], top: int = 5) -> list[AnswerLine]:
+        decided, best = self.decide(values), np.argsort(-values, kind="stable")
+        shown = [k for place, k in enumerate(best) if place < top or decided[k]]
+        return [AnswerLine(self.names[k], f"{values[k]:.1%}", float(values[k]), bool(decided[k])) for k in shown]
+
+    def flatten(self, values: NDArray[np.float32]) -> dict[str, str | float]:
+        chosen = (name for name, has in zip(self.names, self.decide(values), strict=True) if has)
+        return {"tags": SEPARATOR.join(chosen), **{name: float(p) for name, p in zip(self.names, values, strict=True)}}
+
+    def decide(self, values: Array) -> NDArray[np.bool_]:
+        """(…, K) probabilities → (…, K): which tags the images have."""
+        decided: NDArray[np.bool_] = np.asarray(values) >= np.asarray(self.thresholds or 0.5, np.float32)
+        return decided
+
+    def measure(self, values: Array, targets: Targets) -> TaskMeasures:
+        truth, decided = targets[TAGS] > 0, self.decide(values)
+        precisions, f1 = AveragePrecision(truth, values), compute_f1(truth, decided)
+        count = len(values) if truth.any() else 0
+        draws = int(np.clip(MOST_CELLS / max(values.size, 1), FEWEST_DRAWS, DRAWS))
+        metrics = {
+            "mAP": precisions.compute_mean,
+            "macro F1": lambda rows: float(np.nanmean(compute_f1(truth[rows], decided[rows]))),
+            "micro F1": lambda rows: float(compute_f1(truth[rows].reshape(-1, 1), decided[rows].reshape(-1, 1))[0]),
+        }
+        measures = [
+            Measure(name, estimate_by_resampling(metric, count, draws), is_share=True)
+            for name, metric in metrics.items()
+        ]
+        each = precisions.compute(np.arange(len(values)))
+        table: list[list[Any]] = [["tag", "images", "average precision", "F1", "threshold"]]
+        for k in np.argsort(np.nan_to_num(each, nan=2.0), kind="stable"):
+            threshold = self.thresholds[k] if self.thresholds else 0.5
+            table.append([self.names[k], int(truth[:, k].sum()), float(each[k]), float(f1[k]), threshold])
+        return TaskMeasures(tuple(measures), {"tags, the hardest first": table})
+
+    def tune(self, values: Array, targets: Targets) -> Self:
+        """Choose for each tag the threshold with the best F1. A tag that no image has keeps 0.5."""
+        truth = targets[TAGS] > 0
+        thresholds = [choose_threshold(truth[:, k], values[:, k]) for k in range(len(self.names))]
+        return self.model_copy(update={"thresholds": tuple(thresholds)})

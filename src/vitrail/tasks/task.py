@@ -1,0 +1,186 @@
+"""The interface of a task: what a target looks like, its loss, its metrics, and how outputs become an answer.
+
+A task is a small record that is stored with the weights. Data, training, evaluation, export and serving ask it what
+they need to know, so a new task is one file here and an entry in `registry.py`.
+
+    cells of a row ─ encode ─► targets ─┐
+    images ─ model ─► outputs ──────────┴─ compute_losses ─► loss
+                         └─ activate ─► values ─ answer ─► JSON;  values, targets ─ measure ─► metrics with intervals
+
+Shapes: N or B images, K outputs of the model, V values of an answer.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitrail.config import Config
+from vitrail.system.intervals import LEVEL, NO_ESTIMATE, Estimate
+
+Array = NDArray[Any]
+Cell = str | int | float | bool | Sequence[Any] | None
+"""What a table holds for an image in one column: text, a number, a list, or nothing."""
+Targets = dict[str, Array]
+"""Arrays by name; the first axis is that of the images."""
+DRAWS = 500
+"""Resamples of the images from which an interval is read."""
+
+
+class AnswerLine(NamedTuple):
+    """One line of an answer as people see it: in a terminal, in a report, or as a bar on the page."""
+
+    name: str
+    text: str
+    """The value in words, such as "93.1%" or "34.2 years"."""
+    share: float | None = None
+    """The length of a bar, from 0 to 1; None for a line without one."""
+    is_chosen: bool = True
+    """Whether this is a part of the answer, and not only something that was considered."""
+
+
+class Measure(NamedTuple):
+    """A metric with its interval."""
+
+    name: str
+    estimate: Estimate
+    is_share: bool
+    """Whether it is shown in per cent."""
+    more_is_better: bool = True
+
+
+@dataclass(frozen=True)
+class TaskMeasures:
+    """All metrics of a task on some images."""
+
+    measures: tuple[Measure, ...]
+    """The most important first."""
+    tables: dict[str, list[list[Any]]] = field(default_factory=dict)
+    """For each title a head and rows, such as a row for each tag."""
+
+
+class Task(Config):
+    """What a target is. Each kind of task is a subclass, whose field `kind` names it in files and on the command line.
+
+    Fields are what must travel with the weights: names of tags, the mean of numbers.
+    """
+
+    kind: str
+    choosing_metric: ClassVar[str] = "loss"
+    """The sum in `count` that decides which of two evaluations is better: "accuracy", or the lower "loss"."""
+
+    # What a target looks like
+
+    @classmethod
+    @abstractmethod
+    def learn(cls, columns: Mapping[str, Sequence[Cell]]) -> Self:
+        """Return the task of some data: its tags, its range, … `columns` are the cells of all its rows.
+
+        Raises:
+            DataError: nothing can be learned from them, and why.
+        """
+
+    @abstractmethod
+    def encode(self, row: Mapping[str, Cell]) -> dict[str, Any]:
+        """Return the targets of one image by name, for arrays as of `allocate`.
+
+        Raises:
+            DataError: the cells are no target of this task, and why. The caller knows the file and the line.
+        """
+
+    @abstractmethod
+    def allocate(self, count: int) -> Targets:
+        """Return arrays for the targets of so many images, with values that can be computed with until they are set."""
+
+    @abstractmethod
+    def stratify(self, targets: Targets) -> NDArray[np.int64]:
+        """Return (N,) numbers of groups with similar targets: every part of the data gets an equal share of each."""
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[str, ...]:
+        """The columns that a target is read from."""
+
+    # What a model learns
+
+    @property
+    @abstractmethod
+    def output_names(self) -> tuple[str, ...]:
+        """A name for each of the K outputs of the model's head."""
+
+    @abstractmethod
+    def compute_losses(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+        """Return the (B,) losses of (B, K) outputs. Targets that are not known cost nothing."""
+
+    def count(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return (B,) measurements by name whose means training shows beside the loss; none by default."""
+        return {}
+
+    # What a model answers
+
+    @property
+    def value_names(self) -> tuple[str, ...]:
+        """A name for each of the V values that `activate` gives; by default those of the outputs."""
+        return self.output_names
+
+    @abstractmethod
+    def activate(self, outputs: Tensor) -> Tensor:
+        """(…, K) outputs → (…, V) values: probabilities, or numbers in the units of the data. Exports contain it."""
+
+    @abstractmethod
+    def answer(self, values: NDArray[np.float32], top: int = 5) -> dict[str, Any]:
+        """Return the answer for one image's (V,) values as plain data for JSON."""
+
+    @abstractmethod
+    def describe(self, values: NDArray[np.float32], top: int = 5) -> list[AnswerLine]:
+        """Return the answer for one image's (V,) values as lines for people, the most important first."""
+
+    @abstractmethod
+    def flatten(self, values: NDArray[np.float32]) -> dict[str, str | float]:
+        """Return the answer for one image's (V,) values as columns of a table, the same for all images."""
+
+    # What an evaluation says
+
+    @abstractmethod
+    def measure(self, values: Array, targets: Targets) -> TaskMeasures:
+        """Return the metrics of (N, V) float64 values. They do not depend on the order of the images."""
+
+    def tune(self, values: Array, targets: Targets) -> Self:
+        """Return the task with what is chosen by images, such as a threshold for each tag. By default nothing is."""
+        return self
+
+    def compare(self, expected: Array, found: Array) -> float:
+        """Return how well (N, V) values of an export agree with the model's: 1 for the same answer on all images."""
+        return float(np.mean([self.answer(a, 1) == self.answer(b, 1) for a, b in zip(expected, found, strict=True)]))
+
+
+def estimate_by_resampling(measure: Callable[[NDArray[np.int64]], float], count: int, draws: int = DRAWS) -> Estimate:
+    """Return a metric of images with the interval of its bootstrap distribution (percentiles).
+
+    Args:
+        measure: the metric of the images with these numbers; a number may occur several times.
+        count: the number of images.
+        draws: how often images are drawn.
+    """
+    value = float(measure(np.arange(count))) if count else float("nan")
+    if not np.isfinite(value):
+        return NO_ESTIMATE
+    rng = np.random.default_rng(0)
+    drawn = np.array([measure(rng.integers(count, size=count)) for _ in range(draws)], dtype=float)
+    drawn = drawn[np.isfinite(drawn)]
+    if not len(drawn):
+        return Estimate(value, float("nan"), float("nan"))
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Estimate(value, min(float(low), value), max(float(high), value))
+
+
+def to_tensors(targets: Targets) -> dict[str, Tensor]:
+    """Return the arrays as tensors that share their memory."""
+    return {name: torch.from_numpy(array) for name, array in targets.items()}
