@@ -13,10 +13,11 @@ from vitrail.inference.engine import Model
 from vitrail.system.events import OnEvent, open_listener
 from vitrail.training.resolve import Settings
 from vitrail.weights.source import PANE
+from vitrail.workflows.finetune_request import FinetuneRequest
 from vitrail.workflows.finetune_result import FinetuneResult
 from vitrail.workflows.linear_head import fit_linear_head
 from vitrail.workflows.start_model import choose_start
-from vitrail.workflows.train_classifier import ClassifierRequest, train_classifier
+from vitrail.workflows.train_classifier import train_classifier
 
 MOST_MINUTES = 60 * 24 * 365
 
@@ -87,7 +88,7 @@ def finetune(
         data = open_data(data)  # once: it remembers what it has computed about the images
     with open_listener(on_event) as listener:
         if not quick:
-            return train_classifier(ClassifierRequest(data, start, sweep, minutes, folder, settings), listener)
+            return train_classifier(FinetuneRequest(data, start, sweep, minutes, folder, settings), listener)
         if minutes is not None:
             raise ConfigError("quick takes seconds: give --quick or --minutes")
         if sweep:
