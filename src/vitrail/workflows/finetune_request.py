@@ -41,7 +41,7 @@ class FinetuneRequest:
         if "source" in given:
             raise ConfigError("the data was given twice: leave out data.source")
         for key in ("task", "labels"):
-            if f"data.{key}" in name_settings(self.settings) or key in given:
+            if key in given:
                 raise ConfigError(f"data.{key} goes with the data: give it as --{key} ({key}=…)")
         if "labels_from" in given:
             raise ConfigError("labels_from goes with the data: give it as --labels-from (labels_from=…)")

@@ -9,12 +9,12 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from vitrail.data.open import Data, name_data, open_data
 from vitrail.data.sources.flat_folder import FlatFolder
 from vitrail.data.sources.source import Source
+from vitrail.data.task_data import TaskData
 from vitrail.errors import ConfigError, VitrailError
 from vitrail.evaluation.discriminant import cross_fit, fit_discriminant
 from vitrail.evaluation.evaluate import score_model
@@ -189,11 +189,20 @@ def choose_settings(
         tree["data"]["source"] = data_name
         if isinstance(data, FlatFolder):
             tree["data"]["labels_from"] = data.labels_from
+        tree["data"] |= list_task_keys(data)
         tree["run"]["folder"] = str(request.folder or f"runs/{name_run_folder(data_name, name)}")
         return resolve(tree, request.settings), rates
 
     config, rates = choose(None)
     return (config, rates) if config.data.share is None else choose(config.data.share)
+
+
+def list_task_keys(data: Data) -> dict[str, str]:
+    """Return `data.task` and `data.labels` for data that says them; nothing for other data."""
+    if not isinstance(data, TaskData):
+        return {}
+    keys = {"task": data.kind, "labels": ",".join(data.columns)}
+    return {key: value for key, value in keys.items() if value}
 
 
 def _make_tree(
