@@ -324,9 +324,8 @@ def build_model(config: RunConfig, source: Source, start: ImageModel | None = No
 
     `start` is the model of `model.weights`, if it is loaded already; it is changed in place.
     """
-    section, task = config.model, source.task
-    outputs = {"classification": source.num_classes, "task": len(task.output_names)}
-    classes = outputs[config.objective.kind] if config.objective.kind in outputs else 0
+    section, kind, task = config.model, config.objective.kind, source.task
+    classes = source.num_classes if kind == "classification" else len(task.output_names) if kind == "task" else 0
     size: dict[str, Any] = {} if section.image_size is None else {"image_size": section.image_size}
     model: ImageModel
     if section.weights is not None:
@@ -366,9 +365,9 @@ def build_model(config: RunConfig, source: Source, start: ImageModel | None = No
         bias = config.objective.head_bias
         architecture = make_architecture(section.name, **size, **options)
         model = create_from_architecture(architecture, seed=config.run.seed, head_bias=bias)
-    if config.objective.kind == "task":
+    if kind == "task":
         name_outputs(model, task, section.keep_head)
-    elif config.objective.kind == "classification":
+    elif kind == "classification":
         model.stored_task = None
         if source.classes:
             model.labels = source.classes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitrail.data.open import Data
+from vitrail.data.open import Data, add_task
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError
 from vitrail.model.base import ImageModel
@@ -15,8 +15,6 @@ def add_run_task(config: DataConfig, data: Data) -> Data:
     """Return the data with the task and the columns of the configuration; an open source keeps the task it has."""
     if isinstance(data, Source) or (config.task is None and config.labels is None):
         return data
-    from vitrail.data.open import add_task
-
     return add_task(data, config.task, config.labels)
 
 

@@ -51,8 +51,8 @@ def finetune(
 
     Resolution, steps, batch size and learning rate are chosen for the data and the time. The weights with the best
     evaluation on held-out images are kept, and the accuracy is of images that chose nothing: the test split, one half
-    of the held-out images, or, if these are fewer than 200 and the task is labels, all of them by cross-fitting. The same call goes on with a
-    run that was stopped, and returns the result of one that is finished.
+    of the held-out images, or, if these are fewer than 200 and have labels, all of them by cross-fitting. The same call
+    goes on with a run that was stopped, and returns the result of one that is finished.
 
     Args:
         data: DATA, a Source or a list of (image, label) pairs, with at least two classes or targets of another task.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vitrail.data.open import Data, list_splits, name_data, open_data, open_training_images
 from vitrail.data.sources.source import Source, Subset, compute_fingerprint, take_share
-from vitrail.errors import ConfigError, DataError, VitrailError, WeightsError, did_you_mean
+from vitrail.errors import ConfigError, DataError, WeightsError, did_you_mean
 from vitrail.evaluation.discriminant import CrossFit, Shrinkage, cross_fit, fit_discriminant
 from vitrail.evaluation.features import Features, extract_features
 from vitrail.evaluation.labels import match_classes
