@@ -46,7 +46,8 @@ from vitrail.data.sources.image_files import list_folders, list_images
 from vitrail.data.sources.layout import explain_level
 from vitrail.data.sources.list_source import ListSource, Pairs, list_class_names
 from vitrail.data.sources.source import SPLITS, Source, hold_out
-from vitrail.data.tables.text_tables import TEXT_TABLES
+from vitrail.data.tables.open_table import find_stored_task
+from vitrail.data.tables.text_tables import JSON_TABLES
 from vitrail.data.task_data import TaskData, make_task_data, open_annotated, open_part
 from vitrail.errors import ConfigError, DataError, LayoutError, MissingExtraError, did_you_mean
 from vitrail.system.results import format_count
@@ -330,9 +331,11 @@ def _open_whole(data: Any, openers: SplitOpeners) -> Source:
 
 
 def _add_missing_task(data: Data) -> Data:
-    """Return data that can only be opened with its task, such as a .jsonl, as such data."""
-    is_table = isinstance(data, str | Path) and Path(data).suffix.lower() in TEXT_TABLES
-    return TaskData(data) if is_table and Path(data).suffix.lower() != ".csv" and Path(data).is_file() else data
+    """Return data that only opens with its task as such data: records in JSON, and shards that were packed with one."""
+    if not isinstance(data, str | Path):
+        return data
+    is_json = Path(data).suffix.lower() in JSON_TABLES and Path(data).expanduser().is_file()
+    return TaskData(data) if is_json or find_stored_task(data) else data
 
 
 def _require_folder(path: Path, name: str) -> Path:

@@ -139,8 +139,10 @@ class ColumnGuide:
         names = list(self.table.columns)
         if not names:
             raise DataError(f"{self.table.title} has no column beside the images: add one with what to learn")
-        known = (*TAG_COLUMNS, *LABEL_COLUMNS) if self.kind == "tags" else (*LABEL_COLUMNS, *TAG_COLUMNS)
-        named = next((name for word in known for name in names if name.lower() == word), None)
+        tags, labels = (
+            next((name for name in names if name.lower() in known), None) for known in (TAG_COLUMNS, LABEL_COLUMNS)
+        )
+        named = (tags or labels) if self.kind == "tags" else (labels or tags)
         if self.kind == "numbers":
             named = named if named and self.facts(named).is_numeric else None
             named = named or self._find_single(lambda facts: facts.is_numeric)
