@@ -83,6 +83,9 @@ class Labels(Task):
         best = int(values.argmax())
         return {"label": self.names[best], "probability": float(values[best])}
 
+    def summarise(self) -> str:
+        return f"{len(self.names)} class" + ("" if len(self.names) == 1 else "es")
+
     def measure(self, values: Array, targets: Targets) -> TaskMeasures:
         hits = values.argmax(axis=1) == targets[LABEL]
         return TaskMeasures((Measure("top-1", estimate_share(int(hits.sum()), len(hits)), is_share=True),))

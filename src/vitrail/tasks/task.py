@@ -75,6 +75,8 @@ class Task(Config):
     kind: str
     choosing_metric: ClassVar[str] = "loss"
     """The sum in `count` that decides which of two evaluations is better: "accuracy", or the lower "loss"."""
+    gives_probabilities: ClassVar[bool] = True
+    """Whether all values are probabilities, and not numbers in the units of the data."""
 
     # What a target looks like
 
@@ -145,6 +147,10 @@ class Task(Config):
     @abstractmethod
     def flatten(self, values: NDArray[np.float32]) -> dict[str, str | float]:
         """Return the answer for one image's (V,) values as columns of a table, the same for all images."""
+
+    def summarise(self) -> str:
+        """Return what is answered in a few words, such as "12 tags"."""
+        return f"{len(self.value_names)} {self.kind}"
 
     # What an evaluation says
 
