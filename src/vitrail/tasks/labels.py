@@ -89,3 +89,7 @@ class Labels(Task):
     def measure(self, values: Array, targets: Targets) -> TaskMeasures:
         hits = values.argmax(axis=1) == targets[LABEL]
         return TaskMeasures((Measure("top-1", estimate_share(int(hits.sum()), len(hits)), is_share=True),))
+
+    def compare(self, expected: Array, found: Array) -> float:
+        """Return the share of images with the same first guess."""
+        return float(np.mean(expected.argmax(axis=1) == found.argmax(axis=1)))

@@ -145,3 +145,9 @@ class Tags(Task):
         truth = targets[TAGS] > 0
         thresholds = [choose_threshold(truth[:, k], values[:, k]) for k in range(len(self.names))]
         return self.model_copy(update={"thresholds": tuple(thresholds)})
+
+    def compare(self, expected: Array, found: Array) -> float:
+        """Return how many of the tags that either chooses for an image both choose, on average; 1 where none is."""
+        ours, theirs = self.decide(expected), self.decide(found)
+        either = (ours | theirs).sum(axis=1)
+        return float(np.mean(np.where(either > 0, (ours & theirs).sum(axis=1) / np.maximum(either, 1), 1.0)))

@@ -148,6 +148,11 @@ class Task(Config):
     def flatten(self, values: NDArray[np.float32]) -> dict[str, str | float]:
         """Return the answer for one image's (V,) values as columns of a table, the same for all images."""
 
+    @property
+    def value_scales(self) -> tuple[float, ...]:
+        """What is a large difference of each of the V values: 1 for probabilities, a usual deviation for numbers."""
+        return (1.0,) * len(self.value_names)
+
     def summarise(self) -> str:
         """Return what is answered in a few words, such as "12 tags"."""
         return f"{len(self.value_names)} {self.kind}"
