@@ -11,9 +11,9 @@ import onnxruntime
 import pytest
 import torch
 from PIL import Image
-from task_models import OTHERS, TASKS, make_task_model
 
 import vitrail
+from task_models import OTHERS, TASKS, make_task_model
 from vitrail.data.transforms.preprocess import prepare
 from vitrail.exporting import check
 from vitrail.exporting.export import export

@@ -80,6 +80,7 @@ def test_models_are_listed(client):
         "image_size": [16, 16],
         "task": "labels",
         "answers": "7 classes",
+        "lines": 5,
         "classes": 7,
         "layers": 2,
         "attention": True,

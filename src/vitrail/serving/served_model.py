@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.inference.answers import make_answer
+from vitrail.inference.answers import make_answer, make_zeros
 from vitrail.inference.engine import Engine, FloatArray, check_finite
 from vitrail.inference.predictor import rank_labels
 from vitrail.serving.attention import Array, AttentionRollout
 from vitrail.serving.http_errors import HttpError
 from vitrail.serving.image_decoding import Box, decode_upload, expect_decoding_seconds
+from vitrail.serving.settings import TOP
 
 Operation = Literal["classify", "predict", "embed", "attention"]
 ANSWERING = ("classify", "predict")
@@ -28,7 +29,7 @@ class ImageRequest(NamedTuple):
 
     operation: Operation
     content: bytes
-    top: int = 5
+    top: int = TOP
 
 
 class DecodedRequest(NamedTuple):
@@ -68,6 +69,7 @@ class ServedModel:
             "image_size": list(self.engine.preprocessing.image_size),
             "task": self.task.kind if self.has_answers else None,
             "answers": self.task.summarise() if self.has_answers else None,
+            "lines": len(make_answer(self.task, make_zeros(self.task), TOP).lines) if self.has_answers else 0,
             "classes": len(self.labels),
             "layers": self.rollout.layers,
             "attention": self.rollout.layers is not None,

@@ -27,6 +27,7 @@ from vitrail.tasks.task import (
     Task,
     TaskMeasures,
     estimate_by_resampling,
+    format_share,
 )
 
 TAGS = "tags"
@@ -108,7 +109,9 @@ class Tags(Task):
     def describe(self, values: NDArray[np.float32], top: int = 5) -> list[AnswerLine]:
         decided, best = self.decide(values), np.argsort(-values, kind="stable")
         shown = [k for place, k in enumerate(best) if place < top or decided[k]]
-        return [AnswerLine(self.names[k], f"{values[k]:.1%}", float(values[k]), bool(decided[k])) for k in shown]
+        return [
+            AnswerLine(self.names[k], format_share(float(values[k])), float(values[k]), bool(decided[k])) for k in shown
+        ]
 
     def flatten(self, values: NDArray[np.float32]) -> dict[str, str | float]:
         chosen = (name for name, has in zip(self.names, self.decide(values), strict=True) if has)

@@ -155,7 +155,7 @@ class Task(Config):
 
     def summarise(self) -> str:
         """Return what is answered in a few words, such as "12 tags"."""
-        return f"{len(self.value_names)} {self.kind}"
+        return f"{len(self.value_names):,} {self.kind}"
 
     # What an evaluation says
 
@@ -170,6 +170,12 @@ class Task(Config):
     def compare(self, expected: Array, found: Array) -> float:
         """Return how well (N, V) values of an export agree with the model's: 1 for the same answer on all images."""
         return float(np.mean([self.answer(a, 1) == self.answer(b, 1) for a, b in zip(expected, found, strict=True)]))
+
+
+def format_share(share: float) -> str:
+    """Return a share in per cent, such as "93.1%" or "0.02%": with more digits if it is small."""
+    digits = 0 if share >= 0.9995 else 1 if share >= 0.001 or share == 0 else 2
+    return f"{share:.{digits}%}"
 
 
 def estimate_by_resampling(measure: Callable[[NDArray[np.int64]], float], count: int, draws: int = DRAWS) -> Estimate:
