@@ -7,10 +7,11 @@ from typing import Any
 
 from vitrail.errors import ConfigError, did_you_mean
 from vitrail.tasks.labels import Labels
+from vitrail.tasks.numbers import Numbers
 from vitrail.tasks.tags import Tags
 from vitrail.tasks.task import Task
 
-TASKS: dict[str, type[Task]] = {"labels": Labels, "tags": Tags}
+TASKS: dict[str, type[Task]] = {"labels": Labels, "tags": Tags, "numbers": Numbers}
 """Add a new task here; its file says all else."""
 
 
