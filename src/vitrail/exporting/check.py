@@ -217,7 +217,7 @@ def _largest_difference(graph: ExportGraph, pairs: Sequence[tuple[Tensor, Tensor
 
     By torch's maximum: Python's would lose a NaN that is not the first.
     """
-    scales = torch.tensor(graph.model.task.value_scales) if _has_units(graph) else torch.ones(())
+    scales = torch.tensor((graph.model.task.value_scales if _has_units(graph) else None) or 1.0)
     differences = torch.cat([((expected - found) / scales).abs().amax(dim=1) for expected, found in pairs])
     if graph.input == "pixels" and not _has_units(graph):
         largest = torch.cat([expected.abs().amax(dim=1) for expected, _ in pairs])

@@ -77,8 +77,6 @@ class Task(Config):
     kind: str
     choosing_metric: ClassVar[str] = "loss"
     """The sum in `count` that decides which of two evaluations is better: "accuracy", or the lower "loss"."""
-    gives_probabilities: ClassVar[bool] = True
-    """Whether all values are probabilities, and not numbers in the units of the data."""
 
     # What a target looks like
 
@@ -146,6 +144,11 @@ class Task(Config):
         """
         return None
 
+    @property
+    def gives_probabilities(self) -> bool:
+        """Whether the values are probabilities, and not numbers in the units of the data."""
+        return self.value_scales is None
+
     @abstractmethod
     def activate(self, outputs: Tensor) -> Tensor:
         """(…, K) outputs → (…, V) values: probabilities, or numbers in the units of the data. Exports contain it."""
@@ -161,11 +164,6 @@ class Task(Config):
     @abstractmethod
     def flatten(self, values: NDArray[np.float32]) -> dict[str, str | float]:
         """Return the answer for one image's (V,) values as columns of a table, the same for all images."""
-
-    @property
-    def value_scales(self) -> tuple[float, ...]:
-        """What is a large difference of each of the V values: 1 for probabilities, a usual deviation for numbers."""
-        return (1.0,) * len(self.value_names)
 
     def summarise(self) -> str:
         """Return what is answered in a few words, such as "12 tags"."""
