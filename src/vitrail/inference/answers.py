@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from vitrail.inference.engine import FloatArray
 from vitrail.tasks.task import AnswerLine, Task
 
@@ -48,12 +46,7 @@ def make_answer(task: Task, values: FloatArray, top: int) -> Answer:
 
 def list_cell_names(task: Task) -> tuple[str, ...]:
     """Return the names of `Answer.cells`, which do not depend on the image."""
-    return tuple(task.flatten(make_zeros(task)))
-
-
-def make_zeros(task: Task) -> FloatArray:
-    """Return (V,) values for an answer whose form matters and not its content."""
-    return np.zeros(len(task.value_names), np.float32)
+    return tuple(task.flatten(task.make_example()))
 
 
 def _round(data: Any) -> Any:

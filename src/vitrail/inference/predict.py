@@ -52,7 +52,7 @@ class PredictionResult(Result):
 
     predictions: tuple[FilePrediction, ...]
     labels: tuple[str, ...]
-    """The names of the model's classes in words, or of the outputs of another task; () for a model without classes."""
+    """The names of the model's classes in words, or of the values of another task; () for a model without classes."""
     seconds: float
     """From the first image to the last, without loading the model."""
     embedding_file: Path | None = None
@@ -145,8 +145,9 @@ def predict(
     Events:
 
         message      text, while a faster precision is prepared
-        images       files, labels: the names of all images that were found, and those of the model's classes; for
-                     another task than labels also task, its kind, and columns, the names of the cells of an answer
+        images       files, labels: the names of all images that were found, and those of the model's classes or
+                     other values; for another task than labels also task, its kind, and columns, the names of the
+                     cells of an answer
         prediction   file, labels, error: of one image, in order; labels are lists of a label and its probability;
                      for another task also task, answer, lines and cells
         progress     of the task "predicting"

@@ -85,7 +85,7 @@ class Predictor:
 
     Attributes:
         labels: the names of the classes in words, in the order of the probabilities; () for a model without classes.
-            For another task, the names of the model's outputs.
+            For another task, the names of its values.
         task: what the model answers: labels, tags, …; see vitrail/tasks/task.py.
         engine: what computes; see vitrail/inference/engine.py.
 
@@ -111,8 +111,8 @@ class Predictor:
             else open_engine(model, device=device, precision=precision, batch=batch_size, on_message=on_message)
         )
         self.batch_size, self.most_pixels = batch_size, most_pixels
-        self.labels = self.engine.labels
         self.task: Task = self.engine.display_task
+        self.labels = self.task.value_names if self.engine.num_classes else ()
 
     def __repr__(self) -> str:
         engine = self.engine

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.inference.answers import make_answer, make_zeros
+from vitrail.inference.answers import make_answer
 from vitrail.inference.engine import Engine, FloatArray, check_finite
 from vitrail.inference.predictor import rank_labels
 from vitrail.serving.attention import Array, AttentionRollout
@@ -69,7 +69,7 @@ class ServedModel:
             "image_size": list(self.engine.preprocessing.image_size),
             "task": self.task.kind if self.has_answers else None,
             "answers": self.task.summarise() if self.has_answers else None,
-            "lines": len(make_answer(self.task, make_zeros(self.task), TOP).lines) if self.has_answers else 0,
+            "lines": len(make_answer(self.task, self.task.make_example(), TOP).lines) if self.has_answers else 0,
             "classes": len(self.labels),
             "layers": self.rollout.layers,
             "attention": self.rollout.layers is not None,

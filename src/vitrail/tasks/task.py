@@ -165,9 +165,15 @@ class Task(Config):
     def flatten(self, values: NDArray[np.float32]) -> dict[str, str | float]:
         """Return the answer for one image's (V,) values as columns of a table, the same for all images."""
 
+    def make_example(self) -> NDArray[np.float32]:
+        """Return the (V,) values of a model that knows nothing, for an answer whose form matters."""
+        values: NDArray[np.float32] = self.activate(torch.zeros(len(self.output_names))).numpy()
+        return values
+
     def summarise(self) -> str:
         """Return what is answered in a few words, such as "12 tags"."""
-        return f"{len(self.value_names):,} {self.kind}"
+        count = len(self.value_names)
+        return f"{count:,} {self.kind.removesuffix('s') if count == 1 else self.kind}"
 
     # What an evaluation says
 
