@@ -1,4 +1,4 @@
-"""R² and Spearman's rank correlation with intervals, and groups of similar numbers."""
+"""R², Spearman's rank correlation and Cohen's kappa with intervals, and groups of similar numbers."""
 
 from __future__ import annotations
 
@@ -28,6 +28,21 @@ def estimate_r2(truth: Array, guess: Array, draws: int = DRAWS) -> Estimate:
 def estimate_spearman(truth: Array, guess: Array, draws: int = DRAWS) -> Estimate:
     """Return Spearman's correlation of (N,) numbers with guesses; NaN if all of one are equal."""
     return estimate_by_resampling(RankCorrelation(truth, guess).compute, len(truth), draws)
+
+
+def estimate_kappa(truth: Array, decided: Array, count: int, draws: int = DRAWS) -> Estimate:
+    """Return Cohen's kappa with quadratic weights of (N,) levels below `count`; NaN if all are the same.
+
+    It is 1 − the mean squared distance, divided by that of the same answers dealt out to the images by chance.
+    """
+    apart = (np.arange(count)[:, None] - np.arange(count)) ** 2
+
+    def compute_kappa(rows: NDArray[np.int64]) -> float:
+        shares = [np.bincount(each[rows], minlength=count) / len(rows) for each in (truth, decided)]
+        by_chance = float(shares[0] @ apart @ shares[1])
+        return 1 - float(((truth - decided)[rows] ** 2).mean()) / by_chance if by_chance > 0 else float("nan")
+
+    return estimate_by_resampling(compute_kappa, len(truth), draws)
 
 
 class RankCorrelation:
