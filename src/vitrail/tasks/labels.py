@@ -86,3 +86,6 @@ class Labels(Task):
     def measure(self, values: Array, targets: Targets) -> TaskMeasures:
         hits = values.argmax(axis=1) == targets[LABEL]
         return TaskMeasures((Measure("top-1", estimate_share(int(hits.sum()), len(hits)), is_share=True),))
+
+    def describe_target(self, target: Mapping[str, Any]) -> str:
+        return self.names[int(target[LABEL])]
