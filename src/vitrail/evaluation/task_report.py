@@ -37,7 +37,7 @@ class WorstImage:
     @property
     def words(self) -> str:
         """The answer on one line: what was chosen, with its value."""
-        return ", ".join(f"{line.name} {line.text}" for line in self.lines if line.is_chosen) or "nothing"
+        return ", ".join(f"{line.name} {line.text}" for line in self.lines if line.is_chosen) or "none"
 
 
 @dataclass(frozen=True)
