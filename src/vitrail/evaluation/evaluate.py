@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import vitrail
-from vitrail.data.open import Data, add_labels_from, choose_test_split, list_splits, name_data, open_data
+from vitrail.data.open import Data, add_labels_from, add_task, choose_test_split, list_splits, name_data, open_data
 from vitrail.data.sources.source import Source, compute_fingerprint
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.figures import draw_report, draw_task_report
@@ -231,8 +231,6 @@ def open_data_for(
     if engine.task.kind != "labels":
         return open_task_data(data, engine.task, split, labels)
     if labels is not None:
-        from vitrail.data.open import add_task
-
         data = add_task(data, "labels", labels)
     source, part = open_scored_part(data, split)
     require_same_task(engine.task, source.task)

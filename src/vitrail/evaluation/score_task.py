@@ -14,7 +14,7 @@ import torch
 
 import vitrail
 from vitrail.data.loader import BrokenSample
-from vitrail.data.open import Data, choose_test_split, list_splits, open_data
+from vitrail.data.open import Data, add_task, choose_test_split, list_splits, open_data
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError, WeightsError
 from vitrail.evaluation.task_report import LeftOut, TaskReport, WorstImage
@@ -126,8 +126,6 @@ def open_task_data(
             raise ConfigError("labels: this data is open already; name its columns where it is opened")
         require_same_task(task, data.task)
     else:
-        from vitrail.data.open import add_task
-
         data = add_task(data, task, labels)
     split = split or choose_test_split(data) or ("train" if "train" in list_splits(data) else None)
     return open_data(data, split), split

@@ -37,7 +37,7 @@ class WorstImage:
     @property
     def words(self) -> str:
         """The answer on one line: what was chosen, with its value."""
-        return ", ".join(f"{line.name} {line.text}" for line in self.lines if line.is_chosen) or "none"
+        return join_chosen(self.lines)
 
 
 @dataclass(frozen=True)
@@ -160,3 +160,8 @@ class TaskReport(Result):
 def format_cell(cell: Any) -> str:
     """Return a cell of a task's table as text; "–" for what is not known."""
     return "–" if cell is None or (isinstance(cell, float) and not math.isfinite(cell)) else format_value(cell)
+
+
+def join_chosen(lines: Sequence[AnswerLine]) -> str:
+    """Return the chosen lines of an answer as one, such as "indoor 93.1%, cat 80.4%"; "none" if nothing is."""
+    return ", ".join(f"{line.name} {line.text}" for line in lines if line.is_chosen) or "none"

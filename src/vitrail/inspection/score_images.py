@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from vitrail.data.open import Data, list_splits, open_data
+from vitrail.data.open import Data, add_task, list_splits, open_data
 from vitrail.data.sources.image_files import IMAGE_SUFFIXES
 from vitrail.data.sources.source import Source, Subset, compute_fingerprint
+from vitrail.data.task_data import TaskData
 from vitrail.data.transforms.decode import open_image
 from vitrail.errors import DataError, VitrailError
 from vitrail.evaluation.evaluate import open_scored_part, score_model
@@ -63,11 +64,14 @@ def open_labelled_images(images: Images, task: Task | None = None) -> LabelledIm
         images = os.fspath(images)
         if Path(images).name.lower().endswith(IMAGE_SUFFIXES):
             return None
-    elif not isinstance(images, Source | Mapping) and (is_one_image(images) or not _is_list_of_pairs(images)):
+    elif not isinstance(images, Source | Mapping | TaskData) and (
+        is_one_image(images) or not _is_list_of_pairs(images)
+    ):
         return None
     data: Any = images
     try:
         if task is not None and task.kind != "labels":
+            data = add_task(data, task)
             source, part = open_task_data(data, task)
             labelled = np.arange(len(source))
         else:
