@@ -103,26 +103,31 @@ def draw_scatter(
 
 
 def draw_confusion_matrix(
-    path: Path, title: str, names: Sequence[str], counts: NDArray[np.int64], across: Sequence[str] | None = None
+    path: Path, title: str, names: Sequence[str], truth: NDArray[np.int64], answers: NDArray[np.int64]
 ) -> list[Path]:
     """Draw how often what is true is taken for what: a row for each truth, a column for each answer.
 
     Args:
         path: the .png file; an .svg is written beside it.
         title: of the figure.
-        names: of the rows.
-        counts: (rows, columns).
-        across: the names of the columns, if they are others.
+        names: K names. Those that are neither true of an image nor an answer are left out.
+        truth: (N,) numbers of names.
+        answers: (N,) numbers of names.
 
     Returns:
-        The file.
+        The file, or nothing if there are no images.
     """
-    side = float(np.clip(3.5 + 0.32 * len(names), 6, 18))
+    present = np.union1d(truth, answers)
+    if not len(present):
+        return []
+    counts = np.zeros((len(names), len(names)), np.int64)
+    np.add.at(counts, (truth, answers), 1)
+    side = float(np.clip(3.5 + 0.32 * len(present), 6, 18))
     with new_figure(path, side + 1, side) as figure:
         axes = figure.add_subplot()
-        paint_confusions(figure, axes, names, across or names, counts)
-        axes.set_xlabel("answer")
-        axes.set_ylabel("truth")
+        shown = [names[k] for k in present]
+        paint_confusions(figure, axes, shown, shown, counts[np.ix_(present, present)])
+        axes.set(xlabel="answer", ylabel="truth")
         set_title(figure, title)
     return [path]
 

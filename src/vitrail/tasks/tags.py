@@ -16,11 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.errors import DataError, did_you_mean
-from vitrail.tasks.cells import SEPARATOR, read_yes_or_no, split_tags
+from vitrail.tasks.cells import SEPARATOR, read_good_cells, read_yes_or_no, split_tags
 from vitrail.tasks.draw_measures import draw_share_bars
 from vitrail.tasks.tag_metrics import AveragePrecision, choose_threshold, compute_f1
 from vitrail.tasks.task import (
-    DRAWS,
     AnswerLine,
     Array,
     Cell,
@@ -28,13 +27,12 @@ from vitrail.tasks.task import (
     Targets,
     Task,
     TaskMeasures,
+    choose_draws,
     estimate_by_resampling,
 )
 
 TAGS = "tags"
 """The name of the target: (N, K) float32, 1 for a tag that the image has."""
-MOST_CELLS, FEWEST_DRAWS = 200_000_000, 100
-"""Intervals of many tags on many images come from fewer resamples."""
 
 
 class Tags(Task):
@@ -47,7 +45,6 @@ class Tags(Task):
     """The column that lists an image's tags; None if each tag has a column of 0 and 1 with its name."""
     thresholds: tuple[float, ...] = ()
     """From which probability on an image has each tag; 0.5 for all if empty."""
-
     worst_words: ClassVar[str] = "the images with the surest wrong tag"
 
     @model_validator(mode="after")
@@ -61,7 +58,7 @@ class Tags(Task):
         if len(columns) > 1:
             return cls(names=tuple(columns))
         ((column, cells),) = columns.items()
-        names = {name for cell in cells for name in split_tags(cell)}
+        names = {name for tags in read_good_cells(split_tags, cells) for name in tags}
         if not names:
             raise DataError(f"the column {column} has no tag in any row")
         return cls(names=tuple(sorted(names)), column=column)
@@ -127,7 +124,7 @@ class Tags(Task):
         truth, decided = targets[TAGS] > 0, self.decide(values)
         precisions, f1 = AveragePrecision(truth, values), compute_f1(truth, decided)
         count = len(values) if truth.any() else 0
-        draws = int(np.clip(MOST_CELLS / max(values.size, 1), FEWEST_DRAWS, DRAWS))
+        draws = choose_draws(values.size)
         metrics = {
             "mAP": precisions.compute_mean,
             "macro F1": lambda rows: float(np.nanmean(compute_f1(truth[rows], decided[rows]))),

@@ -15,8 +15,8 @@ from vitrail.inspection.page.scores import QUALITY, SMALL, draw_bar
 from vitrail.system.results import format_count
 from vitrail.tasks.task import Measure
 
-MOST_LINES = 6
-"""Lines of an answer below a photo."""
+MOST_LINES = 3
+"""Lines of an answer below a photo; more if more was chosen."""
 MOST_ROWS = 20
 """Rows of a table; the rest opens on a click."""
 MOST_LEFT_OUT = 10
@@ -87,7 +87,7 @@ def _show_photo(photo: AnsweredPhoto) -> str:
     answer = format_answer(lines)
     return (
         f'<li><span class="photo">{picture}</span><ol class="guesses" aria-label="The model\'s answer">{answer}</ol>'
-        f'<span class="label" dir="auto"><span class="of">true:</span> {truth}</span></li>'
+        f'<span class="truth" dir="auto"><span class="of">true:</span> {truth}</span></li>'
     )
 
 
@@ -129,7 +129,7 @@ def _build_cell(cell: Any, is_number: bool, column: int) -> str:
 
 def _format_number(cell: Any) -> str:
     """Return a number of a table; fractions with three digits, so that a column of them lines up."""
-    if isinstance(cell, float) and math.isfinite(cell) and abs(cell) < 1:
+    if isinstance(cell, float) and math.isfinite(cell) and abs(cell) <= 1:
         return f"{cell:.3f}"
     return format_cell(cell)
 
