@@ -15,7 +15,12 @@ from vitrail.cli.printing import PRECISION_HELP, interruptible, print_lines, pri
 if TYPE_CHECKING:
     from vitrail.evaluation.compare import ComparisonResult
     from vitrail.evaluation.report import EvaluationReport
+    from vitrail.evaluation.task_report import TaskReport
 
+ALL_SCORED = (
+    "all images were scored, also those that the model may have learned from; --split val scores the tenth that "
+    "`vitrail finetune` holds out, though not with --quick or --sweep, which learn from all in the end"
+)
 RUNS = 3
 """Trainings for each data set, as in the paper."""
 
@@ -31,6 +36,10 @@ def evaluate(
         typer.Option(
             help="A folder, CSV, Parquet, shards, hf:owner/name, digits; for a suite a folder or a TOML file."
         ),
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMNS", help="The data's columns that hold what is true: colour,shape."),
     ] = None,
     labels_from: LabelsFromOption = None,
     split: Annotated[
@@ -68,6 +77,8 @@ def evaluate(
 ) -> None:
     """Measure a model: accuracy, likelihood, calibration, every class, what is taken for what, with intervals.
 
+    A model with another task has that task's measures: of tags mAP and F1, of numbers the errors in their units.
+
     vitrail evaluate --model MODEL --data photos/ writes a report and its figures. vitrail evaluate --compare A B
     --data photos/ puts models side by side, with size, speed and what their training cost. With --suite a model is
     fine-tuned on each of the paper's data sets, as the paper does.
@@ -85,7 +96,7 @@ def evaluate(
         raise ConfigError("--runs and --rates are for --suite")
     if compare:
         if suite or real or mapping or among or out:
-            raise ConfigError("--compare takes --data, --split, --json, how to run, and models only")
+            raise ConfigError("--compare takes --data, --split, --labels, --json, how to run, and models only")
         models = [choose_weights(each, which) for each in [*([model] if model else []), *(others or [])]]
         if not models:
             raise ConfigError("--compare has no models: vitrail evaluate --data DATA --compare MODEL MODEL …")
@@ -94,6 +105,7 @@ def evaluate(
                 models,
                 data,
                 split,
+                labels=labels,
                 labels_from=labels_from,
                 batch_size=batch_size,
                 workers=workers,
@@ -107,7 +119,7 @@ def evaluate(
         raise ConfigError("--model is missing: vitrail evaluate --model MODEL --data DATA")
     model = choose_weights(model, which)
     if suite is not None:
-        if real or mapping or among or split or labels_from or as_json:
+        if real or mapping or among or split or labels or labels_from or as_json:
             raise ConfigError("--suite takes --model, --data, --runs, --rates, --out and key=value only")
         if options != InferenceOptions():
             raise ConfigError("a suite trains: give batch_size=… workers=… device=… precision=…, without dashes")
@@ -122,6 +134,7 @@ def evaluate(
             model,
             data,
             split,
+            labels=labels,
             labels_from=labels_from,
             real=real,
             mapping=mapping,
@@ -139,7 +152,7 @@ def evaluate(
         _print_report(report)
 
 
-def _print_report(report: EvaluationReport) -> None:
+def _print_report(report: EvaluationReport | TaskReport) -> None:
     from vitrail.evaluation.report import format_estimate
 
     part = f", {report.part}" if report.part else ""
@@ -148,18 +161,21 @@ def _print_report(report: EvaluationReport) -> None:
     print_table(title, ["measure", "value", "95% from", "to"], measures)
     print_lines(_make_remarks(report))
     for name, (columns, *rows) in report.tables().items():
-        print_table(name, columns, rows, left=columns.index("images"))
+        print_table(name, columns, rows, left=columns.index("images") if "images" in columns else len(columns))
     if report.was_trained_on:
         print_lines(["warning: the model has learned from these very images, so this says nothing about new ones"])
     print_lines(f"written: {path}" for path in report.files)
 
 
-def _make_remarks(report: EvaluationReport) -> list[str]:
-    from vitrail.evaluation.report import describe_engine
+def _make_remarks(report: EvaluationReport | TaskReport) -> list[str]:
+    from vitrail.evaluation.report import EvaluationReport, describe_engine
 
-    remarks = [f"classes: {report.labels}"]
+    remarks = [f"classes: {report.labels}"] if isinstance(report, EvaluationReport) else []
     if report.about["precision"] != "fp32":
         remarks.append(f"computed {describe_engine(report.about)}")
+    if not isinstance(report, EvaluationReport):
+        remarks += [f"left out: {line}" for line in report.describe_left_out()]
+        return remarks if report.part else [*remarks, ALL_SCORED]
     if report.foreign_guesses:
         remarks.append(
             f"{report.foreign_guesses:,} guesses are of classes that the data does not have: --among-data-classes "
@@ -170,10 +186,7 @@ def _make_remarks(report: EvaluationReport) -> list[str]:
     if report.broken:
         remarks.append(f"left out: {report.broken:,} images that cannot be read; `vitrail data check` names them")
     if report.part is None:
-        remarks.append(
-            "all images were scored, also those that the model may have learned from; --split val scores the tenth "
-            "that `vitrail finetune` holds out, though not with --quick or --sweep, which learn from all in the end"
-        )
+        remarks.append(ALL_SCORED)
     return remarks
 
 

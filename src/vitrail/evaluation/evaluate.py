@@ -1,25 +1,30 @@
-"""Score a classifier on a data set: `evaluate` is what people call, `score_model` what it does on data that is open."""
+"""Score a model on a data set: `evaluate` is what people call, `score_model` what it does on data that is open.
+
+What a model is asked is its task: one label an image here, any other in `score_task.py`.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 import vitrail
-from vitrail.data.open import Data, add_labels_from, choose_test_split, list_splits, name_data, open_data
+from vitrail.data.open import Data, add_labels_from, add_task, choose_test_split, list_splits, name_data, open_data
 from vitrail.data.sources.source import Source, compute_fingerprint
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation.figures import draw_report
+from vitrail.evaluation.figures import draw_report, draw_task_report
 from vitrail.evaluation.labels import LabelMap, match_classes, read_label_map
 from vitrail.evaluation.predictions import PredictionTable, predict_all, select_known_images
 from vitrail.evaluation.real import count_real_hits, read_real_labels
 from vitrail.evaluation.report import EvaluationReport, RealAccuracy, make_report
+from vitrail.evaluation.score_task import open_task_data, require_same_task, score_task
+from vitrail.evaluation.task_report import TaskReport
 from vitrail.inference import class_names
 from vitrail.inference.batches import InferenceOptions, open_model, single_rank
 from vitrail.inference.engine import Engine, Model, name_model
@@ -40,6 +45,7 @@ def evaluate(
     data: Data,
     split: str | None = None,
     *,
+    labels: str | Sequence[str] | None = None,
     labels_from: str | None = None,
     real: str | Path | None = None,
     mapping: str | Path | None = None,
@@ -50,8 +56,10 @@ def evaluate(
     precision: str = "fp32",
     folder: str | Path | None = None,
     on_event: OnEvent | None = None,
-) -> EvaluationReport:
-    """Score a model on a data set. Started by torchrun, all ranks share the work and each gets the same report.
+) -> EvaluationReport | TaskReport:
+    """Score a model on a data set, by what it answers: a label, tags, numbers, levels or attributes.
+
+    Started by torchrun, all ranks share the work and each gets the same report.
 
     Events: `message` (text) while a faster precision is prepared, and the progress of the task "evaluating".
 
@@ -59,11 +67,14 @@ def evaluate(
         model: a loaded model, anything that `vitrail.load` takes, or an exported .onnx or .xml file.
         data: anything that `open_data` takes: a folder, a file, hf:owner/name, digits, a list of (image, label) pairs.
         split: train, val or test; by default test, else val, else everything.
+        labels: the columns of the data that hold what is true, such as "colour,shape", if they have other names than
+            in the data that the model has learned from.
         labels_from: where the class stands in the names of a folder's images: "NAME_*" for cat_1.jpg, or a regular
             expression with one group.
         real: the file real.json; ImageNet is then scored against its ReaL labels as well.
         mapping: a CSV or JSON file that says which classes of the model are right for which of the data.
-        among: choose each guess among the classes of the data instead of all classes of the model.
+        among: choose each guess among the classes of the data instead of all classes of the model. `real`, `mapping`
+            and `among` are for models with one label an image.
         batch_size: images at a time, over all ranks together.
         workers: processes that read images; 0 reads them in this process.
         device: cpu, cuda, mps, …; auto takes a GPU if the machine has one.
@@ -72,44 +83,66 @@ def evaluate(
         on_event: called with what happens; by default a terminal or notebook shows a bar.
 
     Returns:
-        The report, with accuracy, likelihood and calibration with intervals, every class, confusions and mistakes.
+        For a model that answers with one label an `EvaluationReport`: accuracy, balanced accuracy, likelihood and
+        calibration with intervals, every class, confusions and mistakes. For any other task a `TaskReport`: its
+        measures with intervals, its tables, and the images with the worst answers.
 
     Raises:
-        ConfigError: an argument is wrong, or the model does not classify.
-        DataError: the data cannot be read, or its classes cannot be matched with the model's.
+        ConfigError: an argument is wrong, or the model has no head.
+        DataError: the data cannot be read, has other targets, or its classes cannot be matched with the model's.
         WeightsError: the model cannot be read, or computes values that are not finite.
     """
     options = InferenceOptions(batch_size, workers, device, precision)
     data = add_labels_from(data, labels_from)
-    source, part = open_scored_part(data, split)
     is_first = os.environ.get("RANK", "0") == "0"
     with (
         open_listener(on_event if is_first else ignore_event) as listener,
         join_ranks(options.device, TIMEOUT) as ranks,
     ):
         engine = open_model(model, options, ranks, on_message=send_messages(listener))
-        labels = None
-        if mapping is not None:
-            labels = read_label_map(
-                Path(mapping), engine.class_names, engine.num_classes, source.classes, source.num_classes
-            )
+        if engine.num_classes and engine.task.kind != "labels":
+            _refuse_label_options(engine.task.kind, {"real": real, "mapping": mapping, "among": among or None})
+        source, part = open_data_for(engine, data, split, labels)
         names = (name_model(model), name_data(data), part)
         place = _choose_folder(folder, names, engine.precision)
+        progress = send_progress(listener, "evaluating")
+        was_trained_on = has_learned_from(engine, source, data)
+        is_writer = place is not None and ranks.is_first
+        if engine.task.kind != "labels":
+            measured, answered = score_task(
+                engine, source, options=options, ranks=ranks, names=names, progress=progress
+            )
+            measured = replace(measured, was_trained_on=was_trained_on)
+            if place is None or not is_writer:
+                return measured
+            figures = draw_task_report(measured, engine.task, answered, source, place)
+            return replace(measured, files=(_write_json(measured, place), *figures))
+        matched = None
+        if mapping is not None:
+            matched = read_label_map(
+                Path(mapping), engine.class_names, engine.num_classes, source.classes, source.num_classes
+            )
         report, scored = score_model(
             engine,
             source,
             options=options,
             ranks=ranks,
-            labels=labels,
+            labels=matched,
             among=among,
             real=None if real is None else Path(real),
             names=names,
-            progress=send_progress(listener, "evaluating"),
+            progress=progress,
         )
-        report = replace(report, was_trained_on=has_learned_from(engine, source, data))
-        if place is None or not ranks.is_first:
+        report = replace(report, was_trained_on=was_trained_on)
+        if place is None or not is_writer:
             return report
-        return replace(report, files=_write_report(report, scored, place))
+        return replace(report, files=(_write_json(report, place), *draw_report(report, scored, place)))
+
+
+def _refuse_label_options(kind: str, options: Mapping[str, object]) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise ConfigError(f"{name} is for models that answer with one label, and this one answers with {kind}")
 
 
 def score_model(
@@ -191,6 +224,19 @@ def has_learned_from(engine: Engine, source: Source, data: Data) -> bool:
     return learned in {compute_fingerprint(each) for each in (source, *whole)}
 
 
+def open_data_for(
+    engine: Engine, data: Data, split: str | None, labels: str | Sequence[str] | None = None
+) -> tuple[Source, str | None]:
+    """Open the given split as the model's task reads it, else the one for testing, else everything; with its name."""
+    if engine.task.kind != "labels":
+        return open_task_data(data, engine.task, split, labels)
+    if labels is not None:
+        data = add_task(data, "labels", labels)
+    source, part = open_scored_part(data, split)
+    require_same_task(engine.task, source.task)
+    return source, part
+
+
 def open_scored_part(data: Data, split: str | None) -> tuple[Source, str | None]:
     """Open the given split, else the one for testing, else everything; return it with its name."""
     split = split or choose_test_split(data) or ("train" if "train" in list_splits(data) else None)
@@ -215,10 +261,10 @@ def _choose_folder(folder: str | Path | None, names: tuple[str, str, str | None]
     return place
 
 
-def _write_report(report: EvaluationReport, source: Source, folder: Path) -> tuple[Path, ...]:
+def _write_json(report: EvaluationReport | TaskReport, folder: Path) -> Path:
     path = folder / "report.json"
     write_whole(path, (json.dumps(report.to_dict(), indent=1, ensure_ascii=False) + "\n").encode())
-    return (path, *draw_report(report, source, folder))
+    return path
 
 
 def _make_real_scorer(path: Path, source: Source, engine: Engine) -> Callable[[PredictionTable], RealAccuracy]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -12,20 +14,32 @@ from vitrail.data.sources.source import Source
 from vitrail.data.transforms.decode import decode_image, to_channels
 from vitrail.errors import DataError
 from vitrail.evaluation.report import EvaluationReport, Mistake
+from vitrail.evaluation.score_task import AnsweredImages
+from vitrail.evaluation.task_report import TaskReport
 from vitrail.inference.class_names import translate_wnid
-from vitrail.system.figures import BLUE, FAINT, INK, VERMILION, new_figure, set_title
+from vitrail.system.figures import BLUE, FAINT, INK, VERMILION, new_figure, replace_unprintable, set_title
+from vitrail.tasks.draw_measures import paint_confusions, shorten_name
+from vitrail.tasks.task import Task
 
-MOST_NAMED = 100
-"""A confusion matrix of more classes shows no class names."""
-MOST_NUMBERED = 12
-"""A confusion matrix of more classes shows no counts."""
 COLUMNS, ROWS = 6, 4
 """Images on the contact sheet of mistakes."""
 SIDE = 256
 """Largest side of an image on the contact sheet, in pixels."""
-PATH_LETTERS, NAME_LETTERS = 36, 24
-"""Longer file paths and class names are cut."""
+PATH_LETTERS = 36
+"""Longer file paths are cut."""
+CAPTION_LETTERS = 30
+"""Longer answers are cut."""
 MOST_PIXELS = 100_000_000
+
+
+class CaptionedImage(NamedTuple):
+    """An image of a contact sheet."""
+
+    index: int
+    """Its number in the source."""
+    name: str
+    caption: str
+    """Two lines."""
 
 
 def draw_report(report: EvaluationReport, source: Source, folder: Path) -> list[Path]:
@@ -35,33 +49,31 @@ def draw_report(report: EvaluationReport, source: Source, folder: Path) -> list[
     return [*paths, *([sheet] if sheet else [])]
 
 
+def draw_task_report(
+    report: TaskReport, task: Task, answered: AnsweredImages, source: Source, folder: Path
+) -> list[Path]:
+    """Draw the figures of a task, and a contact sheet of the images with the worst answers; return the .png files."""
+    images = [
+        CaptionedImage(each.index, each.image, f"{_cut_line(each.words)}\ntrue: {_cut_line(each.truth)}")
+        for each in report.worst[: COLUMNS * ROWS]
+    ]
+    title = report.worst_words[:1].upper() + report.worst_words[1:]
+    sheet = draw_contact_sheet(images, source, folder / "worst.png", f"{title}: the answer, and what is true below it")
+    return [*task.draw(answered.values, answered.targets, folder), *([sheet] if sheet else [])]
+
+
 def draw_confusion(report: EvaluationReport, path: Path) -> Path:
     """Draw the confusion matrix: a row for each label, a column for each guess, colours by share of the row."""
     present = [
         number for number, score in enumerate(report.classes) if score.images or report.confusion[:, number].any()
     ]
-    names = [_shorten(translate_wnid(report.classes[number].name)) for number in present]
+    names = [shorten_name(translate_wnid(report.classes[number].name)) for number in present]
     counts = report.confusion[np.ix_(present, [*present, *([-1] if report.foreign_guesses else [])])]
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     side = float(np.clip(3.5 + 0.32 * len(names), 6, 18))
     with new_figure(path, side + 1, side) as figure:
         axes = figure.add_subplot()
-        image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
-        axes.grid(False)
-        axes.set_xlabel("guess")
-        axes.set_ylabel("label")
-        if len(names) <= MOST_NAMED:
-            across = [*names, "(another)"][: counts.shape[1]]
-            size = float(np.clip(11 - len(names) / 12, 4.5, 10))
-            axes.set_xticks(range(len(across)), across, rotation=60, ha="right", rotation_mode="anchor", fontsize=size)
-            axes.set_yticks(range(len(names)), names, fontsize=size)
-            for text in [*axes.get_xticklabels(), *axes.get_yticklabels()]:
-                text.set_parse_math(False)
-        if len(names) <= MOST_NUMBERED:
-            for (row, column), count in np.ndenumerate(counts):
-                colour = "white" if shares[row, column] > 0.5 else INK if count else "#BBBBBB"
-                axes.text(column, row, str(count), ha="center", va="center", color=colour, fontsize=9)
-        figure.colorbar(image, ax=axes, label="share of the class", shrink=0.8)
+        paint_confusions(figure, axes, names, [*names, "(another)"][: counts.shape[1]], counts, "share of the class")
+        axes.set(xlabel="guess", ylabel="label")
         set_title(figure, f"{_format_percent(report.top1.value)} right on {report.images:,} images of {report.data}")
     return path
 
@@ -87,7 +99,17 @@ def draw_calibration(report: EvaluationReport, path: Path) -> Path:
 
 def draw_mistakes(mistakes: tuple[Mistake, ...], source: Source, path: Path) -> Path | None:
     """Draw a contact sheet of images with label and wrong guess; return None if there is no image to draw."""
-    pairs = [(mistake, image) for mistake in mistakes if (image := _read_image(source, mistake.index)) is not None]
+    images = []
+    for mistake in mistakes:
+        guess, label = (shorten_name(translate_wnid(name)) for name in (mistake.guess, mistake.label))
+        caption = f"{guess} {_format_percent(mistake.confidence)}\nlabel: {label}"
+        images.append(CaptionedImage(mistake.index, mistake.image, caption))
+    return draw_contact_sheet(images, source, path, "The surest mistakes: the guess, and the label below it")
+
+
+def draw_contact_sheet(images: Sequence[CaptionedImage], source: Source, path: Path, title: str) -> Path | None:
+    """Draw images with two lines above and the name below each; return None if there is no image to draw."""
+    pairs = [(each, pixels) for each in images if (pixels := _read_image(source, each.index)) is not None]
     if not pairs:
         return None
     rows = -(-len(pairs) // COLUMNS)
@@ -96,16 +118,14 @@ def draw_mistakes(mistakes: tuple[Mistake, ...], source: Source, path: Path) -> 
             axes.set_axis_off()
             if place >= len(pairs):
                 continue
-            mistake, image = pairs[place]
+            each, image = pairs[place]
             pixels = image.permute(1, 2, 0).numpy()
             sharp = "nearest" if max(pixels.shape) < SIDE / 2 else None
             axes.imshow(pixels, cmap="grey", vmin=0, vmax=255, interpolation=sharp)
-            guess, label = (_shorten(translate_wnid(name)) for name in (mistake.guess, mistake.label))
-            caption = f"{guess} {_format_percent(mistake.confidence)}\nlabel: {label}"
-            axes.set_title(caption, fontsize=8.5, loc="center", color=INK, parse_math=False)
-            axes.text(0.5, -0.02, mistake.image[-PATH_LETTERS:], transform=axes.transAxes, ha="center", va="top",
+            axes.set_title(each.caption, fontsize=8.5, loc="center", color=INK, parse_math=False)
+            axes.text(0.5, -0.02, each.name[-PATH_LETTERS:], transform=axes.transAxes, ha="center", va="top",
                       fontsize=6, color=FAINT, parse_math=False)  # fmt: skip
-        set_title(figure, "The surest mistakes: the guess, and the label below it")
+        set_title(figure, title)
     return path
 
 
@@ -124,8 +144,10 @@ def _read_image(source: Source, index: int) -> Tensor | None:
     return pixels
 
 
-def _shorten(name: str) -> str:
-    return name if len(name) <= NAME_LETTERS else f"{name[: NAME_LETTERS - 1]}…"
+def _cut_line(words: str) -> str:
+    """Return words that fit above an image of a contact sheet."""
+    words = replace_unprintable(words)
+    return words if len(words) <= CAPTION_LETTERS else f"{words[: CAPTION_LETTERS - 1]}…"
 
 
 def _format_percent(share: float) -> str:

@@ -14,12 +14,22 @@ from vitrail.data.sources.source import Source
 from vitrail.evaluation.labels import LabelMap
 from vitrail.evaluation.predictions import PredictionTable
 from vitrail.inference.class_names import annotate_wnid
-from vitrail.system.intervals import Estimate, estimate_mean, estimate_share, estimate_sum_of_gaps
+from vitrail.system.intervals import (
+    LEVEL,
+    NO_ESTIMATE,
+    Estimate,
+    estimate_mean,
+    estimate_mean_share,
+    estimate_share,
+    estimate_sum_of_gaps,
+)
 from vitrail.system.results import Result, Rows
 
 TOP = 5
 BINS = 15
 """Bins of the calibration error: the usual number in the literature."""
+F1_DRAWS = 500
+"""Resamples of the images from which the interval of the macro F1 score is read."""
 MISTAKES = 100
 """Mistakes in a report: the most confident ones."""
 MOST_SHOWN = 10
@@ -105,6 +115,16 @@ class EvaluationReport(Result):
     """Whether the model is known to have learned from these images."""
     files: tuple[Path, ...] = ()
     """report.json and the figures, if they were written."""
+    balanced: Estimate = NO_ESTIMATE
+    """The balanced accuracy: the mean of the classes' recalls, so that rare classes count as much as frequent ones."""
+    macro_f1: Estimate = NO_ESTIMATE
+    """The mean of the classes' F1 scores. Classes that are neither labels nor guesses of any image are left out."""
+
+    @property
+    def worst_class(self) -> ClassScore | None:
+        """The class with the lowest recall; of several the one with the most images. None if there are no images."""
+        scored = [score for score in self.classes if score.images]
+        return min(scored, key=lambda score: (score.accuracy.value, -score.images), default=None)
 
     @property
     def accuracy(self) -> Estimate:
@@ -123,6 +143,9 @@ class EvaluationReport(Result):
             measures.append(("top-5 accuracy", self.top5, True))
         if self.real is not None:
             measures.append((f"ReaL accuracy, {self.real.images:,} images", self.real.accuracy, True))
+        if (worst := self.worst_class) is not None:
+            measures += [("balanced accuracy", self.balanced, True), ("macro F1", self.macro_f1, True)]
+            measures.append((f"recall of the worst class, {annotate_wnid(worst.name)}", worst.accuracy, True))
         return [
             *measures,
             ("negative log-likelihood", self.likelihood, False),
@@ -175,10 +198,13 @@ class EvaluationReport(Result):
             **{name: getattr(self, name) for name in plain},
             "top1": self.top1.to_dict(),
             "top5": None if self.top5 is None else self.top5.to_dict(),
+            "balanced_accuracy": self.balanced.to_dict(),
+            "macro_f1": self.macro_f1.to_dict(),
+            "worst_class": None if (worst := self.worst_class) is None else _plain_class(worst),
             "negative_log_likelihood": self.likelihood.to_dict(),
             "calibration_error": self.calibration.to_dict(),
             "real": None if self.real is None else {**asdict(self.real), "accuracy": self.real.accuracy.to_dict()},
-            "classes": [{**asdict(score), "accuracy": score.accuracy.to_dict()} for score in self.classes],
+            "classes": [_plain_class(score) for score in self.classes],
             "confusion": [list(entry) for entry in entries],
             "confusions": [list(each) for each in self.confusions],
             "calibration_bins": [asdict(each) for each in self.bins],
@@ -216,6 +242,8 @@ def make_report(
     names = [*(source.classes or [str(number) for number in range(count)])]
     bins, calibration = measure_calibration(predictions.confidences, predictions.hits)
     translator = _GuessTranslator(labels, names, model_labels)
+    classes = _score_classes(predictions, names)
+    confusion = _count_confusion(predictions, translator, count)
     top5_hits = int((predictions.right_ranks <= TOP).sum())
     return EvaluationReport(
         images=len(predictions),
@@ -225,8 +253,10 @@ def make_report(
         top5=estimate_share(top5_hits, len(predictions)) if num_guessable > TOP else None,
         likelihood=estimate_mean(predictions.losses),
         calibration=calibration,
-        classes=_score_classes(predictions, names),
-        confusion=_count_confusion(predictions, translator, count),
+        classes=classes,
+        balanced=estimate_mean_share(np.array([s.hits for s in classes]), np.array([s.images for s in classes])),
+        macro_f1=estimate_macro_f1(confusion),
+        confusion=confusion,
         confusions=_list_confusions(predictions, translator),
         bins=bins,
         mistakes=_list_mistakes(predictions, source, translator),
@@ -249,6 +279,35 @@ def measure_calibration(confidences: np.ndarray, hits: np.ndarray) -> tuple[tupl
     deviations = np.sqrt(likely * (1 - likely) / n)
     gaps = (sure[filled] - right[filled]) / n
     return bins, estimate_sum_of_gaps(n / max(images.sum(), 1), gaps, deviations)
+
+
+def compute_macro_f1(confusion: np.ndarray) -> float:
+    """(K, K or more) counts, a row for each label → the mean F1 score of the classes that are a label or a guess."""
+    count = len(confusion)
+    totals = confusion.sum(axis=1) + confusion[:, :count].sum(axis=0)
+    present = totals > 0
+    return float((2 * np.diagonal(confusion)[present] / totals[present]).mean()) if present.any() else math.nan
+
+
+def estimate_macro_f1(confusion: np.ndarray) -> Estimate:
+    """Return the macro F1 score of (K, K or more) counts with its bootstrap interval: images are drawn as cells."""
+    images, (rows, columns) = int(confusion.sum()), np.nonzero(confusion)
+    if not images:
+        return NO_ESTIMATE
+    rng, shares = np.random.default_rng(0), confusion[rows, columns] / images
+    drawn = []
+    for _ in range(F1_DRAWS):
+        sample = np.zeros_like(confusion)
+        sample[rows, columns] = rng.multinomial(images, shares)
+        drawn.append(compute_macro_f1(sample))
+    value = compute_macro_f1(confusion)
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Estimate(value, min(float(low), value), max(float(high), value))
+
+
+def _plain_class(score: ClassScore) -> dict[str, Any]:
+    """Return a class for JSON."""
+    return {**asdict(score), "accuracy": score.accuracy.to_dict()}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from vitrail.evaluation.report import EvaluationReport
+    from vitrail.evaluation.task_report import TaskReport
+    from vitrail.tasks.task import AnswerLine
 
 Array = NDArray[np.floating[Any]]
 
@@ -37,7 +39,9 @@ class ShownImage:
     pixels: NDArray[np.uint8]
     """(height, width, 1 or 3): what the model saw, before it was normalised."""
     guesses: tuple[tuple[str, float], ...]
-    """Labels with their probabilities, the best first; none for a model without classes."""
+    """Labels with their probabilities, the best first; none for a model without classes, or with another task."""
+    answer: tuple[AnswerLine, ...] = ()
+    """What a model with another task than one label says."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,28 @@ class ScoredPhoto:
     guess: str
     probability: float
     """Of the guess."""
+
+
+@dataclass(frozen=True)
+class AnsweredPhoto:
+    """A photo with what a model answers and what is true, small enough for the page."""
+
+    name: str
+    pixels: NDArray[np.uint8]
+    """(height, width, 1 or 3): the whole photo, upright."""
+    answer: tuple[AnswerLine, ...]
+    truth: str
+
+
+@dataclass(frozen=True)
+class TaskScores:
+    """How good a model with another task than one label is."""
+
+    report: TaskReport
+    remark: str
+    """Which images these are."""
+    photos: tuple[AnsweredPhoto, ...]
+    """The worst answers, the worst first."""
 
 
 @dataclass(frozen=True)
@@ -198,5 +224,5 @@ class Findings:
     components: Components | Absent = NO_IMAGES
     tokens: Tokens | Absent = NO_IMAGES
     layers: Layers | Absent = NO_IMAGES
-    scores: Scores | None = None
+    scores: Scores | TaskScores | None = None
     """How good the model is; None if it was not measured."""

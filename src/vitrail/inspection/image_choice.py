@@ -10,22 +10,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.open import Data, choose_test_split, list_splits, open_data
+from vitrail.data.open import Data, add_task, choose_test_split, list_splits, open_data
 from vitrail.data.sources.image_files import IMAGE_SUFFIXES, walk_files
 from vitrail.data.sources.source import Source, make_printable, read_file
+from vitrail.data.task_data import TaskData
 from vitrail.data.transforms.decode import decode_image
 from vitrail.errors import DataError
 from vitrail.inference.class_names import translate_wnid
 from vitrail.inference.prepare import OneImage, is_one_image
 from vitrail.system.results import format_count
+from vitrail.tasks.task import Task
 
-DATA_SUFFIXES = (".csv", ".parquet", ".tar")
+DATA_SUFFIXES = (".csv", ".json", ".jsonl", ".parquet", ".tar")
 PHOTOGRAPHS = "the two photographs inside scikit-learn"
 SQUARES = ((1.0, 1, 2), (0.6, 2, 3), (0.45, 2, 4))
 """Crops of a photograph: the side as a share of its shorter side, and the number of crops down and across."""
@@ -49,17 +51,20 @@ class ImageChoice:
     """Other images to show; None to show some of those that are measured on."""
 
 
-def choose_images(images: Images) -> ImageChoice:
+def choose_images(images: Images, task: Task | None = None) -> ImageChoice:
     """Choose from a folder with images at any depth, an image, a data set, or a list of images or labelled images.
 
-    Of a data set with splits, the test split is taken. Nothing is decoded yet.
+    Of a data set with splits, the test split is taken. Nothing is decoded yet. A table is read as the `task` says, if
+    it is one of a model with other targets than one label.
 
     Raises:
         DataError: if there are no images.
     """
+    if task is not None and task.kind != "labels" and _is_table(images):
+        return _choose_from_data(add_task(images, task))
     if isinstance(images, str | os.PathLike):
         return _choose_from_place(os.fspath(images))
-    if isinstance(images, Source | Mapping):
+    if isinstance(images, Source | Mapping | TaskData):
         return _choose_from_data(images)
     several: Any = [images] if is_one_image(images) else images
     listed = list(several)
@@ -68,6 +73,14 @@ def choose_images(images: Images) -> ImageChoice:
     if all(isinstance(each, tuple) for each in listed):
         return _choose_from_data(listed)
     return _choose_from_data([(image, -1) for image in listed])
+
+
+def _is_table(images: Images) -> TypeGuard[Data]:
+    """Return whether images come with a table of targets: a file, or pairs in a list."""
+    if isinstance(images, str | os.PathLike):
+        return Path(images).suffix.lower() in DATA_SUFFIXES
+    listed = isinstance(images, list) and len(images) > 0 and all(isinstance(each, tuple) for each in images)
+    return listed or isinstance(images, TaskData | Mapping)
 
 
 def choose_from_source(source: Source, name: str) -> ImageChoice:
@@ -138,6 +151,8 @@ def _read_sample(source: Source, index: int) -> tuple[str, Tensor]:
     pixels = sample.content if isinstance(sample.content, Tensor) else decode_image(sample.content)
     name = make_printable(source.display_name(index).rsplit("/", 1)[-1])
     known = 0 <= sample.label < len(source.classes)
+    if sample.targets is not None and source.task.kind != "labels":
+        return f"{name} (true: {source.task.describe_target(sample.targets)})", pixels.cpu()
     return f"{name} (label: {translate_wnid(source.classes[sample.label])})" if known else name, pixels.cpu()
 
 
@@ -153,6 +168,8 @@ def _crop_squares(photo: Tensor) -> Iterator[Tensor]:
 
 def name_place(images: Images) -> str:
     """Return a name of images for the report: of a path the last part alone, because strangers may read it."""
+    if isinstance(images, TaskData):
+        return name_place(images.data)
     if not isinstance(images, str | os.PathLike):
         return "a data set" if isinstance(images, Source) else "a list"
     place = os.fspath(images)

@@ -30,7 +30,7 @@ from vitrail.inspection.page.report import write_report
 from vitrail.inspection.result import InspectionResult
 from vitrail.inspection.score_images import LabelledImages, open_labelled_images, score_images
 from vitrail.inspection.scores import ModelScores, read_score_photos
-from vitrail.inspection.write_data import SCORE_TABLES, write_data, write_layers
+from vitrail.inspection.write_data import SCORE_TABLES, TASK_TABLES, write_data, write_layers
 from vitrail.model.base import ImageModel
 from vitrail.system.device import choose_device
 from vitrail.system.events import OnEvent, ignore_event, open_listener, send_progress
@@ -43,6 +43,8 @@ from vitrail.training.run_folder import CONFIG_FILE
 from vitrail.weights.source import BEST_FOLDER, LAST_FOLDER, PANE, locate_weights
 
 REPORT, METRICS = "report.html", "metrics.jsonl"
+TABLES = {*SCORE_TABLES, *TASK_TABLES}
+"""Stems of tables without a figure, which the page links to; a number may follow."""
 WRITTEN = (".png", ".svg", ".npz", ".csv")
 UNNAMED = "model"
 """The name of a model that was given as an object."""
@@ -96,13 +98,17 @@ def inspect(
         place = choose_device(device)
         loaded = [get_model(open_engine(each, device=place)) for each in models]
         run = _open_default_images(names) if images is None else None
-        choice = choose_images(images) if images is not None else run.choice if run else choose_photographs()
-        labelled = open_labelled_images(images) if images is not None else run.labelled if run else None
+        first = next((each.task for each in loaded if each.task.kind != "labels"), None)
+        choice = choose_images(images, first) if images is not None else run.choice if run else choose_photographs()
+        labelled = [
+            open_labelled_images(images, each.task) if images is not None else run.labelled if run else None
+            for each in loaded
+        ]
         with _explain_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)  # fail before measuring, which may take hours
         scores = [
-            None if labelled is None else score_images(each, labelled, title, on_event=listener)
-            for each, title in zip(loaded, name_models(names), strict=True)
+            None if own is None else score_images(each, own, title, on_event=listener)
+            for each, own, title in zip(loaded, labelled, name_models(names), strict=True)
         ]
         return inspect_loaded(names, loaded, choice, path, most, listener, scores)
 
@@ -206,7 +212,7 @@ def _write_files(
             data += write_layers(between, root, "between")
         with TemporaryDirectory() as place:
             narrow, across = _draw_narrow(findings, between, Path(place), top)
-            scored = [{file.stem: file for file in each if file.stem in SCORE_TABLES} for each in tables]
+            scored = [{file.stem: file for file in each if file.stem.partition("-")[0] in TABLES} for each in tables]
             linked = [drawn | more for drawn, more in zip(figures, scored, strict=True)]
             write_report(findings, linked, path, between, between_figure, narrow, across)
     drawings = [file for each in figures for file in each.values()] + ([between_figure] if between_figure else [])
@@ -304,7 +310,7 @@ def open_run_images(config: RunConfig, given: Data | None = None) -> RunImages |
     if parts.evaluation is None:
         return RunImages(choose_from_source(parts.training, f"{name}, which the run was trained on"), None)
     words = f"{name}, which the run was validated on"
-    classifies = config.objective.kind == "classification"
+    classifies = config.objective.kind in ("classification", "task")
     labelled = (
         LabelledImages(parts.evaluation, f"{name}, on which the run was validated, not trained") if classifies else None
     )

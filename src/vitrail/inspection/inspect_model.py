@@ -24,6 +24,7 @@ from vitrail.inspection.measure.positions import measure_learned_positions
 from vitrail.inspection.measure.similarity import measure_layers, measure_layers_between, measure_tokens
 from vitrail.model.base import ImageModel
 from vitrail.system.events import Progress
+from vitrail.tasks.task import AnswerLine
 from vitrail.weights.card import list_facts
 
 GUESSES = 5
@@ -102,20 +103,34 @@ def compare_layers(
 def predict_labels(
     model: ImageModel, fitted: Sequence[Tensor], most: int = GUESSES
 ) -> list[tuple[tuple[str, float], ...]]:
-    """Return the most probable labels of each image with their probabilities; () for a model without classes.
+    """Return the most probable labels of each image with their probabilities; () for a model that gives no label.
 
     Args:
         model: the model, on any device.
         fitted: images of the model's size, each (C, height, width) uint8.
         most: at most so many labels.
     """
-    if not model.num_classes or not fitted:
+    if not model.num_classes or model.task.kind != "labels" or not fitted:
         return [()] * len(fitted)
     with anatomy.evaluation_mode(model):
         engine = open_engine(model, device=next(model.parameters()).device)
         parts = anatomy.split_batch(model, torch.stack(list(fitted)))
         rows = [row for part in parts for row in engine.classify(part)]
     return [tuple(rank_labels(row, engine.labels, most)) for row in rows]
+
+
+def describe_answers(model: ImageModel, fitted: Sequence[Tensor], most: int = GUESSES) -> list[tuple[AnswerLine, ...]]:
+    """Return what a model with another task than one label answers for each image; () for other models.
+
+    The arguments are those of `predict_labels`.
+    """
+    if not model.num_classes or model.task.kind == "labels" or not fitted:
+        return [()] * len(fitted)
+    with anatomy.evaluation_mode(model):
+        engine = open_engine(model, device=next(model.parameters()).device)
+        parts = anatomy.split_batch(model, torch.stack(list(fitted)))
+        rows = [row for part in parts for row in engine.predict(part)]
+    return [tuple(engine.task.describe(row, most)) for row in rows]
 
 
 @contextmanager
@@ -145,10 +160,9 @@ def report_progress(model: ImageModel, total: int, progress: Progress | None) ->
 
 
 def _describe_images(model: ImageModel, shown: Sequence[tuple[str, Tensor]]) -> tuple[ShownImage, ...]:
-    guesses = predict_labels(model, [fitted for _, fitted in shown])
-    return tuple(
-        ShownImage(name, render_input(fitted), best) for (name, fitted), best in zip(shown, guesses, strict=True)
-    )
+    images = [fitted for _, fitted in shown]
+    found = zip(shown, predict_labels(model, images), describe_answers(model, images), strict=True)
+    return tuple(ShownImage(name, render_input(fitted), best, answer) for (name, fitted), best, answer in found)
 
 
 def _measure_distance(model: ImageModel, images: Tensor) -> Distance:

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitrail.inspection.findings import Absent, Distance, Findings, Layers
+from vitrail.evaluation.report import format_estimate
+from vitrail.evaluation.task_report import join_chosen
+from vitrail.inspection.findings import Absent, Distance, Findings, Layers, Scores
 from vitrail.system.intervals import Estimate
 from vitrail.system.results import Result, Rows, to_plain
 
@@ -50,7 +52,16 @@ class InspectionResult(Result):
     @property
     def accuracy(self) -> dict[str, Estimate]:
         """For each model that was scored on images with labels, how often its first guess is right."""
-        return {each.name: each.scores.report.top1 for each in self.findings if each.scores is not None}
+        return {each.name: each.scores.report.top1 for each in self.findings if isinstance(each.scores, Scores)}
+
+    @property
+    def measures(self) -> dict[str, dict[str, Estimate]]:
+        """For each model that was scored on images with targets, the measures of its task by name."""
+        return {
+            each.name: {name: estimate for name, estimate, _ in each.scores.report.measures()}
+            for each in self.findings
+            if each.scores is not None
+        }
 
     @property
     def attention_distance(self) -> dict[str, dict[str, list[float]]]:
@@ -77,14 +88,18 @@ class InspectionResult(Result):
         ]
 
     def describe_accuracy(self) -> Rows:
-        """Return the accuracy of each model that was scored, with its interval and what it was measured on."""
+        """Return the accuracy or the first measure of each model that was scored, and what it was measured on."""
         rows = []
         for each in self.findings:
             if (scores := each.scores) is not None:
-                value, low, high = scores.report.top1
-                words = f"{value:.1%} (95% interval {low:.1%} to {high:.1%}) on {scores.remark}"
+                if isinstance(scores, Scores):
+                    name, (value, low, high) = "accuracy", (f"{share:.1%}" for share in scores.report.top1)
+                else:
+                    first = scores.report.first
+                    name, (value, low, high) = first.name, format_estimate(first.estimate, first.is_share)
+                words = f"{value} (95% interval {low} to {high}) on {scores.remark}"
                 warning = "; the model has learned from these very images" if scores.report.was_trained_on else ""
-                rows.append((f"accuracy of {each.name}", words + warning))
+                rows.append((f"{name} of {each.name}", words + warning))
         return rows
 
     def tables(self) -> Mapping[str, Sequence[Sequence[str]]]:
@@ -93,6 +108,10 @@ class InspectionResult(Result):
             rows = [(each.image, label, f"{value:.1%}") for each in images for label, value in each.labels[:1]]
             if rows:
                 found[f"first guesses of {name}"] = [("image", "label", "probability"), *rows]
+        for each in self.findings:
+            if answered := [image for image in each.images if image.answer]:
+                rows = [(image.name, join_chosen(image.answer)) for image in answered]
+                found[f"answers of {each.name}"] = [("image", "answer"), *rows]
         for name, layers in self.attention_distance.items():
             spans = [(layer, *_show_span(heads)) for layer, heads in layers.items()]
             found[f"attention distance of {name}, in pixels"] = [("layer", "least", "mean", "most"), *spans]
@@ -103,8 +122,21 @@ class InspectionResult(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return files, notes and the numbers above as plain data; other numbers are in the data files."""
-        names = ("report", "figure_files", "data_files", "notes", "accuracy", "guesses", "attention_distance")
-        return {name: to_plain(getattr(self, name)) for name in names}
+        names = (
+            "report",
+            "figure_files",
+            "data_files",
+            "notes",
+            "accuracy",
+            "guesses",
+            "attention_distance",
+            "measures",
+        )
+        answers = {
+            each.name: [{"image": image.name, "lines": image.answer} for image in each.images if image.answer]
+            for each in self.findings
+        }
+        return {**{name: to_plain(getattr(self, name)) for name in names}, "answers": to_plain(answers)}
 
 
 def _show_span(heads: Sequence[float]) -> tuple[str, str, str]:

@@ -11,13 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from vitrail.data.open import Data, list_splits, open_data
+from vitrail.data.open import Data, add_task, list_splits, open_data
 from vitrail.data.sources.image_files import IMAGE_SUFFIXES
 from vitrail.data.sources.source import Source, Subset, compute_fingerprint
+from vitrail.data.task_data import TaskData
 from vitrail.data.transforms.decode import open_image
 from vitrail.errors import DataError, VitrailError
 from vitrail.evaluation.evaluate import open_scored_part, score_model
 from vitrail.evaluation.labels import LabelMap, match_classes
+from vitrail.evaluation.score_task import open_task_data, require_same_task, score_task
 from vitrail.inference.batches import InferenceOptions
 from vitrail.inference.engine import Engine, open_engine
 from vitrail.inference.prepare import is_one_image
@@ -27,6 +29,7 @@ from vitrail.inspection.scores import ModelScores
 from vitrail.model.base import ImageModel
 from vitrail.model.cost import compute_cost
 from vitrail.system.events import OnEvent, ignore_event, send_progress
+from vitrail.tasks.task import Task
 
 SECONDS = 15.0
 """How long scoring may take, by an estimate."""
@@ -52,18 +55,28 @@ class LabelledImages(NamedTuple):
     """Data sets that hold these images; a model that has learned from one of them has learned from these."""
 
 
-def open_labelled_images(images: Images) -> LabelledImages | None:
-    """Open the images that are given for a report as labelled data; None if they have no labels, or too few."""
+def open_labelled_images(images: Images, task: Task | None = None) -> LabelledImages | None:
+    """Open the images that are given for a report as labelled data; None if they have no labels, or too few.
+
+    With another task than one label, they are opened as data with the targets of this task.
+    """
     if isinstance(images, str | os.PathLike):
         images = os.fspath(images)
         if Path(images).name.lower().endswith(IMAGE_SUFFIXES):
             return None
-    elif not isinstance(images, Source | Mapping) and (is_one_image(images) or not _is_list_of_pairs(images)):
+    elif not isinstance(images, Source | Mapping | TaskData) and (
+        is_one_image(images) or not _is_list_of_pairs(images)
+    ):
         return None
     data: Any = images
     try:
-        source, part = open_scored_part(data, None)
-        labelled = np.flatnonzero(source.labels(0, len(source)) >= 0)
+        if task is not None and task.kind != "labels":
+            data = add_task(data, task)
+            source, part = open_task_data(data, task)
+            labelled = np.arange(len(source))
+        else:
+            source, part = open_scored_part(data, None)
+            labelled = np.flatnonzero(source.labels(0, len(source)) >= 0)
         whole = _open_whole(data)
     except (VitrailError, OSError):  # such as a folder of photos without classes
         return None
@@ -101,10 +114,15 @@ def score_images(
         on_event: called with the progress of the task "evaluating".
 
     Returns:
-        The scores; None if the model has no classes, or the labels are not certainly classes of the model.
+        The scores; None if the model has no classes, the labels are not certainly classes of the model, or the data
+        has another task than the model.
     """
     device = next(model.parameters()).device
     engine = open_engine(model, device=device, batch=BATCH)
+    if engine.num_classes and engine.task.kind != "labels":
+        return _score_answers(model, engine, images, name, seconds, on_event)
+    if images.source.task.kind != "labels":
+        return None
     labels = _match_labels(engine, images.source)
     if labels is None:
         return None
@@ -122,11 +140,40 @@ def score_images(
         names=(name, images.name, None),
         progress=send_progress(on_event, "evaluating"),
     )
-    remark = describe_count(len(known), images.name, len(chosen))
-    if len(chosen) < len(known):
-        remark += ", evenly spread; vitrail evaluate measures on all of them"
-    fingerprints = {compute_fingerprint(each) for each in (images.source, *images.whole)}
-    return ModelScores(replace(report, was_trained_on=model.learned_from in fingerprints), scored, remark)
+    report = replace(report, was_trained_on=_has_learned_from(model, images))
+    return ModelScores(report, scored, _describe_scored(images, len(known), len(chosen)))
+
+
+def _score_answers(
+    model: ImageModel, engine: Engine, images: LabelledImages, name: str, seconds: float, on_event: OnEvent
+) -> ModelScores | None:
+    """Score a model with another task than one label, as `score_images` does; None if the data has another task."""
+    try:
+        require_same_task(engine.task, images.source.task)
+    except DataError:
+        return None
+    count, most = len(images.source), max(estimate_affordable(model, images.source, seconds), LEAST_IMAGES)
+    if count < LEAST_IMAGES:
+        return None
+    chosen = Subset(images.source, np.array(spread_evenly(count, most)))
+    report, _ = score_task(
+        engine,
+        chosen,
+        options=InferenceOptions(BATCH, device=str(engine.device)),
+        names=(name, images.name, None),
+        progress=send_progress(on_event, "evaluating"),
+    )
+    report = replace(report, was_trained_on=_has_learned_from(model, images))
+    return ModelScores(report, chosen, _describe_scored(images, count, len(chosen)))
+
+
+def _describe_scored(images: LabelledImages, count: int, chosen: int) -> str:
+    rest = ", evenly spread; vitrail evaluate measures on all of them" if chosen < count else ""
+    return describe_count(count, images.name, chosen) + rest
+
+
+def _has_learned_from(model: ImageModel, images: LabelledImages) -> bool:
+    return model.learned_from in {compute_fingerprint(each) for each in (images.source, *images.whole)}
 
 
 def estimate_affordable(model: ImageModel, source: Source, seconds: float) -> int:

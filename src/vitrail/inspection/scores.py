@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +14,9 @@ from vitrail.data.sources.source import Source, make_printable
 from vitrail.data.transforms.decode import IGNORE_WARNINGS, open_image, to_rgb, turn_upright
 from vitrail.errors import DataError
 from vitrail.evaluation.report import EvaluationReport
+from vitrail.evaluation.task_report import TaskReport
 from vitrail.inference.class_names import translate_wnid
-from vitrail.inspection.findings import ScoredPhoto, Scores
+from vitrail.inspection.findings import AnsweredPhoto, ScoredPhoto, Scores, TaskScores
 
 MOST_MISTAKES, MOST_DOUBTFUL = 24, 5
 """Photos on the page."""
@@ -40,20 +41,27 @@ class DoubtfulImage:
 class ModelScores:
     """How good one model is on labelled images, for the top of the report."""
 
-    report: EvaluationReport
+    report: EvaluationReport | TaskReport
     source: Source
-    """The images that `report.mistakes` and `doubtful` point into."""
+    """The images that `report.mistakes`, `report.worst` and `doubtful` point into."""
     remark: str
     """Which images these are, such as "49 photos that were neither trained on nor used to choose anything"."""
     doubtful: tuple[DoubtfulImage, ...] = ()
     """The most doubtful first."""
 
 
-def read_score_photos(scores: ModelScores) -> Scores:
-    """Return the scores with small photos of the surest mistakes and of the most doubtful labels.
+def read_score_photos(scores: ModelScores) -> Scores | TaskScores:
+    """Return the scores with small photos: of the surest mistakes and the most doubtful labels, or the worst answers.
 
     Images that cannot be read are skipped, and the next take their places.
     """
+    if isinstance(scores.report, TaskReport):
+        worst = {each.index: each for each in scores.report.worst}
+        answered = tuple(
+            AnsweredPhoto(name, pixels, worst[index].lines, worst[index].truth)
+            for index, name, pixels in _read_pixels(scores.source, worst, MOST_MISTAKES, MISTAKE_SIDE)
+        )
+        return TaskScores(scores.report, scores.remark, answered)
     mistakes = ((each.index, each.label, each.guess, each.confidence) for each in scores.report.mistakes)
     doubtful = ((each.index, each.label, each.guess, each.probability) for each in scores.doubtful)
     return Scores(
@@ -69,17 +77,28 @@ def _read_photos(
     source: Source, images: Iterable[tuple[int, str, str, float]], most: int, side: int
 ) -> tuple[ScoredPhoto, ...]:
     """Read the first images that can be read, each given by its number, label, guess and probability."""
-    photos: list[ScoredPhoto] = []
-    for index, label, guess, probability in images:
-        if len(photos) == most:
-            break
+    known = {index: (label, guess, share) for index, label, guess, share in images}
+    photos = []
+    for index, name, pixels in _read_pixels(source, known, most, side):
+        label, guess, probability = known[index]
+        photos.append(ScoredPhoto(name, pixels, translate_wnid(label), translate_wnid(guess), probability))
+    return tuple(photos)
+
+
+def _read_pixels(
+    source: Source, indices: Iterable[int], most: int, side: int
+) -> Iterator[tuple[int, str, NDArray[np.uint8]]]:
+    """Yield number, name and pixels of the first images that can be read."""
+    found = 0
+    for index in indices:
+        if found == most:
+            return
         try:
             pixels = shrink_photo(source.read(index).content, side)
         except (DataError, OSError):
             continue
-        name = make_printable(source.display_name(index).rsplit("/", 1)[-1])
-        photos.append(ScoredPhoto(name, pixels, translate_wnid(label), translate_wnid(guess), probability))
-    return tuple(photos)
+        found += 1
+        yield index, make_printable(source.display_name(index).rsplit("/", 1)[-1]), pixels
 
 
 def shrink_photo(content: bytes | Tensor, side: int) -> NDArray[np.uint8]:

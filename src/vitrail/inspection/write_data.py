@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from vitrail.data.sources.source import make_printable
 from vitrail.evaluation.report import EvaluationReport
+from vitrail.evaluation.task_report import TaskReport
 from vitrail.inspection.findings import (
     Absent,
     Attention,
@@ -26,6 +27,7 @@ from vitrail.inspection.findings import (
     Layers,
     Neighbours,
     Positions,
+    Scores,
     ShownImage,
     Tokens,
 )
@@ -34,7 +36,8 @@ from vitrail.system.files import write_whole
 Arrays = dict[str, Any]
 """Arrays, numbers and words, by name."""
 SCORE_TABLES = ("mistakes", "confusions", "classes")
-"""Stems of the tables about a model that was scored."""
+TASK_TABLES = ("measures", "worst", "tables")
+"""Stems of the tables about a model that was scored, by its task: one label, or another."""
 FIRST = ("step", "kind", "part", "loss", "accuracy")
 """The first columns of the curves, in this order; all others follow."""
 
@@ -42,13 +45,18 @@ FIRST = ("step", "kind", "part", "loss", "accuracy")
 def write_data(findings: Findings, folder: Path) -> list[Path]:
     """Write the data of every figure of one model into a folder and return the files.
 
-    mistakes.csv, confusions.csv, classes.csv, filters-1.npz, filters-2.npz, positions.npz, neighbours.csv,
-    distance.npz, distance.csv, rollout.npz, components.npz, tokens.npz, layers.npz, layers.csv, guesses.csv and
-    curves.csv, as far as there is something to write.
+    mistakes.csv, confusions.csv, classes.csv, or of another task than one label measures.csv, worst.csv and
+    tables-1.csv, …; filters-1.npz, filters-2.npz, positions.npz, neighbours.csv, distance.npz, distance.csv,
+    rollout.npz, components.npz, tokens.npz, layers.npz, layers.csv, guesses.csv and curves.csv, as far as there is
+    something to write.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = [image.name for image in findings.images]
-    files = [] if findings.scores is None else _write_scores(findings.scores.report, folder)
+    files: list[Path] = []
+    if isinstance(findings.scores, Scores):
+        files = _write_scores(findings.scores.report, folder)
+    elif findings.scores is not None:
+        files = _write_task_scores(findings.scores.report, folder)
     if not isinstance(findings.filters, Absent):
         files += [_write_filters(each, folder, number) for number, each in enumerate(findings.filters, start=1)]
     if isinstance(findings.positions, Positions):
@@ -88,6 +96,21 @@ def _write_scores(report: EvaluationReport, folder: Path) -> list[Path]:
     ]
     named = zip(SCORE_TABLES, tables, strict=True)
     return [_write_table(folder / f"{name}.csv", columns, rows) for name, (columns, rows) in named if rows]
+
+
+def _write_task_scores(report: TaskReport, folder: Path) -> list[Path]:
+    """Write the measures and the worst images of a task. Images have their names, without folders."""
+    measures = [[name, *estimate] for name, estimate, _ in report.measures()]
+    worst = [[each.image.rsplit("/", 1)[-1], each.words, each.truth, each.error] for each in report.worst]
+    tables: list[tuple[list[str], Sequence[Sequence[Any]]]] = [
+        (["measure", "value", "low", "high"], measures),
+        (["image", "answer", "truth", "error"], worst),
+    ]
+    named = zip(TASK_TABLES, tables, strict=False)
+    files = [_write_table(folder / f"{name}.csv", columns, rows) for name, (columns, rows) in named if rows]
+    for number, (head, *rows) in enumerate(report.measured.tables.values(), start=1):
+        files.append(_write_table(folder / f"tables-{number}.csv", [str(cell) for cell in head], rows))
+    return files
 
 
 def _write_filters(filters: Filters, folder: Path, number: int) -> Path:
@@ -151,8 +174,10 @@ def _write_guesses(images: Sequence[ShownImage], folder: Path) -> list[Path]:
         for image in images
         for place, (label, probability) in enumerate(image.guesses, start=1)
     ]
-    columns = ["image", "place", "label", "probability"]
-    return [_write_table(folder / "guesses.csv", columns, rows)] if rows else []
+    if rows:
+        return [_write_table(folder / "guesses.csv", ["image", "place", "label", "probability"], rows)]
+    answers = [[image.name, line.name, line.text, int(line.is_chosen)] for image in images for line in image.answer]
+    return [_write_table(folder / "guesses.csv", ["image", "name", "value", "chosen"], answers)] if answers else []
 
 
 def _write_curves(records: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:

@@ -46,19 +46,37 @@ def wilson_interval(hits: int, count: int) -> tuple[float, float]:
         raise ConfigError(f"{hits} hits of {count}: give a number of hits from 0 to the count")
     if not count:
         return 0.0, 1.0
-    share = hits / count
+    return _wilson_limits(hits / count, count)
+
+
+def _wilson_limits(share: float, count: float) -> tuple[float, float]:
     centre = share + Z * Z / (2 * count)
     spread = Z * math.sqrt(share * (1 - share) / count + Z * Z / (4 * count * count))
     scale = 1 + Z * Z / count
     # At the ends the formula gives 0 and 1 only up to rounding.
-    low = (centre - spread) / scale if hits else 0.0
-    high = (centre + spread) / scale if hits < count else 1.0
+    low = (centre - spread) / scale if share > 0 else 0.0
+    high = (centre + spread) / scale if share < 1 else 1.0
     return low, high
 
 
 def estimate_share(hits: int, count: int) -> Estimate:
     """Return the share hits / count, such as an accuracy, with its interval."""
     return Estimate(hits / count, *wilson_interval(hits, count)) if count else NO_ESTIMATE
+
+
+def estimate_mean_share(hits: np.ndarray, counts: np.ndarray) -> Estimate:
+    """Return the mean of (K,) shares hits / counts, such as of the recalls of classes, with its interval.
+
+    The interval is Wilson's for so many images as would give one share the same variance. For this variance a hit and
+    a miss are added to each group: a group without a miss is not certain. Groups without images are left out.
+    """
+    hits, counts = hits[counts > 0], counts[counts > 0]
+    if not len(counts):
+        return NO_ESTIMATE
+    share, likely = float((hits / counts).mean()), (hits + 1) / (counts + 2)
+    variance = float((likely * (1 - likely) / counts).sum()) / len(counts) ** 2
+    images = float(likely.mean() * (1 - likely.mean())) / variance
+    return Estimate(share, *_wilson_limits(share, images))
 
 
 def estimate_mean(values: np.ndarray) -> Estimate:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Annotated, Any, Literal, Self
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from torch.nn import functional as F
 from vitrail.errors import DataError, did_you_mean
 from vitrail.system.intervals import estimate_share
 from vitrail.tasks.cells import read_good_cells, read_name
+from vitrail.tasks.draw_measures import draw_confusion_matrix
 from vitrail.tasks.recalls import compute_recalls, estimate_balanced_accuracy, estimate_mean_accuracy
 from vitrail.tasks.task import (
     AnswerLine,
@@ -45,6 +47,8 @@ class Attributes(Task):
     """The columns."""
     values: tuple[Annotated[tuple[str, ...], Field(min_length=1)], ...]
     """The values of each column, in the order of the outputs."""
+
+    worst_words: ClassVar[str] = "the images with the surest wrong value"
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -145,3 +149,23 @@ class Attributes(Task):
             rows = zip(allowed, images.tolist(), recalls.tolist(), strict=True)
             tables[name] = [["value", "images", "right"], *map(list, rows)]
         return TaskMeasures(tuple(measures), tables)
+
+    def rank_errors(self, values: Array, targets: Targets, losses: Array) -> Array:
+        """Return the probability of an image's surest wrong value; 0 if all its known values are right."""
+        decided, truth = self.decide(values), targets[ATTRIBUTES]
+        chances = np.take_along_axis(values, decided + np.array([part.start for part in self.parts]), axis=1)
+        errors: Array = np.where((decided != truth) & (truth != UNKNOWN), chances, 0.0).max(axis=1)
+        return errors
+
+    def describe_target(self, target: Mapping[str, Any]) -> str:
+        columns = zip(self.names, self.values, target[ATTRIBUTES], strict=True)
+        return ", ".join(f"{name}: {each[k]}" for name, each, k in columns if k != UNKNOWN) or "not known"
+
+    def draw(self, values: Array, targets: Targets, folder: Path) -> list[Path]:
+        decided, drawn = self.decide(values), list[Path]()
+        for k, (name, allowed) in enumerate(zip(self.names, self.values, strict=True)):
+            is_known = targets[ATTRIBUTES][:, k] != UNKNOWN
+            pair = targets[ATTRIBUTES][is_known, k], decided[is_known, k]
+            title = f"{name}: what is taken for what, of {int(is_known.sum()):,} images"
+            drawn += draw_confusion_matrix(folder / f"confusion-{k + 1}.png", title, allowed, *pair)
+        return drawn

@@ -93,3 +93,6 @@ class Labels(Task):
     def compare(self, expected: Array, found: Array) -> float:
         """Return the share of images with the same first guess."""
         return float(np.mean(expected.argmax(axis=1) == found.argmax(axis=1)))
+
+    def describe_target(self, target: Mapping[str, Any]) -> str:
+        return self.names[int(target[LABEL])]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, Self
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 from vitrail.errors import DataError, did_you_mean
 from vitrail.system.intervals import estimate_mean, estimate_share
 from vitrail.tasks.cells import read_good_cells
+from vitrail.tasks.draw_measures import draw_confusion_matrix
 from vitrail.tasks.level_order import read_level, sort_levels
 from vitrail.tasks.number_metrics import estimate_kappa, estimate_spearman
 from vitrail.tasks.task import AnswerLine, Array, Cell, Measure, Targets, Task, TaskMeasures
@@ -38,6 +40,7 @@ class Levels(Task):
     names: Annotated[tuple[str, ...], Field(min_length=2)]
     """The levels, the lowest first."""
     column: str = LEVEL
+    worst_words: ClassVar[str] = "the images with answers that are the most levels off"
 
     @classmethod
     def learn(cls, columns: Mapping[str, Sequence[Cell]]) -> Self:
@@ -134,3 +137,21 @@ class Levels(Task):
             shares = [float((here <= most).mean()) if len(here) else math.nan for most in (0, 1)]
             table.append([name, len(here), *shares])
         return TaskMeasures(measures, {"levels": table})
+
+    def rank_errors(self, values: Array, targets: Targets, losses: Array) -> Array:
+        """Return how many levels an answer is off, and of equal ones more for the surer answer; 0 if it is right."""
+        truth, rows = targets[LEVEL], np.arange(len(values))
+        decided = self.decide(values)
+        is_wrong = (truth != UNKNOWN) & (decided != truth)
+        errors: Array = np.where(is_wrong, np.abs(decided - truth) + values[rows, decided] / 2, 0.0)
+        return errors
+
+    def describe_target(self, target: Mapping[str, Any]) -> str:
+        level = int(target[LEVEL])
+        return "not known" if level == UNKNOWN else self.names[level]
+
+    def draw(self, values: Array, targets: Targets, folder: Path) -> list[Path]:
+        title = f"What is taken for what, of {len(values):,} images"
+        is_known = targets[LEVEL] != UNKNOWN
+        truth, decided = targets[LEVEL][is_known], self.decide(values[is_known])
+        return draw_confusion_matrix(folder / "confusion.png", title, self.names, truth, decided)

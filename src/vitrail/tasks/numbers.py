@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, Self
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from torch.nn import functional as F
 from vitrail.errors import DataError
 from vitrail.system.intervals import estimate_mean
 from vitrail.tasks.cells import LARGEST, read_good_cells, read_number
+from vitrail.tasks.draw_measures import draw_scatter
 from vitrail.tasks.number_metrics import estimate_r2, estimate_spearman, group_by_rank
 from vitrail.tasks.task import AnswerLine, Array, Cell, Measure, Targets, Task, TaskMeasures, choose_draws
 
@@ -38,6 +40,8 @@ class Numbers(Task):
     means: tuple[Annotated[float, Field(allow_inf_nan=False)], ...]
     deviations: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...]
     """The mean and the standard deviation of each column; the deviation is 1 where all numbers are equal."""
+
+    worst_words: ClassVar[str] = "the images with the largest errors"
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -133,6 +137,22 @@ class Numbers(Task):
             ]
             table.append([name, int(is_known.sum()), *(float(each.estimate) for each in measures[-3:])])
         return TaskMeasures(tuple(measures), {"numbers": table})
+
+    def rank_errors(self, values: Array, targets: Targets, losses: Array) -> Array:
+        """Return the largest error among an image's numbers, in standard deviations; 0 if none is known."""
+        errors = np.abs(values - targets[NUMBERS]) / self.deviations
+        largest: Array = np.nan_to_num(errors).max(axis=1)
+        return largest
+
+    def describe_target(self, target: Mapping[str, Any]) -> str:
+        known = [
+            each for each in zip(self.names, target[NUMBERS], self.deviations, strict=True) if not np.isnan(each[1])
+        ]
+        return ", ".join(f"{name} {format_number(float(value), scale)}" for name, value, scale in known) or "not known"
+
+    def draw(self, values: Array, targets: Targets, folder: Path) -> list[Path]:
+        title = f"Predicted and true numbers of {len(values):,} images"
+        return draw_scatter(folder / "numbers.png", title, self.names, targets[NUMBERS], values)
 
     def compare(self, expected: Array, found: Array) -> float:
         """Return the share of images all of whose numbers differ by less than a tenth of a standard deviation."""

@@ -6,7 +6,8 @@ In a table, tags stand in one column as `indoor|cat` or as a list in JSON, or in
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 
 from vitrail.errors import DataError, did_you_mean
 from vitrail.tasks.cells import SEPARATOR, read_good_cells, read_yes_or_no, split_tags
+from vitrail.tasks.draw_measures import draw_share_bars
 from vitrail.tasks.tag_metrics import AveragePrecision, choose_threshold, compute_f1
 from vitrail.tasks.task import (
     AnswerLine,
@@ -44,6 +46,7 @@ class Tags(Task):
     """The column that lists an image's tags; None if each tag has a column of 0 and 1 with its name."""
     thresholds: tuple[float, ...] = ()
     """From which probability on an image has each tag; 0.5 for all if empty."""
+    worst_words: ClassVar[str] = "the images with the surest wrong tag"
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -140,6 +143,22 @@ class Tags(Task):
             threshold = self.thresholds[k] if self.thresholds else 0.5
             table.append([self.names[k], int(truth[:, k].sum()), float(each[k]), float(f1[k]), threshold])
         return TaskMeasures(tuple(measures), {"tags, the hardest first": table})
+
+    def rank_errors(self, values: Array, targets: Targets, losses: Array) -> Array:
+        """Return for each image how far its surest wrong tag is from the truth; 0 if all its tags are right."""
+        truth = targets[TAGS] > 0
+        wrong = self.decide(values) != truth
+        errors: Array = np.where(wrong, np.abs(values - truth), 0).max(axis=1, initial=0)
+        return errors
+
+    def describe_target(self, target: Mapping[str, Any]) -> str:
+        return ", ".join(name for name, has in zip(self.names, target[TAGS], strict=True) if has) or "no tag"
+
+    def draw(self, values: Array, targets: Targets, folder: Path) -> list[Path]:
+        truth = targets[TAGS] > 0
+        precisions = AveragePrecision(truth, values).compute(np.arange(len(values)))
+        title = f"Average precision of each tag on {len(values):,} images"
+        return draw_share_bars(folder / "tags.png", title, self.names, precisions, truth.sum(axis=0))
 
     def tune(self, values: Array, targets: Targets) -> Self:
         """Choose for each tag the threshold with the best F1. A tag that no image has keeps 0.5."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -177,9 +178,30 @@ class Task(Config):
 
     # What an evaluation says
 
+    worst_words: ClassVar[str] = "the images with the largest loss"
+    """Which images `rank_errors` puts first, for the title of their list."""
+
     @abstractmethod
     def measure(self, values: Array, targets: Targets) -> TaskMeasures:
         """Return the metrics of (N, V) float64 values. They do not depend on the order of the images."""
+
+    def rank_errors(self, values: Array, targets: Targets, losses: Array) -> Array:
+        """Return (N,) numbers: the larger, the worse the answer; 0 or NaN for an answer that is no mistake.
+
+        Args:
+            values: (N, V) float64.
+            targets: what is true.
+            losses: (N,), as of `compute_losses`; they are the errors by default.
+        """
+        return losses
+
+    def describe_target(self, target: Mapping[str, Any]) -> str:
+        """Return what is true of one image in words; `target` is what `encode` returned for it."""
+        return ", ".join(f"{name} {np.asarray(value).tolist()}" for name, value in target.items())
+
+    def draw(self, values: Array, targets: Targets, folder: Path) -> list[Path]:
+        """Draw the figures of an evaluation into a folder and return the .png files; none by default."""
+        return []
 
     def tune(self, values: Array, targets: Targets) -> Self:
         """Return the task with what is chosen by images, such as a threshold for each tag. By default nothing is."""

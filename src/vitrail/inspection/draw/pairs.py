@@ -84,7 +84,9 @@ def join_pair(photo: Array, other: Array) -> NDArray[np.floating[Any]]:
 
 def _draw_guesses(axes: Axes, image: ShownImage, letters: int) -> None:
     """Write the best guesses below an image."""
-    lines = [f"{shorten_text(label, letters, end=True)}  {share:.1%}" for label, share in image.guesses[:GUESSES]]
+    found = [(label, f"{share:.1%}") for label, share in image.guesses]
+    found = found or [(line.name, line.text) for line in image.answer]
+    lines = [f"{shorten_text(label, letters, end=True)}  {text}" for label, text in found[:GUESSES]]
     for text, colour, below in (("\n".join(lines[:1]), INK, 4), ("\n".join(lines[1:]), FAINT, 15)):
         axes.annotate(text, (0, 0), (0, -below), xycoords="axes fraction", textcoords="offset points", va="top",
                       color=colour, fontsize=8.5, parse_math=False)  # fmt: skip

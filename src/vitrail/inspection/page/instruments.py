@@ -15,6 +15,7 @@ import numpy as np
 from vitrail.inspection.draw.canvas import OVERLAY
 from vitrail.inspection.findings import Absent, Array, Attention, Findings, ShownImage, Tokens
 from vitrail.inspection.page.inline import encode_picture, escape_text
+from vitrail.tasks.task import AnswerLine
 
 GUESSES_ALONE = 3
 """Guesses beside a small image."""
@@ -68,17 +69,32 @@ def list_guesses(findings: Findings) -> str:
         f'<figcaption dir="auto">{escape_text(shown.name)}</figcaption>'
         f'<ol class="guesses" aria-label="The model\'s guesses">{_format_guesses(shown)}</ol></figure>'
         for shown in findings.images
-        if shown.guesses
+        if shown.guesses or shown.answer
     )
     return f'<div class="seen">{images}</div>' if images else ""
 
 
 def _format_guesses(shown: ShownImage) -> str:
     """Return the best guesses in the form that the script gives to all guesses of an image."""
+    if shown.answer:
+        return format_answer(shown.answer)
     return "".join(
         f'<li><span dir="auto">{escape_text(label)}</span><b>{share:.1%}</b><i style="--share: {share:.4f}"></i></li>'
         for label, share in shown.guesses[:GUESSES_ALONE]
     )
+
+
+def format_answer(lines: Sequence[AnswerLine]) -> str:
+    """Return the lines of an answer, in the same form; what was chosen stands out."""
+    return "".join(
+        f'<li class="{"chosen" if line.is_chosen else "other"}"><span dir="auto">{escape_text(line.name)}</span>'
+        f"<b>{escape_text(line.text)}</b>{_draw_share(line.share)}</li>"
+        for line in lines
+    )
+
+
+def _draw_share(share: float | None) -> str:
+    return "" if share is None or not math.isfinite(share) else f'<i style="--share: {share:.4f}"></i>'
 
 
 def _build_slider(sets: str, label: str, last: int, value: int) -> str:
@@ -106,7 +122,11 @@ def collect_numbers(findings: Findings) -> dict[str, Any]:
 
 def _collect_image(shown: ShownImage) -> dict[str, Any]:
     height, width = shown.pixels.shape[:2]
-    guesses = [[label, _round_numbers(share)] for label, share in shown.guesses]
+    guesses: list[Any] = [[label, _round_numbers(share)] for label, share in shown.guesses]
+    guesses += [
+        [line.name, None if line.share is None else _round_numbers(line.share), line.text, line.is_chosen]
+        for line in shown.answer
+    ]
     return {
         "name": shown.name,
         "height": height,

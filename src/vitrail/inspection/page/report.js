@@ -235,13 +235,15 @@
 
   function showGuesses(list, guesses) {
     list.hidden = guesses.length === 0;
-    list.replaceChildren(...guesses.map(([label, share]) => {
+    list.replaceChildren(...guesses.map(([label, share, text, chosen]) => {
       const item = document.createElement("li");
       const [words, bar, number] = ["span", "i", "b"].map((tag) => document.createElement(tag));
       Object.assign(words, { textContent: label, dir: "auto" });
       bar.style.setProperty("--share", share ?? 0);
-      number.textContent = share === null ? "no number" : percent(share);
-      item.append(words, number, bar);
+      number.textContent = text ?? (share === null ? "no number" : percent(share));
+      item.append(words, number);
+      if (text === undefined || share !== null) item.append(bar);
+      if (text !== undefined) item.className = chosen ? "chosen" : "other";
       return item;
     }));
   }

@@ -17,7 +17,17 @@ from urllib.parse import quote
 
 import numpy as np
 
-from vitrail.inspection.findings import Absent, Array, Distance, Filters, Findings, Layers, Positions, Scores
+from vitrail.inspection.findings import (
+    Absent,
+    Array,
+    Distance,
+    Filters,
+    Findings,
+    Layers,
+    Positions,
+    Scores,
+    TaskScores,
+)
 from vitrail.inspection.page.file_table import build_file_table
 from vitrail.inspection.page.inline import embed_drawing, encode_json, escape_text
 from vitrail.inspection.page.instruments import (
@@ -34,6 +44,7 @@ from vitrail.inspection.page.scores import (
     show_doubtful,
     show_mistakes,
 )
+from vitrail.inspection.page.task_scores import show_measures, show_tables, show_worst
 from vitrail.inspection.page.words import LEADS, TITLES
 from vitrail.system.files import write_whole
 from vitrail.system.results import format_count
@@ -64,7 +75,14 @@ SCORE_SECTIONS: dict[str, Callable[[Scores], str]] = {
     "classes": show_classes,
 }
 """The sections about a model that was scored, which stand before all others."""
+TASK_SECTIONS: dict[str, Callable[[TaskScores], str]] = {
+    "measures": show_measures,
+    "worst": show_worst,
+    "tables": show_tables,
+}
+"""The same for a model with another task than one label."""
 NOT_SCORED = Absent("this model was not scored on images with labels")
+NO_TASK_SCORES = Absent("this model was not scored on a task with such measures")
 
 
 @dataclass(frozen=True)
@@ -134,7 +152,10 @@ def write_report(
 
 def _has_section(name: str, models: Sequence[_Model]) -> bool:
     """Return whether a section has something to say about one of the models."""
-    scores = [model.findings.scores for model in models if model.findings.scores is not None]
+    found = [model.findings.scores for model in models]
+    if name in TASK_SECTIONS:
+        return any(isinstance(each, TaskScores) for each in found)
+    scores = [each for each in found if isinstance(each, Scores)]
     if name == "doubtful":
         return any(each.all_doubtful for each in scores)
     if name in SCORE_SECTIONS:
@@ -366,11 +387,17 @@ def _format_signed(value: float) -> str:
 
 def _show_scores(name: str, model: _Model) -> str:
     scores = model.findings.scores
-    return _explain_absence(NOT_SCORED) if scores is None else SCORE_SECTIONS[name](scores)
+    return SCORE_SECTIONS[name](scores) if isinstance(scores, Scores) else _explain_absence(NOT_SCORED)
+
+
+def _show_task_scores(name: str, model: _Model) -> str:
+    scores = model.findings.scores
+    return TASK_SECTIONS[name](scores) if isinstance(scores, TaskScores) else _explain_absence(NO_TASK_SCORES)
 
 
 BODIES: dict[str, Callable[[_Model], str]] = {
     **{name: partial(_show_scores, name) for name in SCORE_SECTIONS},
+    **{name: partial(_show_task_scores, name) for name in TASK_SECTIONS},
     "rollout": _show_attention,
     "components": _show_components,
     "tokens": _show_tokens,

@@ -45,11 +45,18 @@ def show_accuracy(scores: Scores) -> str:
     if report.top5 is not None:
         five = f"{_format_share(report.top5.value)} ({_format_interval(report.top5)})"
         lines.append(f'<p class="told">The right class is among the first five guesses for {five}.</p>')
+    if (worst := report.worst_class) is not None and sum(score.images > 0 for score in report.classes) > 1:
+        balanced = f"{_format_share(report.balanced.value)} ({_format_interval(report.balanced)})"
+        lines.append(
+            f'<p class="told">If rare classes count as much as frequent ones, it is right for {balanced}; macro F1 '
+            f'{_format_share(report.macro_f1.value)}. Its worst class is <b dir="auto">{_name(worst.name)}</b>: '
+            f"{_format_share(worst.accuracy.value)}, {worst.hits:,} of {worst.images:,}.</p>"
+        )
     if report.labels != USUAL_MATCH:
         lines.append(f'<p class="told">Classes of images and model were matched {_say_match(report)}.</p>')
     right = f"right, {_count_hits(report):,} of {report.images:,}"
     return f"""<p class="figure"><b>{_format_share(top.value)}</b> <span>{right}</span></p>
-<p class="interval">{_draw_bar(top)}<span>95% interval {_format_interval(top)}</span></p>
+<p class="interval">{draw_bar(top)}<span>95% interval {_format_interval(top)}</span></p>
 {"".join(lines)}{_fold_calibration(report)}"""
 
 
@@ -171,7 +178,7 @@ def _list_classes(classes: Sequence[ClassScore]) -> str:
         + "".join(
             f'<li><span class="name" dir="auto">{_name(score.name)}</span><span class="number">'
             f"<b>{_format_percent(score.accuracy.value)}</b> "
-            f'<span class="of">{score.hits:,} of {score.images:,}</span></span>{_draw_bar(score.accuracy)}'
+            f'<span class="of">{score.hits:,} of {score.images:,}</span></span>{draw_bar(score.accuracy)}'
             f'<span class="heard">95% interval {_format_interval(score.accuracy)}</span></li>'
             for score in classes
         )
@@ -199,7 +206,7 @@ def _show_bin(each: CalibrationBin) -> str:
     )
 
 
-def _draw_bar(share: Estimate) -> str:
+def draw_bar(share: Estimate) -> str:
     """Return a bar from 0 to 1 with a line for the interval; only the numbers beside it are read aloud."""
     value, low, high = (each if math.isfinite(each) else 0.0 for each in share)
     place = f"--share: {value:.4f}; --low: {low:.4f}; --high: {high:.4f}"

@@ -1,0 +1,213 @@
+"""Score a model on data with any other task than one label an image: all values and targets, then the task's measures.
+
+Shapes: N images, B images of a batch, V values of an answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+import vitrail
+from vitrail.data.loader import BrokenSample
+from vitrail.data.open import Data, add_task, choose_test_split, list_splits, open_data
+from vitrail.data.sources.source import Source
+from vitrail.errors import ConfigError, DataError, WeightsError
+from vitrail.evaluation.task_report import LeftOut, TaskReport, WorstImage
+from vitrail.inference.batches import InferenceOptions, open_model, run_batches, single_rank
+from vitrail.inference.engine import Engine, Model
+from vitrail.system.device import device_name
+from vitrail.system.events import Progress
+from vitrail.system.ranks import Ranks
+from vitrail.tasks.task import Array, Targets, Task
+
+MOST_WORST = 100
+"""Images with the worst answers in a report."""
+
+
+@dataclass(frozen=True)
+class AnsweredImages:
+    """The model's values and the targets of all images that could be used, in the order of the source."""
+
+    indices: Array
+    """(N,) int64: the images' numbers in the source."""
+    values: Array
+    """(N, V) float64."""
+    targets: Targets
+    losses: Array
+    """(N,) float64."""
+    broken: tuple[BrokenSample, ...]
+    """Images that could not be used."""
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+def score_task(
+    model: Model | Engine,
+    source: Source,
+    *,
+    options: InferenceOptions | None = None,
+    ranks: Ranks | None = None,
+    names: tuple[str, str, str | None] = ("the model", "the data", None),
+    progress: Progress | None = None,
+) -> tuple[TaskReport, AnsweredImages]:
+    """Return a report on a model, and what it answered. Every rank gets the same.
+
+    Args:
+        model: a model with a head: loaded, as an engine, or its name.
+        source: images with targets of the model's task.
+        options: device, precision, batch size, worker processes.
+        ranks: the processes that share the work; by default this process alone.
+        names: of the model, the data and its split, for the report.
+        progress: called after each batch with the number of images done and of all images.
+
+    Raises:
+        ConfigError: the model has no head.
+        DataError: the data has another task, or none of the images can be used.
+        WeightsError: the model computes values that are not finite.
+    """
+    if not len(source):
+        raise DataError("the data has no images")
+    options = options or InferenceOptions()
+    ranks = ranks or single_rank(options)
+    engine = open_model(model, options, ranks)
+    require_same_task(engine.task, source.task)
+    began = time.perf_counter()
+    answered = answer_all(engine, source, options, ranks, progress)
+    seconds = time.perf_counter() - began
+    if not len(answered):
+        raise DataError(f"none of the images can be used; the first, {_say_broken(answered.broken[0])}")
+    task = engine.task
+    report = TaskReport(
+        model=names[0],
+        data=names[1],
+        part=names[2],
+        kind=task.kind,
+        images=len(answered),
+        left_out=tuple(LeftOut(each.index, each.name, each.reason) for each in answered.broken),
+        measured=task.measure(answered.values, answered.targets),
+        worst=list_worst(task, answered, source),
+        worst_words=task.worst_words,
+        about={
+            "device": f"{ranks.size} × {device_name(engine.device)}",
+            "runtime": engine.runtime,
+            "precision": engine.precision,
+            "seconds": seconds,
+            "images_per_second": len(source) / seconds,
+            "torch": torch.__version__,
+            "vitrail": vitrail.__version__,
+        },
+    )
+    return report, answered
+
+
+def open_task_data(
+    data: Data, task: Task, split: str | None = None, labels: str | Sequence[str] | None = None
+) -> tuple[Source, str | None]:
+    """Open the given split of data as a task reads it, else the one for testing, else everything; with its name.
+
+    Args:
+        data: anything that `open_data` takes. A Source is open already, and must have this task.
+        task: of the model: its tags, its columns.
+        split: train, val or test.
+        labels: the columns that hold the targets, if they have other names than in the training data.
+
+    Raises:
+        ConfigError: the columns do not exist, or the data is open already and `labels` is given.
+        DataError: the data cannot be read, or has other targets.
+    """
+    if isinstance(data, Source):
+        if labels is not None:
+            raise ConfigError("labels: this data is open already; name its columns where it is opened")
+        require_same_task(task, data.task)
+    else:
+        data = add_task(data, task, labels)
+    split = split or choose_test_split(data) or ("train" if "train" in list_splits(data) else None)
+    return open_data(data, split), split
+
+
+def require_same_task(wanted: Task, found: Task) -> None:
+    """Raise a DataError if targets of one task are no targets of the other: another kind, or other names."""
+    if found.kind != wanted.kind:
+        raise DataError(
+            f"the model answers with {wanted.kind}, and the data has {found.kind}: give data with {wanted.kind}"
+        )
+    if wanted.kind != "labels" and found.output_names != wanted.output_names:
+        ours, theirs = (_list_names(task.output_names) for task in (wanted, found))
+        raise DataError(
+            f"the model's {wanted.kind} are {ours}, and the data's are {theirs}: give data with the model's, in the "
+            "same order"
+        )
+
+
+def _list_names(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
+
+
+def answer_all(
+    engine: Engine, source: Source, options: InferenceOptions, ranks: Ranks, progress: Progress | None = None
+) -> AnsweredImages:
+    """Run the model over all images. Every rank gets all values; they depend on batches and ranks by rounding only."""
+    task = engine.task
+    empty = task.allocate(0)  # a rank may get no image at all
+    indices, values = [np.empty(0, np.int64)], [np.empty((0, len(task.value_names)))]
+    losses, targets, broken = [np.empty(0)], [empty], list[BrokenSample]()
+    for batch, output in run_batches(engine, source, options, ranks, progress):
+        assert output.logits is not None
+        mask, logits = batch.mask, output.logits.cpu()[batch.mask]
+        if not torch.isfinite(logits).all():
+            raise WeightsError(
+                "the model's outputs are not finite: its weights are damaged, or the precision is too low"
+            )
+        known = {name: each[mask] for name, each in batch.targets.items()}
+        indices.append(batch.indices[mask].numpy())
+        values.append(task.activate(logits.double()).numpy())
+        losses.append(task.compute_losses(logits.float(), known).double().numpy())
+        targets.append({name: each.numpy() for name, each in known.items()})
+        broken += batch.broken
+    own = AnsweredImages(
+        np.concatenate(indices), np.concatenate(values), _concatenate(targets), np.concatenate(losses), tuple(broken)
+    )
+    return _merge(ranks.gather(own))
+
+
+def _merge(parts: Sequence[AnsweredImages]) -> AnsweredImages:
+    """Return the images of all ranks in the order of the source."""
+    indices = np.concatenate([part.indices for part in parts])
+    order = np.argsort(indices, kind="stable")
+    targets = _concatenate([part.targets for part in parts])
+    broken = {each.index: each for part in parts for each in part.broken}
+    return AnsweredImages(
+        indices[order],
+        np.concatenate([part.values for part in parts])[order],
+        {name: each[order] for name, each in targets.items()},
+        np.concatenate([part.losses for part in parts])[order],
+        tuple(broken[index] for index in sorted(broken)),
+    )
+
+
+def _concatenate(parts: Sequence[Targets]) -> Targets:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def list_worst(task: Task, answered: AnsweredImages, source: Source, most: int = MOST_WORST) -> tuple[WorstImage, ...]:
+    """Return the images with the worst answers, the worst first; none without a mistake."""
+    errors = np.nan_to_num(task.rank_errors(answered.values, answered.targets, answered.losses), nan=0.0)
+    worst = []
+    for row in np.argsort(-errors, kind="stable")[:most]:
+        if errors[row] <= 0:
+            break
+        index, values = int(answered.indices[row]), answered.values[row].astype(np.float32)
+        truth = task.describe_target({name: each[row] for name, each in answered.targets.items()})
+        name, lines = source.display_name(index), tuple(task.describe(values))
+        worst.append(WorstImage(index, name, float(errors[row]), truth, lines, task.answer(values)))
+    return tuple(worst)
+
+
+def _say_broken(broken: BrokenSample) -> str:
+    return f"{broken.name}: {broken.reason}"
