@@ -212,7 +212,7 @@ def check_same_pack(out: Path, existing: Any, plan: Plan) -> None:
         for key in {**ours, **theirs}
         if theirs.get(key) != ours.get(key)
     ]
-    why = "; ".join(differences) or "other samples, classes or targets"
+    why = "; ".join(differences) or "other samples or classes"
     raise ConfigError(f"{out} holds a pack of something else ({why}): give a new folder, or delete it")
 
 
