@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -263,6 +265,19 @@ def test_a_task_that_knows_other_tags(tmp_path):
         source.read(0)
     assert source.read(1).targets["tags"].tolist() == [1, 1]
     assert SPLITS.count("train") == len(source)
+
+
+def test_the_python_of_the_page_runs(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs/data.md").read_text()
+    section = page.partition("## Tags, numbers, levels, attributes")[2].partition("\n## ")[0]
+    (code,) = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    (tmp_path / "photos").mkdir()
+    make_layout(tmp_path / "photos", "csv").rename(tmp_path / "photos/labels.csv")
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    printed = capsys.readouterr().out
+    assert "('cat', 'indoor', 'outdoor')" in printed
+    assert "tags [[0. 0. 1.]" in printed
 
 
 def test_hub_columns(tmp_path, monkeypatch):

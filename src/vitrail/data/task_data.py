@@ -37,10 +37,7 @@ REASONS_SHOWN = 3
 
 @dataclass(frozen=True)
 class TaskData:
-    """Data, and what is learned from it. Functions take it as DATA; `add_task` makes it.
-
-    Nothing else is decided here, so a record of it opens the same samples everywhere.
-    """
+    """Data, and what is learned from it. Functions take it as DATA; `add_task` makes it."""
 
     data: Any
     """The data itself: the name of a data set, a list, or a dictionary of lists."""
