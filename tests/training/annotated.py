@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from vitrail.data.sources.annotated import AnnotatedSource
 from vitrail.data.sources.list_source import ListSource
@@ -50,3 +52,16 @@ def digits_for(kind: str, count: int = 200) -> AnnotatedSource:
     rows = [{name: describe_digit(digit)[name] for name in COLUMNS[kind]} for digit in digits]
     task = find_task(kind).learn({name: [row[name] for row in rows] for name in COLUMNS[kind]})
     return AnnotatedSource(ListSource([(show_digit(digit, rng), digit) for digit in digits]), task, rows)
+
+
+def write_table(folder: Path, kind: str, count: int = 60) -> Path:
+    """A CSV with so many images beside it, and the targets of a kind of task."""
+    folder.mkdir(parents=True)
+    rng, lines = np.random.default_rng(0), [",".join(["image", *COLUMNS[kind]])]
+    for number in range(count):
+        digit = number % 10
+        Image.fromarray(show_digit(digit, rng)).convert("RGB").save(folder / f"{number:03}.png")
+        cells = describe_digit(digit)
+        lines.append(",".join([f"{number:03}.png", *(str(cells[column]) for column in COLUMNS[kind])]))
+    (folder / "labels.csv").write_text("\n".join(lines) + "\n")
+    return folder / "labels.csv"

@@ -8,8 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from annotated import COLUMNS, describe_digit, digits_for, show_digit
-from PIL import Image
+from annotated import COLUMNS, digits_for, write_table
 
 import vitrail
 from commands import runner
@@ -47,19 +46,6 @@ def here(tmp_path, monkeypatch):
 
 def follow(events):
     return lambda kind, values: events.append((kind, values)) if kind != "progress" else None
-
-
-def write_table(folder, kind, count=60):
-    """A CSV with images beside it."""
-    folder.mkdir()
-    rng, lines = np.random.default_rng(0), [",".join(["image", *COLUMNS[kind]])]
-    for number in range(count):
-        digit = number % 10
-        Image.fromarray(show_digit(digit, rng)).convert("RGB").save(folder / f"{number:03}.png")
-        cells = describe_digit(digit)
-        lines.append(",".join([f"{number:03}.png", *(str(cells[column]) for column in COLUMNS[kind])]))
-    (folder / "labels.csv").write_text("\n".join(lines) + "\n")
-    return folder / "labels.csv"
 
 
 FLOORS = {
