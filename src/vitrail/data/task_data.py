@@ -87,8 +87,11 @@ def open_annotated(data: TaskData) -> tuple[AnnotatedSource, dict[str, Indices]]
     """
     if isinstance(data.data, Source):
         return None
-    stamp = stamp_table(data.data)
-    return _build(data) if stamp is None else _build_once(data, stamp)
+    try:
+        stamp = stamp_table(data.data)
+        return _build(data) if stamp is None else _build_once(data, stamp)
+    except OSError as error:
+        raise DataError(f"{_name(data)} cannot be opened: {error.strerror or error}") from None
 
 
 def open_part(data: TaskData, split: str | None = None) -> Source:
@@ -153,13 +156,17 @@ def _divide(table: RowTable) -> dict[str, Indices]:
 
 
 def _explain_missing_table(data: TaskData) -> str:
-    from vitrail.data.open import name_data
-
     what = f"task = {data.kind!r}" if data.kind else f"labels = {','.join(data.columns)!r}"
     return (
-        f"{name_data(data.data)} has no table, which {what} needs: write a CSV with a column `image` and a column for "
+        f"{_name(data)} has no table, which {what} needs: write a CSV with a column `image` and a column for "
         "what to learn beside the images, and give the CSV"
     )
+
+
+def _name(data: TaskData) -> str:
+    from vitrail.data.open import name_data
+
+    return name_data(data)
 
 
 def make_task_data(data: Any, task: Task | str | None, labels: Any) -> TaskData:

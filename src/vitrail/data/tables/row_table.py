@@ -117,7 +117,7 @@ class RowCollector:
         except DataError as error:
             name, problem = b"", str(error)
         if problem:
-            self.problems[index] = problem
+            self.problems[index], cells = problem, {}  # a row that is wrong teaches nothing
         self.lines.append(line)
         self.names += name
         self.starts.append(len(self.names))
@@ -143,6 +143,8 @@ class RowCollector:
         """Return the table of a file; the names of images are relative to its folder, or absolute."""
         if not self.lines:
             raise DataError(f"{self.title} lists no images")
+        if len(self.problems) == len(self.lines):
+            raise DataError(f"{self.title}: no row can be used; {self.unit} {self.lines[0]}: {self.problems[0]}")
         files = {
             "names": np.frombuffer(bytes(self.names), np.uint8),
             "starts": np.array(self.starts),
