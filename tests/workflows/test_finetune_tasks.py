@@ -12,7 +12,7 @@ from annotated import COLUMNS, digits_for, write_table
 
 import vitrail
 from commands import runner
-from vitrail.data.sources.source import Subset
+from vitrail.data.sources.source import Subset, compute_fingerprint
 from vitrail.errors import ConfigError, Stopped
 from vitrail.inference.batches import InferenceOptions
 from vitrail.training.build import divide_validation, open_training_data
@@ -73,6 +73,7 @@ def test_a_head_in_seconds(kind, start, here):
     written = json.loads((result.folder / "measures.json").read_text())
     assert written["measures"] == events[-1][1]["measures"]
     assert "Measured on them" in (result.weights / "README.md").read_text()
+    assert loaded.learned_from == compute_fingerprint(source), "held-out images are learned in the end"
     assert "measured on" in repr(result)
     json.dumps(result.to_dict())
     assert result.to_dict()["measures"] == json.loads(json.dumps(written["measures"]))
@@ -147,8 +148,10 @@ def test_the_measures_are_those_of_the_saved_model(trained):
 @pytest.mark.slow
 def test_the_same_call_returns_the_result_of_a_finished_run(trained, start):
     result, _ = trained
-    again = finetune(digits_for("tags"), start, settings=SHORT, folder=result.folder)
+    events = []
+    again = finetune(digits_for("tags"), start, settings=SHORT, folder=result.folder, on_event=follow(events))
     assert again.measures == result.measures
+    assert [kind for kind, _ in events] == ["task", "data", "choices", "training", "trained", "measures"]
 
 
 @pytest.mark.slow
