@@ -8,6 +8,7 @@ import torch
 
 from vitrail.errors import DataError
 from vitrail.evaluation.task_head import STRENGTHS, TaskExamples, fit_task_head
+from vitrail.tasks.numbers import Numbers
 from vitrail.tasks.tags import Tags
 
 TAGS = Tags(names=("a", "b", "c"), column="tags")
@@ -37,6 +38,35 @@ def test_tags_as_scikit_learn(strength):
         theirs.fit(scaled, examples.targets["tags"][:, tag].numpy())
         expected = theirs.decision_function(scaled)
         np.testing.assert_allclose(found[:, tag].numpy(), expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("strength", [0.3, 0.001])
+def test_numbers_as_a_ridge_regression(strength):
+    """As long as no error is larger than a standard deviation, beyond which the loss is linear."""
+    from sklearn.linear_model import Ridge
+
+    values = draw_tags().values.double().numpy()
+    scaled = (values - values.mean(axis=0)) / (values.std(axis=0) + 1e-5)
+    sizes = np.arange(1, 9) / 40
+    noise = np.random.default_rng(3).uniform(-0.1, 0.1, (len(values), 2))
+    numbers = (np.stack([scaled @ sizes, scaled @ sizes[::-1]], axis=1) + noise).clip(-0.6, 0.6) * [10, 0.1] + 5
+    task = Numbers(names=("a", "b"), means=(5.0, 5.0), deviations=(10.0, 0.1))
+    examples = TaskExamples(torch.from_numpy(values), {"numbers": torch.from_numpy(numbers)})
+    found = task.activate(fit_task_head(task, examples, strengths=[strength]).outputs.scores(examples.values)).numpy()
+    # The loss is half the squared error, as a mean over images and columns.
+    theirs = Ridge(alpha=strength * len(values) * 2).fit(scaled, (numbers - 5) / [10, 0.1])
+    np.testing.assert_allclose((found - 5) / [10, 0.1], theirs.predict(scaled), rtol=0, atol=1e-5)
+
+
+def test_numbers_that_are_not_known_cost_nothing():
+    examples = draw_tags(60)
+    numbers = examples.values[:, :1].clone()
+    known = examples.take(torch.arange(60) >= 10)
+    numbers[:10] = float("nan")
+    task = Numbers(names=("a",), means=(0.0,), deviations=(1.0,))
+    whole = fit_task_head(task, TaskExamples(examples.values, {"numbers": numbers}), strengths=[1e-4]).outputs
+    rest = fit_task_head(task, TaskExamples(known.values, {"numbers": numbers[10:]}), strengths=[1e-4]).outputs
+    torch.testing.assert_close(whole.scores(known.values), rest.scores(known.values), atol=2e-2, rtol=0)
 
 
 def test_the_gradient_is_zero_where_it_ends():

@@ -23,7 +23,8 @@ def describe_task(values: Mapping[str, Any]) -> Iterator[str]:
 def _describe_outputs(values: Mapping[str, Any]) -> str:
     names, columns, counts = values["outputs"], values["columns"], values["counts"]
     if not counts:
-        return f"{_join(columns)} of {values['images']:,} images"
+        answers = "" if values["values"] == columns else f": {_join(values['values'])}"
+        return f"{_join(columns)} of {values['images']:,} images{answers}"
     where = f" in the column {columns[0]}" if len(columns) == 1 else ""
     rarest = min(counts, key=counts.__getitem__)
     mean = sum(counts.values()) / max(values["images"], 1)

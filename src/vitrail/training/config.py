@@ -99,8 +99,8 @@ class DataConfig(Section):
     """Where the class stands in the names of a folder's images: "NAME_*" for cat_1.jpg, or a regular expression with
     one group. If left out, folders tell the classes."""
     task: str | None = None
-    """What is learned: labels (one class an image), tags, numbers, levels or attributes. If left out, the data says
-    so."""
+    """What is learned: labels (one class an image), tags, numbers, levels or attributes. If left out: labels, unless
+    images with other targets are given from Python."""
     labels: str | None = None
     """The columns of a table that targets are read from, such as "colour,shape". If left out, they are found."""
     validate_on: Literal["val", "test", "holdout", "none"] = "val"

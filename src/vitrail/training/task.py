@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from vitrail.data.open import Data, add_task
 from vitrail.data.sources.source import Source
+from vitrail.data.task_data import TaskData
 from vitrail.errors import ConfigError, DataError
 from vitrail.model.base import ImageModel
 from vitrail.tasks.labels import Labels
@@ -12,8 +13,8 @@ from vitrail.training.config import DataConfig, RunConfig
 
 
 def add_run_task(config: DataConfig, data: Data) -> Data:
-    """Return the data with the task and the columns of the configuration; an open source keeps the task it has."""
-    if isinstance(data, Source) or (config.task is None and config.labels is None):
+    """Return the data with the task and the columns of the configuration; data that has a task already keeps it."""
+    if isinstance(data, Source | TaskData):
         return data
     return add_task(data, config.task, config.labels)
 

@@ -74,7 +74,8 @@ def finetune(
         data: data, start (None for fresh weights), images, classes, short_side, pixels, has_validation, has_test.
         choices: folder, image_size, steps, epochs, batch_size, learning_rate, crop_area, flip, minutes; step_seconds
             and seconds, of a step and of all that is left, where two steps were measured.
-        task: kind, columns, outputs (their names), images, counts (images with each tag): for any task but labels.
+        task: kind, columns, outputs, values (names of what the model gives and answers), images, counts (images with
+            each tag): for any task but labels.
         measures: task, images, remark, flatters, measures (each with name, value, low, high, is_share): for any task
             but labels.
         trial: rate, folder, accuracy, loss, failure, for each learning rate of a sweep.

@@ -138,6 +138,7 @@ def fit_linear_head(
             f"A linear head fitted in closed form to {len(train):,} images; the rest is as it was in "
             f"{hide_folders(name_model(start))}."
         )
+        network.learned_from = compute_fingerprint(source)
         saved = save_and_verify(network, folder, train, source, options, notes)
         scored, report = None, None
         if checked.predictions is not None:
@@ -367,9 +368,8 @@ def save_and_verify(
 ) -> Path:
     """Save the model, check that the loaded model computes the same, and return the folder of the weights.
 
-    `notes` are for the model card.
+    `notes` are for the model card, and `source` and its features `train` for the check.
     """
-    network.learned_from = compute_fingerprint(source)
     before, _ = compute_outputs(network, train, source, options)
     saved = save(network, folder / MODEL_FOLDER, notes=notes)
     after, _ = compute_outputs(load(saved), train, source, options)

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from vitrail.data.open import Data, name_data
-from vitrail.data.sources.source import Source
+from vitrail.data.open import Data, name_data, open_training_images
+from vitrail.data.sources.source import Source, compute_fingerprint
 from vitrail.errors import VitrailError
 from vitrail.evaluation.features import Features, extract_features
 from vitrail.evaluation.linear_classifier import LinearClassifier
@@ -121,9 +121,7 @@ def fit_linear_task_head(
     listener("features", {"precision": engine.precision, **_describe_features(network, name, train)})
     images = choose_judging_images(config, parts.evaluation, open_test(data, summary.has_test))
     tuning = None if images.tuning is None else extract(images.tuning)
-    measured = (
-        tuning if images.measured is images.tuning else None if images.measured is None else extract(images.measured)
-    )
+    measured = tuning if images.flatters or images.measured is None else extract(images.measured)
     fitted = fit_task_head(train.source.task, train.examples, None if tuning is None else tuning.examples)
     judgement = _judge(fitted.outputs, tuning, measured, images)
     if judgement is not None:
@@ -135,6 +133,8 @@ def fit_linear_task_head(
     check_head(network, outputs, train.features, train.source, options)
     count, seconds = len(everything.values), time.perf_counter() - began
     network.training_cost = linear_head_cost(network, count, seconds, engine.device)
+    has_all = not summary.has_validation and config.data.share is None
+    network.learned_from = compute_fingerprint(open_training_images(data) if has_all else parts.training)
     folder = config.run.folder
     folder.mkdir(parents=True, exist_ok=True)
     notes = (

@@ -26,6 +26,7 @@ def summarise_task(data: Data) -> dict[str, Any]:
         "kind": task.kind,
         "columns": list(task.columns),
         "outputs": list(task.output_names),
+        "values": list(task.value_names),
         "images": len(source),
         "counts": to_plain(count_outputs(task, targets)),
     }

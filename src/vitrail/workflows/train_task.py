@@ -18,7 +18,7 @@ from vitrail.model.base import ImageModel
 from vitrail.system.events import OnEvent, send_messages
 from vitrail.training.config import RunConfig
 from vitrail.training.result import TrainingResult
-from vitrail.training.run_folder import CONFIG_FILE
+from vitrail.training.run_folder import CONFIG_FILE, START_FOLDER
 from vitrail.training.run_training import run_training
 from vitrail.training.sweep import Trial, change_config, choose_best
 from vitrail.training.task import set_task
@@ -34,7 +34,7 @@ from vitrail.workflows.finetune_settings import (
 )
 from vitrail.workflows.linear_head import select_allowed
 from vitrail.workflows.run_report import write_run_report
-from vitrail.workflows.start_model import name_model, open_start
+from vitrail.workflows.start_model import name_model, open_start, was_begun_from
 from vitrail.workflows.task_linear_head import fit_linear_task_head, fit_start_task_head
 from vitrail.workflows.task_measures import (
     TaskJudgement,
@@ -136,11 +136,19 @@ def _adapt_to_task(
 def _prepare_start(
     config: RunConfig, request: FinetuneRequest, network: ImageModel, listener: OnEvent
 ) -> tuple[RunConfig, ImageModel]:
-    """Fit a head to start from, in one process, and save a start that no name can load again."""
-    start = network
+    """Fit a head to start from, in one process, and save a start that no name can load again.
+
+    A run that was begun goes on from the head that was fitted then.
+    """
+    start, folder = network, config.run.folder
     is_alone = os.environ.get("WORLD_SIZE", "1") == "1"
     if config.objective.kind == "task" and is_alone and not config.model.keep_head:
-        fitted = fit_start_task_head(network, config, request.data, listener)
+        is_begun = (folder / CONFIG_FILE).is_file() and (folder / START_FOLDER).is_dir()
+        fitted = (
+            open_start(str(folder / START_FOLDER))
+            if is_begun and was_begun_from(folder, network)
+            else fit_start_task_head(network, config, request.data, listener)
+        )
         if fitted is not None:
             start = fitted
             config = change_config(config, {"model": {"keep_head": True}, "run": {"evaluate_start": True}})
