@@ -27,7 +27,7 @@ SIDE = 256
 """Largest side of an image on the contact sheet, in pixels."""
 PATH_LETTERS = 36
 """Longer file paths are cut."""
-CAPTION_LETTERS = 30
+CAPTION_LETTERS = 25
 """Longer answers are cut."""
 MOST_PIXELS = 100_000_000
 
