@@ -4,6 +4,7 @@ photos/                  one folder per class, or train/, val/ and test/ with on
                          whose names tell the classes, if `labels_from` says where, as in Abyssinian_1.jpg
 tiny-imagenet-200/       Tiny-ImageNet as released: its val/ has a table of file names and classes
 photos/labels.csv        a CSV next to its images, or a folder that contains one CSV
+photos/labels.jsonl      a record in JSON on each line, or a list of records in a .json
 photos/*.parquet         a Parquet file, or a folder of Parquet files named after their splits
 shards/                  tar files in the WebDataset layout, named after their splits
 digits                   the built-in data set (write ./digits for a folder of that name)
@@ -14,6 +15,8 @@ From Python, functions also take images that a program has at hand, and a Source
 [(image, label), …]                     an image is a path, the bytes of a file, a Pillow image, an array or a tensor of
                                         uint8; a label is the name of a class, or its number
 {"train": [(image, label), …], …}       such a list for each split
+
+Tables may hold other targets than labels: tags, numbers, levels or several attributes. `add_task` says which.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ from vitrail.data.sources.image_files import list_folders, list_images
 from vitrail.data.sources.layout import explain_level
 from vitrail.data.sources.list_source import ListSource, Pairs, list_class_names
 from vitrail.data.sources.source import SPLITS, Source, hold_out
-from vitrail.data.tables.text_tables import TEXT_TABLES
+from vitrail.data.tables.open_table import find_stored_task
+from vitrail.data.tables.text_tables import JSON_TABLES
 from vitrail.data.task_data import TaskData, make_task_data, open_annotated, open_part
 from vitrail.errors import ConfigError, DataError, LayoutError, MissingExtraError, did_you_mean
 from vitrail.system.results import format_count
@@ -71,6 +75,8 @@ def open_data(
     holdout: float | None = None,
     seed: int = 0,
     labels_from: str | None = None,
+    task: Task | str | None = None,
+    labels: str | Sequence[str] | None = None,
 ) -> Source:
     """Open a data set, or one split of it.
 
@@ -83,19 +89,22 @@ def open_data(
         seed: decides which images are held out.
         labels_from: where in the names of a folder's images the class stands: "NAME_*" for cat_1.jpg, or a regular
             expression with one group (or one called `label`), such as r"^(.+)_\\d+".
+        task: what is learned of a table: "labels", "tags", "numbers", "levels" or "attributes", or the task of a model.
+            If neither it nor `labels` is given, the data has one label an image.
+        labels: the columns of the table to learn, such as "colour,shape"; None to find them.
 
     Returns:
         The samples by number. Nothing is decoded yet.
 
     Raises:
-        ConfigError: the name of the split, the share or `labels_from` is not allowed.
+        ConfigError: the name of the split, the share, `labels_from`, the task or the columns are not allowed.
         DataError: the data set or the split does not exist or cannot be read.
         MissingExtraError: the format needs a package that is not installed.
     """
     split = next((ours for ours, names in SPLITS.items() if split in names), split)
     if split is not None and split not in SPLITS:
         raise ConfigError(f"split = {split!r}{did_you_mean(split, SPLITS) or ';'} there are {', '.join(SPLITS)}")
-    data = add_labels_from(data, labels_from)
+    data = add_task(add_labels_from(data, labels_from), task, labels)
     with _raise_data_errors(data):
         openers = _find_splits(data)
         return _open_whole(data, openers) if split is None else _open_split(data, openers, split, holdout, seed)
@@ -332,9 +341,11 @@ def _open_whole(data: Any, openers: SplitOpeners) -> Source:
 
 
 def _add_missing_task(data: Data) -> Data:
-    """Return data that can only be opened with its task, such as a .jsonl, as such data."""
-    is_table = isinstance(data, str | Path) and Path(data).suffix.lower() in TEXT_TABLES
-    return TaskData(data) if is_table and Path(data).suffix.lower() != ".csv" and Path(data).is_file() else data
+    """Return data that only opens with its task as such data: records in JSON, and shards that were packed with one."""
+    if not isinstance(data, str | Path):
+        return data
+    is_json = Path(data).suffix.lower() in JSON_TABLES and Path(data).expanduser().is_file()
+    return TaskData(data) if is_json or find_stored_task(data) else data
 
 
 def _require_folder(path: Path, name: str) -> Path:
@@ -342,7 +353,7 @@ def _require_folder(path: Path, name: str) -> Path:
     if path.exists() and not path.is_dir():
         raise DataError(f"{path} is neither a file nor a folder: data is not read from pipes and devices")
     if not path.is_dir():
-        kinds = "a folder, a .csv, .parquet or .tar file, hf:owner/name, or digits"
+        kinds = "a folder, a .csv, .jsonl, .parquet or .tar file, hf:owner/name, or digits"
         raise DataError(f"there is no data set {name!r}: give {kinds}")
     return path
 

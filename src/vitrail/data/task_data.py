@@ -12,20 +12,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitrail.data.locate import match_all_splits, resolve_path
+from vitrail.data.locate import match_all_splits
 from vitrail.data.order import Indices
-from vitrail.data.sources.annotated import AnnotatedSource
+from vitrail.data.sources.annotated import LABELS, AnnotatedSource
 from vitrail.data.sources.folder import FileSource, check_base
-from vitrail.data.sources.image_files import read_stat
 from vitrail.data.sources.source import Source, Subset
+from vitrail.data.tables.open_table import read_table, stamp_table
 from vitrail.data.tables.recognise import ColumnGuide, fit_columns, learn_task
 from vitrail.data.tables.row_table import RowTable
-from vitrail.data.tables.text_tables import TEXT_TABLES, read_text_table
 from vitrail.errors import ConfigError, DataError
 from vitrail.tasks.registry import find_task
 from vitrail.tasks.task import Task
@@ -39,10 +37,7 @@ REASONS_SHOWN = 3
 
 @dataclass(frozen=True)
 class TaskData:
-    """Data, and what is learned from it. Functions take it as DATA; `add_task` makes it.
-
-    Nothing else is decided here, so a record of it opens the same samples everywhere.
-    """
+    """Data, and what is learned from it. Functions take it as DATA; `add_task` makes it."""
 
     data: Any
     """The data itself: the name of a data set, a list, or a dictionary of lists."""
@@ -87,14 +82,13 @@ def open_annotated(data: TaskData) -> tuple[AnnotatedSource, dict[str, Indices]]
     Returns:
         None for data that `open_data` opens without its task: one label an image, in a layout without this record.
     """
-    stamp = _stamp(data)
-    if stamp is None:
-        return _build(data)
-    found = _build_once(data, stamp)
-    if found is None:
+    if isinstance(data.data, Source):
         return None
-    source, splits = found
-    return source, splits
+    try:
+        stamp = stamp_table(data.data)
+        return _build(data) if stamp is None else _build_once(data, stamp)
+    except OSError as error:
+        raise DataError(f"{_name(data)} cannot be opened: {error.strerror or error}") from None
 
 
 def open_part(data: TaskData, split: str | None = None) -> Source:
@@ -105,32 +99,27 @@ def open_part(data: TaskData, split: str | None = None) -> Source:
     return source if split is None else Subset(source, splits[split])
 
 
-def _stamp(data: TaskData) -> str | None:
-    """Return what tells that a file is still the same; None for data that is no single file."""
-    path = _find_table(data.data)
-    if path is None:
-        return None
-    stat = read_stat(path)
-    return f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
-
-
 @lru_cache(maxsize=4)
 def _build_once(data: TaskData, stamp: str) -> tuple[AnnotatedSource, dict[str, Indices]] | None:
-    """Build the samples of a table, which is read once by all who open its splits."""
+    """Build the samples of a table in text, which is read once by all who open its splits."""
     return _build(data)
 
 
 def _build(data: TaskData) -> tuple[AnnotatedSource, dict[str, Indices]] | None:
-    table = read_table(data)
+    is_plain = data.task in (None, LABELS) and not data.columns
+    keep = data.columns if not isinstance(data.task, Task) else ()
+    table = read_table(data.data, keep, labels_only=is_plain)
     if table is None:
-        if data.columns or data.kind not in (None, "labels"):
+        if not is_plain:
             raise DataError(_explain_missing_table(data))
         return None
+    if any(column not in table.columns for column in keep):
+        table = read_table(data.data, (), labels_only=False) or table  # with all columns, so that the error names them
     if (task := _find_task(data, table)) is None:
         return None
     images = table.open_images()
-    if isinstance(images, FileSource) and (path := _find_table(data.data)) is not None:
-        check_base(path, images)
+    if isinstance(images, FileSource) and table.file is not None:
+        check_base(table.file, images)
     source = AnnotatedSource(images, task, table.select(task.columns), table.places, table.problems)
     if len(source.broken_rows) == len(source):
         reasons = "\n".join(f"  {reason}" for reason in list(source.broken_rows.values())[:REASONS_SHOWN])
@@ -142,8 +131,10 @@ def _find_task(data: TaskData, table: RowTable) -> Task | None:
     """Return the task with the columns of a table; None if the data opens without this record."""
     if isinstance(data.task, Task):
         return fit_columns(data.task, table, data.columns)
+    if table.task is not None and data.kind in (None, table.task.kind) and not data.columns:
+        return fit_columns(table.task, table, ())
     kind, columns = ColumnGuide(table, data.kind, data.columns).choose()
-    if kind == "labels" and not data.columns and opens_without_task(data.data, columns):
+    if kind == LABELS and not data.columns and columns[0] in table.plain_labels:
         return None
     return learn_task(table, kind, columns)
 
@@ -152,7 +143,7 @@ def _divide(table: RowTable) -> dict[str, Indices]:
     """Return the rows of each split. Rows that do not tell theirs, for they are broken, are of the first."""
     if table.splits is None:
         return {}
-    known = {split for index, split in enumerate(table.splits) if index not in table.problems}
+    known = {split for index, split in enumerate(table.splits) if split is not None or index not in table.problems}
     matches = match_all_splits(table.title, {split or "" for split in known})
     if not matches:
         return {}
@@ -161,39 +152,18 @@ def _divide(table: RowTable) -> dict[str, Indices]:
     return {name: np.flatnonzero(numbers == place) for place, (name, _) in enumerate(matches)}
 
 
-def read_table(data: TaskData) -> RowTable | None:
-    """Return the table of data; None if it has none."""
-    path = _find_table(data.data)
-    return None if path is None else read_text_table(path, data.columns)
-
-
-def _find_table(data: Any) -> Path | None:
-    """Return the file of a table in text that a name of data means."""
-    if not isinstance(data, str | Path) or str(data).startswith("hf:") or str(data) == "digits":
-        return None
-    path = resolve_path(str(data))
-    if path.is_dir():
-        tables = sorted(path.glob("*.jsonl"))
-        return tables[0] if len(tables) == 1 else None
-    return path if path.suffix.lower() in TEXT_TABLES and path.is_file() else None
-
-
-def opens_without_task(data: Any, columns: tuple[str, ...]) -> bool:
-    """Return whether `open_data` opens data with one label an image as it is."""
-    from vitrail.data.sources.folder import LABEL_COLUMNS
-
-    path = _find_table(data)
-    return path is None or (path.suffix.lower() == ".csv" and columns[0].lower() in LABEL_COLUMNS)
-
-
 def _explain_missing_table(data: TaskData) -> str:
-    from vitrail.data.open import name_data
-
     what = f"task = {data.kind!r}" if data.kind else f"labels = {','.join(data.columns)!r}"
     return (
-        f"{name_data(data.data)} has no table, which {what} needs: write a CSV with a column `image` and a column for "
+        f"{_name(data)} has no table, which {what} needs: write a CSV with a column `image` and a column for "
         "what to learn beside the images, and give the CSV"
     )
+
+
+def _name(data: TaskData) -> str:
+    from vitrail.data.open import name_data
+
+    return name_data(data)
 
 
 def make_task_data(data: Any, task: Task | str | None, labels: Any) -> TaskData:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from vitrail.data.sources.folder import LABEL_COLUMNS, sort_classes
 from vitrail.data.tables.row_table import RowTable
 from vitrail.errors import ConfigError, DataError
-from vitrail.tasks.cells import SEPARATOR, read_number, read_yes_or_no, split_tags
+from vitrail.tasks.cells import SEPARATOR, is_empty, read_number, read_yes_or_no, split_tags
 from vitrail.tasks.labels import Labels
 from vitrail.tasks.registry import find_task
 from vitrail.tasks.tags import Tags
@@ -62,8 +62,7 @@ class ColumnFacts:
 def inspect_column(column: str, cells: Sequence[Cell]) -> ColumnFacts:
     """Return what the cells of a column look like; equal cells are read once."""
     lists = sum(1 for cell in cells if isinstance(cell, list | tuple))
-    counts = Counter(str(cell).strip() for cell in cells if cell is not None and not isinstance(cell, list | tuple))
-    counts.pop("", None)
+    counts = Counter(str(cell).strip() for cell in cells if not isinstance(cell, list | tuple) and not is_empty(cell))
     filled = lists + sum(counts.values())
     yes_or_no = numbers = 0
     has_fractions = False
@@ -139,8 +138,10 @@ class ColumnGuide:
         names = list(self.table.columns)
         if not names:
             raise DataError(f"{self.table.title} has no column beside the images: add one with what to learn")
-        known = (*TAG_COLUMNS, *LABEL_COLUMNS) if self.kind == "tags" else (*LABEL_COLUMNS, *TAG_COLUMNS)
-        named = next((name for word in known for name in names if name.lower() == word), None)
+        tags, labels = (
+            next((name for name in names if name.lower() in known), None) for known in (TAG_COLUMNS, LABEL_COLUMNS)
+        )
+        named = (tags or labels) if self.kind == "tags" else (labels or tags)
         if self.kind == "numbers":
             named = named if named and self.facts(named).is_numeric else None
             named = named or self._find_single(lambda facts: facts.is_numeric)
@@ -230,29 +231,14 @@ def learn_task(table: RowTable, kind: str, columns: Sequence[str]) -> Task:
     """Return the task of a kind that columns tell. Cells that cannot be read teach nothing; their rows are bad."""
     if kind == "tags" and len(columns) == 1 and inspect_column(columns[0], table.columns[columns[0]]).is_yes_or_no:
         return Tags(names=tuple(columns))
-    readable = {column: _drop_unreadable(kind, column, table.columns[column]) for column in columns}
     if kind == "labels":
-        names = {str(cell) for cell in readable[columns[0]] if cell is not None and cell != ""}
+        cells = (cell for cell in table.columns[columns[0]] if not is_empty(cell))
+        names = {str(cell) for cell in cells if isinstance(cell, str | int | float)}
         return Labels(names=tuple(sort_classes(names)), column=columns[0])
     try:
-        return find_task(kind).learn(readable)
+        return find_task(kind).learn({column: table.columns[column] for column in columns})
     except DataError as error:
         raise DataError(f"{table.title}: {error}") from None
-
-
-def _drop_unreadable(kind: str, column: str, cells: Sequence[Cell]) -> Sequence[Cell]:
-    def is_readable(cell: Cell) -> bool:
-        if kind == "numbers":
-            return _read_number(column, cell) is not None
-        if kind == "tags":
-            try:
-                split_tags(cell)
-            except DataError:
-                return False
-            return True
-        return not isinstance(cell, list | tuple | dict)
-
-    return [cell if is_readable(cell) else None for cell in cells]
 
 
 def fit_columns(task: Task, table: RowTable, named: Sequence[str]) -> Task:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.sources.folder import FileSource
+from vitrail.data.sources.folder import LABEL_COLUMNS, FileSource
 from vitrail.data.sources.image_files import make_printable
 from vitrail.data.sources.source import Source
 from vitrail.errors import DataError, did_you_mean
-from vitrail.tasks.task import Cell
+from vitrail.tasks.task import Cell, Task
 
 MOST_CELLS = 100_000_000
 """Cells of a table that are kept in memory."""
@@ -39,14 +39,14 @@ class TablePlaces(Sequence[str]):
 class TableRows(Sequence[Mapping[str, Cell]]):
     """The rows of some columns; each is made when it is asked for."""
 
-    def __init__(self, columns: Mapping[str, Sequence[Cell]], count: int) -> None:
-        self.columns, self.count = columns, count
+    def __init__(self, columns: Mapping[str, Sequence[Cell]], length: int) -> None:
+        self.columns, self.length = columns, length
 
     def __len__(self) -> int:
-        return self.count
+        return self.length
 
     def __getitem__(self, index: int) -> Mapping[str, Cell]:  # type: ignore[override]
-        if not -self.count <= index < self.count:
+        if not -self.length <= index < self.length:
             raise IndexError(index)
         return {name: cells[index] for name, cells in self.columns.items()}
 
@@ -59,17 +59,25 @@ class RowTable:
     """Its name in messages."""
     columns: dict[str, list[Cell]]
     """The N cells of each column that may be a target."""
-    places: Sequence[str]
-    """Where each row stands, for messages."""
+    count: int
+    """N."""
     open_images: Callable[[], Source]
     """Opens the N images; their labels are not used."""
+    places: Sequence[str] | None = None
+    """Where each row stands, for messages; None if the names of the images tell."""
     splits: list[str | None] | None = None
     """The split of each row as the table names it; None for a row that does not tell. None if there are no splits."""
     problems: dict[int, str] = field(default_factory=dict)
     """Why rows cannot be used whatever the task, by their numbers."""
+    plain_labels: tuple[str, ...] = ()
+    """Columns of labels that `open_data` reads by itself, so that data with such a column needs no table."""
+    file: Path | None = None
+    """The file of the table, if the names of the images are relative to its folder."""
+    task: Task | None = None
+    """The task that was stored with the data."""
 
     def __len__(self) -> int:
-        return len(self.places)
+        return self.count
 
     def select(self, names: Iterable[str]) -> TableRows:
         """Return the rows of some columns."""
@@ -109,7 +117,7 @@ class RowCollector:
         except DataError as error:
             name, problem = b"", str(error)
         if problem:
-            self.problems[index] = problem
+            self.problems[index], cells = problem, {}  # a row that is wrong teaches nothing
         self.lines.append(line)
         self.names += name
         self.starts.append(len(self.names))
@@ -131,18 +139,32 @@ class RowCollector:
         shared = self._shared[column]
         return shared.setdefault(text, text) if len(shared) < MOST_SHARED else shared.get(text, text)
 
-    def finish(self, root: Path) -> RowTable:
-        """Return the table; the names of images are relative to a folder, or absolute."""
+    def finish(self, file: Path) -> RowTable:
+        """Return the table of a file; the names of images are relative to its folder, or absolute."""
         if not self.lines:
             raise DataError(f"{self.title} lists no images")
+        if len(self.problems) == len(self.lines):
+            raise DataError(f"{self.title}: no row can be used; {self.unit} {self.lines[0]}: {self.problems[0]}")
         files = {
             "names": np.frombuffer(bytes(self.names), np.uint8),
             "starts": np.array(self.starts),
             "labels": np.full(len(self.lines), -1, np.int32),
         }
         splits = self.splits if any(split is not None for split in self.splits) else None
-        places = TablePlaces(self.title, self.unit, self.lines)
-        return RowTable(self.title, self.columns, places, lambda: FileSource(root, files, ()), splits, self.problems)
+        plain = (
+            [name for name in self.columns if name.lower() in LABEL_COLUMNS] if file.suffix.lower() == ".csv" else []
+        )
+        return RowTable(
+            self.title,
+            self.columns,
+            len(self.lines),
+            lambda: FileSource(file.parent, files, ()),
+            TablePlaces(self.title, self.unit, self.lines),
+            splits,
+            self.problems,
+            tuple(plain),
+            file,
+        )
 
 
 def encode_path(image: object) -> bytes:

@@ -21,7 +21,8 @@ from vitrail.tasks.task import Cell
 
 SPLIT = "split"
 """The column that tells the split of a row."""
-TEXT_TABLES = (".csv", ".jsonl", ".json")
+JSON_TABLES = (".jsonl", ".json")
+TEXT_TABLES = (".csv", *JSON_TABLES)
 """The endings of tables that are text."""
 MOST_LINE_BYTES = 1 << 20
 """The longest line of a table in JSON."""
@@ -46,7 +47,7 @@ def read_text_table(path: Path, keep: Sequence[str] = ()) -> RowTable:
         collect(path, rows)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{rows.title} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    return rows.finish(path.parent)
+    return rows.finish(path)
 
 
 def _collect_csv(path: Path, rows: RowCollector) -> None:
@@ -138,7 +139,7 @@ def _add_record(rows: RowCollector, number: int, record: Any, image: str | None)
         rows.add(number, None, None, {}, f"a {type(record).__name__} is no record: write {{…}}")
         return image
     try:
-        record = _replace_surrogates(record)
+        record = replace_surrogates(record)
     except RecursionError:
         rows.add(number, None, None, {}, "this is no record in JSON (too deep)")
         return image
@@ -149,14 +150,14 @@ def _add_record(rows: RowCollector, number: int, record: Any, image: str | None)
     return image
 
 
-def _replace_surrogates(value: Any) -> Any:
+def replace_surrogates(value: Any) -> Any:
     r"""Return JSON values without halves of characters, such as "\ud800", which cannot be printed."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "replace").decode()
     if isinstance(value, list):
-        return [_replace_surrogates(each) for each in value]
+        return [replace_surrogates(each) for each in value]
     if isinstance(value, Mapping):
-        return {_replace_surrogates(name): _replace_surrogates(each) for name, each in value.items()}
+        return {replace_surrogates(name): replace_surrogates(each) for name, each in value.items()}
     return value
 
 
