@@ -168,7 +168,10 @@ class Task(Config):
 
     @abstractmethod
     def measure(self, values: Array, targets: Targets) -> TaskMeasures:
-        """Return the metrics of (N, V) float64 values. They do not depend on the order of the images."""
+        """Return the metrics of (N, V) float64 values, which do not depend on the order of the images.
+
+        Only images with a known target count; a metric that is not defined is NaN.
+        """
 
     def rank_errors(self, values: Array, targets: Targets, losses: Array) -> Array:
         """Return (N,) numbers: the larger, the worse the answer; 0 or NaN for an answer that is no mistake.
