@@ -15,6 +15,7 @@ import vitrail
 from vitrail.config import TrainingCost
 from vitrail.inference import batches as passes
 from vitrail.model.cost import compute_cost as count_cost
+from vitrail.tasks.tags import Tags
 from vitrail.training.run_training import run_training
 
 SMALL = {"image_size": 16, "width": 32, "depth": 1, "num_heads": 2, "mlp_dim": 32}
@@ -252,3 +253,54 @@ def test_suites_by_their_command(here, run):
     found = json.loads((here / "suite" / "suite.json").read_text())
     assert list(found["sets"]) == ["pets"]
     assert "cifar10 has no data" in out
+
+
+@pytest.fixture
+def tagged(here):
+    """A table of tags beside the photos, with a row that is wrong, and a model that says "bright" of every image."""
+    rows = ["image,tags", *(f"cat/{number}.png,bright" for number in range(6)), *(f"dog/{n}.png," for n in range(6))]
+    rows[3] = "cat/2.png,brihgt"
+    (here / "photos" / "tags.csv").write_text("\n".join(rows) + "\n")
+    model = vitrail.create_model("Ti/4", num_classes=0, seed=0, **SMALL)
+    model.give_task(Tags(names=("bright",), column="tags", thresholds=(0.4,)))  # a new head says one half
+    vitrail.save(model, here / "tags")
+    return here
+
+
+def test_a_model_of_tags_prints_the_measures_of_tags(tagged, run):
+    code, out, _ = run("evaluate", "--model", "tags", "--data", "photos/tags.csv", "--out", "found")
+    assert code == 0
+    rows = table(out)
+    assert rows["mAP"][0] == "45.45%"  # five of the eleven that were scored
+    assert rows["micro F1"][0] == "62.50%"
+    assert rows["bright"] == ["5", "0.4545", "0.625", "0.4"]
+    assert "cat/2.png: photos/tags.csv, line 4: 'brihgt' is no tag, did you mean 'bright'?" in out
+    assert {path.name for path in (tagged / "found").glob("*.png")} == {"tags.png", "worst.png"}
+    report = json.loads((tagged / "found" / "report.json").read_text())
+    assert (report["task"], report["images"], report["broken"]) == ("tags", 11, 1)
+    assert {each["truth"] for each in report["worst_images"]} == {"no tag"}
+
+
+def test_columns_with_other_names_are_named(tagged, run):
+    text = (tagged / "photos" / "tags.csv").read_text()
+    (tagged / "photos" / "words.csv").write_text(text.replace("image,tags", "image,words"))
+    code, out, _ = run("evaluate", "--model", "tags", "--data", "photos/words.csv", "--labels", "words", "--json")
+    assert code == 0
+    assert json.loads(out)["measures"][0]["value"] == pytest.approx(5 / 11)
+
+
+def test_what_is_for_labels_is_refused_for_tags(tagged, run):
+    code, _, err = run("evaluate", "--model", "tags", "--data", "photos/tags.csv", "--among-data-classes")
+    assert code == 2
+    assert "among is for models that answer with one label, and this one answers with tags" in err
+    code, _, err = run("evaluate", "--model", "tags", "--data", "photos/cat")
+    assert code == 1
+    assert "photos/cat has no table, which task = 'tags' needs" in err
+
+
+def test_models_of_tags_side_by_side(tagged, run):
+    code, out, err = run("evaluate", "--data", "photos/tags.csv", "--batch-size", "4", "--compare", "tags", "good")
+    assert code == 1
+    assert table(out)["model"][4:7] == ["mAP", "95% from", "to"]
+    assert table(out)["tags"][4] == "45.45%"
+    assert "good: it answers with labels, and tags with tags: compare models of one task" in err

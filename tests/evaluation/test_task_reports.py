@@ -16,6 +16,7 @@ from sklearn.metrics import average_precision_score, balanced_accuracy_score, f1
 from tagged import NAMES, SMALL, tag_model, tagged_source
 
 import vitrail
+from vitrail.data.sources.annotated import AnnotatedSource
 from vitrail.data.sources.list_source import ListSource
 from vitrail.data.transforms.preprocess import prepare
 from vitrail.errors import ConfigError, DataError
@@ -23,7 +24,11 @@ from vitrail.evaluation.report import compute_macro_f1, estimate_macro_f1
 from vitrail.evaluation.score_task import answer_all, score_task
 from vitrail.inference.batches import InferenceOptions, open_model, single_rank
 from vitrail.system.intervals import estimate_mean_share, wilson_interval
+from vitrail.tasks.attributes import Attributes
+from vitrail.tasks.levels import Levels
+from vitrail.tasks.numbers import Numbers
 from vitrail.tasks.tags import TAGS, Tags
+from vitrail.tasks.task import Task
 
 HERE = Path(__file__).parent
 CPU = InferenceOptions(device="cpu")
@@ -220,3 +225,103 @@ def test_a_classifier_is_told_how_it_does_on_rare_classes():
     assert stored["balanced_accuracy"]["value"] == 0.5
     assert stored["worst_class"]["name"] == "rare"
     assert stored["macro_f1"]["value"] == report.macro_f1.value
+
+
+def measured_source(kind: str) -> AnnotatedSource:
+    """Twelve grey images, and what is true of them for any other task than tags. One row is not known."""
+    tasks: dict[str, Task] = {
+        "numbers": Numbers(names=("age", "height"), means=(30.0, 1.7), deviations=(10.0, 0.1)),
+        "levels": Levels(names=("low", "middle", "high"), column="grade"),
+        "attributes": Attributes(names=("colour", "shape"), values=(("blue", "red"), ("disc", "square"))),
+    }
+    rng = np.random.default_rng(3)
+    images = [(rng.integers(0, 255, (16, 16), np.uint8), 0) for _ in range(12)]
+    rows: list[dict[str, str]] = []
+    for k in range(12):
+        age, height = str(20 + 2 * k), str(1.5 + 0.03 * k)
+        colour, shape = ("red", "blue")[k % 2], ("disc", "square")[k // 6]
+        rows.append(
+            {"age": age, "height": height, "grade": ("low", "middle", "high")[k // 4], "colour": colour, "shape": shape}
+        )
+    rows[5] = dict.fromkeys(rows[5], "")
+    return AnnotatedSource(ListSource(images), tasks[kind], rows)
+
+
+def model_of(task: Task) -> vitrail.VisionTransformer:
+    model = vitrail.create_model("Ti/4", in_channels=1, num_classes=0, seed=0, **SMALL).give_task(task)
+    torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(1))
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("kind", "figures", "truth"),
+    [
+        ("numbers", {"numbers.png"}, "age 20.0, height 1.500"),
+        ("levels", {"confusion.png"}, "low"),
+        ("attributes", {"confusion-1.png", "confusion-2.png"}, "colour: red, shape: disc"),
+    ],
+)
+def test_every_task_has_a_report_with_figures(kind, figures, truth, tmp_path):
+    source = measured_source(kind)
+    report = vitrail.evaluate(model_of(source.task), source, device="cpu", folder=tmp_path)
+    assert {path.name for path in report.files} == {"report.json", "worst.png", *figures}
+    assert all(path.stat().st_size > 1000 for path in report.files if path.suffix == ".png")
+    assert (report.kind, report.images) == (kind, 12)
+    assert report.first == source.task.measure(*values_of(source)).measures[0]
+    assert 5 not in {each.index for each in report.worst}  # nothing is known of it
+    errors = [each.error for each in report.worst]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] > 0
+    assert source.task.describe_target({name: each[0] for name, each in source.targets(0, 1).items()}) == truth
+    assert source.task.describe_target({name: each[5] for name, each in source.targets(0, 12).items()}) == "not known"
+    assert "NaN" not in json.dumps(report.to_dict())
+
+
+def values_of(source: AnnotatedSource) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    _, answered = score_task(model_of(source.task), source, options=CPU)
+    return answered.values, answered.targets
+
+
+def test_the_largest_errors_of_numbers_come_first_in_standard_deviations():
+    task = Numbers(names=("age", "height"), means=(30.0, 1.7), deviations=(10.0, 0.1))
+    targets = {"numbers": np.array([[30, 1.7], [30, np.nan], [np.nan, np.nan], [30, 1.7]], np.float32)}
+    values = np.array([[50, 1.7], [45, 0], [0, 0], [30, 2.0]])
+    errors = task.rank_errors(values, targets, np.zeros(4))
+    assert errors == pytest.approx([2, 1.5, 0, 3], abs=1e-4)
+
+
+def test_levels_that_are_far_off_come_first_and_right_ones_do_not():
+    task = Levels(names=("low", "middle", "high"))
+    values = np.array([[0.9, 0.1, 0], [0.1, 0.1, 0.8], [0.6, 0.4, 0.0], [0.9, 0.1, 0], [0.9, 0.1, 0]])
+    errors = task.rank_errors(values, {"level": np.array([0, 0, 1, 1, -1])}, np.zeros(5))
+    assert np.argsort(-errors, kind="stable")[:3].tolist() == [1, 3, 2]
+    assert errors[[0, 4]].tolist() == [0, 0]
+
+
+def test_the_surest_wrong_value_of_an_attribute_counts():
+    task = Attributes(names=("colour", "shape"), values=(("blue", "red"), ("disc", "ring", "square")))
+    values = np.array([[0.9, 0.1, 0.2, 0.2, 0.6], [0.9, 0.1, 0.2, 0.2, 0.6], [0.9, 0.1, 0.2, 0.2, 0.6]])
+    truth = {"attributes": np.array([[1, 0], [0, 0], [-1, 2]])}
+    assert task.rank_errors(values, truth, np.zeros(3)).tolist() == [0.9, 0.6, 0]
+
+
+def test_models_of_a_task_are_compared_by_its_first_measure(model):
+    strict = tag_model(thresholds=(0.99,) * 3)
+    classifier = vitrail.create_model("Ti/4", in_channels=1, num_classes=3, seed=0, **SMALL)
+    source = tagged_source(broken=(3,))
+    result = vitrail.compare_models([model, strict, classifier], source, batch_size=8, device="cpu")
+    alone = vitrail.evaluate(model, source, device="cpu")
+    first, second = result.rows
+    assert first.measure.estimate == pytest.approx(alone["mAP"], abs=1e-6)
+    assert (first.measure.name, first.top1, first.images, first.left_out) == ("mAP", None, 59, 1)
+    assert second.measure.estimate == pytest.approx(first.measure.estimate)
+    assert result.failures[0][1].startswith("it answers with labels, and VisionTransformer with tags")
+    (head, *rows), *_ = result.tables().values()
+    assert head[5:8] == ("mAP", "95% from", "to")
+    assert len(rows[0]) == len(head)
+    assert "VisionTransformer: scored without 1 of the images" in result.notes[0]
+    stored = json.loads(json.dumps(result.to_dict()))
+    assert stored["rows"][0]["measure"]["name"] == "mAP"
+    assert stored["rows"][0]["top1"] is None
+    with pytest.raises(DataError, match="the model answers with labels, and the data has tags"):
+        vitrail.compare_models([classifier], source, device="cpu")

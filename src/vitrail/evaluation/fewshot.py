@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from vitrail.data.open import Data, add_labels_from, choose_test_split, list_splits, name_data, open_data, propose_data
-from vitrail.data.sources.source import SPLITS, Source, compute_fingerprint
+from vitrail.data.sources.source import SPLITS, Source, compute_fingerprint, require_labels
 from vitrail.errors import ConfigError, DataError, did_you_mean
 from vitrail.evaluation.clusters import cluster_features, measure_agreement
 from vitrail.evaluation.features import Cache, Features, extract_features
@@ -379,6 +379,8 @@ def _open_other(test: Data) -> tuple[Source, str]:
 
 def check_sources(data: str, train: Source, test: Source) -> None:
     """Raise a DataError if a classifier of `train` cannot be scored on `test`."""
+    for source in (train, test):
+        require_labels(source, data, "a measurement of few-shot accuracy")
     if train.num_classes < 2:
         classes = "1 class" if train.num_classes == 1 else "no labels"
         raise DataError(f"{data} has {classes}: give data with two or more classes")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -27,12 +27,13 @@ SIDE = 256
 """Largest side of an image on the contact sheet, in pixels."""
 PATH_LETTERS = 36
 """Longer file paths are cut."""
-CAPTION_LETTERS = 30
+CAPTION_LETTERS = 25
 """Longer answers are cut."""
 MOST_PIXELS = 100_000_000
 
 
-class CaptionedImage(NamedTuple):
+@dataclass(frozen=True)
+class CaptionedImage:
     """An image of a contact sheet."""
 
     index: int
@@ -109,7 +110,7 @@ def draw_mistakes(mistakes: tuple[Mistake, ...], source: Source, path: Path) -> 
 
 def draw_contact_sheet(images: Sequence[CaptionedImage], source: Source, path: Path, title: str) -> Path | None:
     """Draw images with two lines above and the name below each; return None if there is no image to draw."""
-    pairs = [(each, pixels) for each in images if (pixels := _read_image(source, each.index)) is not None]
+    pairs = [(each, image) for each in images if (image := _read_image(source, each.index)) is not None]
     if not pairs:
         return None
     rows = -(-len(pairs) // COLUMNS)

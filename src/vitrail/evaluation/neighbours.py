@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vitrail.data.open import Data, add_labels_from, open_training_images
+from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError, InputError
 from vitrail.evaluation.features import Cache, Features, extract_features
 from vitrail.inference.batches import InferenceOptions, open_model
@@ -97,6 +98,7 @@ class SimilarImage:
 
     name: str
     label: str
+    """Its class, or what else is true of it, such as its tags."""
     similarity: float
     """Cosine of the features, from −1 to 1."""
 
@@ -181,7 +183,7 @@ def find_similar(
     neighbours = tuple(
         SimilarImage(
             source.display_name(int(bank.indices[row])),
-            source.classes[bank.labels[row]] if source.classes else str(int(bank.labels[row])),
+            _describe_target(source, int(bank.indices[row])),
             similarity,
         )
         for similarity, row in zip(similarities[0].tolist(), rows[0].tolist(), strict=True)
@@ -190,3 +192,10 @@ def find_similar(
     if place is not None:
         write_out_file(place, result.to_dict())
     return result
+
+
+def _describe_target(source: Source, index: int) -> str:
+    """Return what is true of an image in words: its class, or its number if the classes have no names; its tags, …"""
+    if source.task.kind == "labels" and not source.classes:
+        return str(int(source.labels(index, index + 1)[0]))
+    return source.task.describe_target({name: each[0] for name, each in source.targets(index, index + 1).items()})

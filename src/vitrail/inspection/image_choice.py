@@ -61,7 +61,13 @@ def choose_images(images: Images, task: Task | None = None) -> ImageChoice:
         DataError: if there are no images.
     """
     if task is not None and task.kind != "labels" and _is_table(images):
-        return _choose_from_data(add_task(images, task))
+        try:
+            return _choose_from_data(add_task(images, task))
+        except DataError as error:  # other targets: the images can still be looked at
+            try:
+                return choose_images(images)
+            except DataError:
+                raise error from None
     if isinstance(images, str | os.PathLike):
         return _choose_from_place(os.fspath(images))
     if isinstance(images, Source | Mapping | TaskData):

@@ -29,7 +29,7 @@ from vitrail.inspection.inspect_model import compare_layers, inspect_model
 from vitrail.inspection.page.report import write_report
 from vitrail.inspection.result import InspectionResult
 from vitrail.inspection.score_images import LabelledImages, open_labelled_images, score_images
-from vitrail.inspection.scores import ModelScores, read_score_photos
+from vitrail.inspection.scores import AnyScores, read_score_photos
 from vitrail.inspection.write_data import SCORE_TABLES, TASK_TABLES, write_data, write_layers
 from vitrail.model.base import ImageModel
 from vitrail.system.device import choose_device
@@ -120,7 +120,7 @@ def inspect_loaded(
     path: Path,
     most: int = MOST,
     on_event: OnEvent = ignore_event,
-    scores: Sequence[ModelScores | None] | None = None,
+    scores: Sequence[AnyScores | None] | None = None,
     titles: Sequence[str] | None = None,
 ) -> InspectionResult:
     """Inspect models that are loaded already.

@@ -93,10 +93,11 @@ class InspectionResult(Result):
         for each in self.findings:
             if (scores := each.scores) is not None:
                 if isinstance(scores, Scores):
-                    name, (value, low, high) = "accuracy", (f"{share:.1%}" for share in scores.report.top1)
+                    name, cells = "accuracy", [f"{share:.1%}" for share in scores.report.top1]
                 else:
                     first = scores.report.first
-                    name, (value, low, high) = first.name, format_estimate(first.estimate, first.is_share)
+                    name, cells = first.name, format_estimate(first.estimate, first.is_share)
+                value, low, high = cells
                 words = f"{value} (95% interval {low} to {high}) on {scores.remark}"
                 warning = "; the model has learned from these very images" if scores.report.was_trained_on else ""
                 rows.append((f"{name} of {each.name}", words + warning))
@@ -110,8 +111,8 @@ class InspectionResult(Result):
                 found[f"first guesses of {name}"] = [("image", "label", "probability"), *rows]
         for each in self.findings:
             if answered := [image for image in each.images if image.answer]:
-                rows = [(image.name, join_chosen(image.answer)) for image in answered]
-                found[f"answers of {each.name}"] = [("image", "answer"), *rows]
+                answers = [(image.name, join_chosen(image.answer)) for image in answered]
+                found[f"answers of {each.name}"] = [("image", "answer"), *answers]
         for name, layers in self.attention_distance.items():
             spans = [(layer, *_show_span(heads)) for layer, heads in layers.items()]
             found[f"attention distance of {name}, in pixels"] = [("layer", "least", "mean", "most"), *spans]

@@ -25,7 +25,7 @@ from vitrail.inference.engine import Engine, open_engine
 from vitrail.inference.prepare import is_one_image
 from vitrail.inspection.image_choice import Images, describe_count, name_place
 from vitrail.inspection.images import spread_evenly
-from vitrail.inspection.scores import ModelScores
+from vitrail.inspection.scores import AnyScores, ModelScores, TaskModelScores
 from vitrail.model.base import ImageModel
 from vitrail.model.cost import compute_cost
 from vitrail.system.events import OnEvent, ignore_event, send_progress
@@ -103,7 +103,7 @@ def score_images(
     *,
     seconds: float = SECONDS,
     on_event: OnEvent = ignore_event,
-) -> ModelScores | None:
+) -> AnyScores | None:
     """Score a model on labelled images, or on as many of them, evenly spread, as take about so many seconds.
 
     Args:
@@ -146,7 +146,7 @@ def score_images(
 
 def _score_answers(
     model: ImageModel, engine: Engine, images: LabelledImages, name: str, seconds: float, on_event: OnEvent
-) -> ModelScores | None:
+) -> TaskModelScores | None:
     """Score a model with another task than one label, as `score_images` does; None if the data has another task."""
     try:
         require_same_task(engine.task, images.source.task)
@@ -164,7 +164,7 @@ def _score_answers(
         progress=send_progress(on_event, "evaluating"),
     )
     report = replace(report, was_trained_on=_has_learned_from(model, images))
-    return ModelScores(report, chosen, _describe_scored(images, count, len(chosen)))
+    return TaskModelScores(report, chosen, _describe_scored(images, count, len(chosen)))
 
 
 def _describe_scored(images: LabelledImages, count: int, chosen: int) -> str:

@@ -41,21 +41,35 @@ class DoubtfulImage:
 class ModelScores:
     """How good one model is on labelled images, for the top of the report."""
 
-    report: EvaluationReport | TaskReport
+    report: EvaluationReport
     source: Source
-    """The images that `report.mistakes`, `report.worst` and `doubtful` point into."""
+    """The images that `report.mistakes` and `doubtful` point into."""
     remark: str
     """Which images these are, such as "49 photos that were neither trained on nor used to choose anything"."""
     doubtful: tuple[DoubtfulImage, ...] = ()
     """The most doubtful first."""
 
 
-def read_score_photos(scores: ModelScores) -> Scores | TaskScores:
+@dataclass(frozen=True)
+class TaskModelScores:
+    """How good one model with another task than one label is, for the top of the report."""
+
+    report: TaskReport
+    source: Source
+    """The images that `report.worst` points into."""
+    remark: str
+    """Which images these are."""
+
+
+AnyScores = ModelScores | TaskModelScores
+
+
+def read_score_photos(scores: AnyScores) -> Scores | TaskScores:
     """Return the scores with small photos: of the surest mistakes and the most doubtful labels, or the worst answers.
 
     Images that cannot be read are skipped, and the next take their places.
     """
-    if isinstance(scores.report, TaskReport):
+    if isinstance(scores, TaskModelScores):
         worst = {each.index: each for each in scores.report.worst}
         answered = tuple(
             AnsweredPhoto(name, pixels, worst[index].lines, worst[index].truth)

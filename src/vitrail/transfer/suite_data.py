@@ -15,7 +15,7 @@ import numpy as np
 
 from vitrail.data.open import choose_test_split, list_splits, open_data
 from vitrail.data.order import Indices
-from vitrail.data.sources.source import Sample, Source, make_printable
+from vitrail.data.sources.source import Sample, Source, make_printable, require_labels
 from vitrail.errors import ConfigError, DataError, did_you_mean
 from vitrail.training.resolve import read_toml
 
@@ -141,6 +141,7 @@ def open_suite_parts(name: str, data: str) -> SuiteParts:
             raise DataError(f"{data} has {has}: a suite needs a part to train on and one to test on, train and test")
         train, test = open_data(data, "train"), open_data(data, tested_on)
         val = open_data(data, "val") if "val" in splits and tested_on == "test" else None
+        require_labels(train, data, "a suite")
         _check_part(data, train, test, tested_on)
         if val is not None:
             _check_part(data, train, val, "val")

@@ -14,7 +14,7 @@ from vitrail.inspection.image_choice import choose_from_source, choose_photograp
 from vitrail.inspection.images import MOST
 from vitrail.inspection.inspect import REPORT, inspect_loaded, name_models, open_run_images
 from vitrail.inspection.score_images import LabelledImages, score_images
-from vitrail.inspection.scores import ModelScores
+from vitrail.inspection.scores import AnyScores, ModelScores
 from vitrail.model.base import ImageModel
 from vitrail.model.cost import compute_cost
 from vitrail.system.device import choose_device
@@ -70,7 +70,7 @@ def write_run_report(
 
 
 def _inspect_run(
-    result: TrainingResult, source: Data | None, scores: ModelScores | None, is_brief: bool, on_event: OnEvent
+    result: TrainingResult, source: Data | None, scores: AnyScores | None, is_brief: bool, on_event: OnEvent
 ) -> Path:
     device, names = choose_device(result.config.run.device), [str(result.folder)]
     images = open_run_images(result.config, source)
@@ -86,7 +86,7 @@ def _inspect_run(
         result.model.cpu()
 
 
-def _score_run(model: ImageModel, images: LabelledImages, name: str, on_event: OnEvent) -> ModelScores | None:
+def _score_run(model: ImageModel, images: LabelledImages, name: str, on_event: OnEvent) -> AnyScores | None:
     """Score the model. If that fails, the rest of the report is still worth having."""
     try:
         return score_images(model, images, name, on_event=on_event)

@@ -255,6 +255,15 @@ def take_share(source: Source, share: float, seed: int) -> Subset:
     return Subset(source, np.flatnonzero(_mark_first(order, starts, sizes, taken)))
 
 
+def require_labels(source: Source, name: str, verb: str) -> None:
+    """Raise a DataError if data has another task than one label an image, which `verb` needs."""
+    if source.task.kind != "labels":
+        raise DataError(
+            f"{name} has {source.task.kind}, and {verb} needs one label an image: give a folder for each class, or a "
+            "table with a column `label`"
+        )
+
+
 def name_class(source: Source, label: int) -> str:
     """Return the name of a label, or its number if the classes have no names."""
     return source.classes[label] if label < len(source.classes) else str(label)
