@@ -35,18 +35,19 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 """What each arm sets; "chosen" leaves it to `finetune`."""
 SETTINGS: dict[str, Any] = {
-    "model.image_size": 64,
-    "data.batch_size": 64,
+    "model.image_size": 48,
+    "data.batch_size": 32,
     "data.in_memory": True,
     "data.workers": 0,
     "data.augmentation.crop_area": (0.5, 1.0),
     "optimizer.kind": "adamw",
     "optimizer.learning_rate": 3e-4,
     "optimizer.weight_decay": 0.05,
-    "schedule.steps": 400,
-    "schedule.warmup_steps": 40,
-    "run.evaluate_every": 100,
-    "run.checkpoint_every": 100,
+    "schedule.steps": 600,
+    "schedule.warmup_steps": 60,
+    "run.evaluate_every": 150,
+    "run.checkpoint_every": 150,
+    "run.precision": "bf16",
     "run.trackers": (),
     "run.report": False,
 }
@@ -98,8 +99,10 @@ def run(data: Path, arm: str, seed: int, results: Path, given: list[str]) -> Non
 
     about = json.loads((data / "about.json").read_text())
     settings = {**SETTINGS, **dict(pair.split("=", 1) for pair in given)}
-    texts = [f"{key}={json.dumps(value)}" if not isinstance(value, str) else f"{key}={value}" for key, value in
-             {**settings, **ARMS[arm], "run.seed": seed}.items()]
+    texts = [
+        f"{key}={json.dumps(value)}" if not isinstance(value, str) else f"{key}={value}"
+        for key, value in {**settings, **ARMS[arm], "run.seed": seed}.items()
+    ]
     events: list[dict[str, Any]] = []
 
     def listen(kind: str, values: dict[str, Any]) -> None:
@@ -130,8 +133,11 @@ def run(data: Path, arm: str, seed: int, results: Path, given: list[str]) -> Non
     results.parent.mkdir(parents=True, exist_ok=True)
     with results.open("a") as file:
         file.write(json.dumps(line) + "\n")
-    print(f"{arm} seed {seed}: accuracy {line['accuracy']:.4f}, worst class {line['worst_recall']:.4f}, "
-          f"{line['seconds']:.0f} s", {name: round(value, 3) for name, value in recalls.items()})
+    print(
+        f"{arm} seed {seed}: accuracy {line['accuracy']:.4f}, worst class {line['worst_recall']:.4f}, "
+        f"{line['seconds']:.0f} s",
+        {name: round(value, 3) for name, value in recalls.items()},
+    )
 
 
 def find_commit() -> str:
