@@ -5,8 +5,8 @@
     python benchmarks/long_tail.py table --results benchmarks/results/long_tail_cpu.jsonl [--into docs/imbalance.md]
 
 `make` writes Parquet files that vitrail opens: a train part whose classes shrink exponentially from the first to the
-last, by the factor `--ratio` in all, and the whole test part. With `--choosing 500`, the test part holds so many training
-images of each class instead, which are left out of train: to choose by, without a look at test images.
+last, by the factor `--ratio` in all, and the whole test part. With `--choosing 500`, the test part holds so many
+training images of each class instead, which are left out of train: to choose by, without a look at test images.
 
 `run` trains once and adds a line to the results. All arms have the settings of `SETTINGS`; only what balances differs.
 """
@@ -35,7 +35,7 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 """What each arm sets; "chosen" leaves it to `finetune`."""
 SETTINGS: dict[str, Any] = {
-    "model.image_size": 48,
+    "model.image_size": 32,
     "data.batch_size": 32,
     "data.in_memory": True,
     "data.workers": 0,
@@ -43,10 +43,10 @@ SETTINGS: dict[str, Any] = {
     "optimizer.kind": "adamw",
     "optimizer.learning_rate": 3e-4,
     "optimizer.weight_decay": 0.05,
-    "schedule.steps": 600,
-    "schedule.warmup_steps": 60,
-    "run.evaluate_every": 150,
-    "run.checkpoint_every": 150,
+    "schedule.steps": 500,
+    "schedule.warmup_steps": 50,
+    "run.evaluate_every": 125,
+    "run.checkpoint_every": 125,
     "run.precision": "bf16",
     "run.trackers": (),
     "run.report": False,
@@ -116,7 +116,7 @@ def run(data: Path, arm: str, seed: int, results: Path, given: list[str]) -> Non
     line = {
         "arm": arm,
         "seed": seed,
-        "data": {key: value for key, value in about.items()},
+        "data": about,
         "settings": {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()},
         "sets": ARMS[arm],
         "commit": find_commit(),
