@@ -99,6 +99,8 @@ def _describe_event(kind: str, values: dict[str, Any], seen: dict[str, dict[str,
     elif kind == "chosen":
         accuracy = f"{values['accuracy']:.1%} on the images that choose"
         yield f"chosen: {values['rate']:.3g}, with {accuracy}; now trained again"
+    elif kind == "balance":
+        yield values["why"]
     elif kind == "message":
         yield values["text"]
     elif kind == "features":

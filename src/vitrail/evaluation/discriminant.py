@@ -2,8 +2,9 @@
 
 Every class is a Gaussian around its mean, and all share the covariance W within classes. The log-probability of a class
 is then linear in the features: weight_c = (W + shrinkage·I)⁻¹ mean_c, and the bias holds the class's share of the
-images, or less of it where rare classes are to count more (`balance`). A fit needs only sums over images, so leaving out a fold is a subtraction. That makes cross-validation cheap: no
-step is iterated, and even the choice of the shrinkage can be repeated without each fold.
+images, or less of it where rare classes are to count more (`balance`). A fit needs only sums over images, so leaving
+out a fold is a subtraction. That makes cross-validation cheap: no step is iterated, and even the choice of the
+shrinkage can be repeated without each fold.
 
 Shapes: N images, D features, R principal axes of them, K classes.
 """

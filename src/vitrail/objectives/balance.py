@@ -1,9 +1,9 @@
-"""Let rare classes count as much as common ones: from the counts of classes to offsets of logits or weights of images.
+"""Let rare classes count as much as common ones: offsets of logits or weights of images from the counts of classes.
 
-    logits   logit adjustment (Menon et al., arXiv 2007.07314): strength · log(share of the class) is added to the logits
-             in training only. The model then learns what an image shows, and the offsets hold how common that is.
-    loss     class-balanced loss (Cui et al., arXiv 1901.05555): the loss of an image is divided by the effective number
-             of images of its class, (1 − β^n) / (1 − β): a second image of a class says less that is new than the first.
+    logits   logit adjustment (Menon et al., arXiv 2007.07314): strength · log(share of the class) is added to the
+             logits in training only. The model learns what an image shows; the offsets hold how common that is.
+    loss     class-balanced loss (Cui et al., arXiv 1901.05555): the loss of an image is divided by the effective
+             number of images of its class, (1 − β^n) / (1 − β): a second image of a class says less that is new.
 
 Either way the logits of the trained model are those of a world where every class is equally frequent.
 
