@@ -235,7 +235,7 @@ class _FoldedProblem:
             weight, bias = fitted.solve_rotated(amount)
             scores = torch.addmm(bias, points, weight.T)
             for temperature in TEMPERATURES:
-                loss = F.cross_entropy(temperature * scores, labels, self.weights, reduction="sum")
+                loss = F.cross_entropy(temperature * scores, labels, weight=self.weights, reduction="sum")
                 losses[Shrinkage(amount, temperature)] = loss.item()
         return losses
 
