@@ -25,12 +25,22 @@ STEPS = 8
         ({}, 2),
         pytest.param({}, 20, marks=pytest.mark.slow),
         pytest.param({"data": {"workers": 2}}, 20, marks=pytest.mark.slow),
+        pytest.param({"objective": {"balance": "logits"}, "data": {"balance": 1}}, 5, marks=pytest.mark.slow),
         pytest.param({"objective": runs.MASKED, "model": {"num_classes": 0}}, 10, marks=pytest.mark.slow),
         pytest.param({"objective": runs.AUTOENCODED, "model": {"num_classes": 0}}, 5, marks=pytest.mark.slow),
         pytest.param({"objective": runs.JOINT, "model": {"num_classes": 0}}, 5, marks=pytest.mark.slow),
         pytest.param({"objective": runs.TAUGHT, "model": {"num_classes": 0}}, 5, marks=pytest.mark.slow),
     ],
-    ids=["a few times", "often", "with two workers", "masked patches", "masked autoencoding", "LeJEPA", "DINO"],
+    ids=[
+        "a few times",
+        "often",
+        "with two workers",
+        "balanced",
+        "masked patches",
+        "masked autoencoding",
+        "LeJEPA",
+        "DINO",
+    ],
 )
 def test_killed_at_random_moments(tmp_path, changes, kills):
     broken = compare_with_killed(tmp_path, changes, kills, {"fewshot_every": 4, "fewshot_shots": 2})

@@ -23,6 +23,7 @@ HERE = Path(__file__).parent
 PLAIN = {"model": {"dropout": 0.0, "stochastic_depth": 0.0}, "schedule": {"steps": 20, "warmup_steps": 4}}
 SELDOM = {"checkpoint_every": 100, "evaluate_every": 10, "fewshot_every": 10, "fewshot_shots": 3}
 """Without what is drawn on each rank for itself."""
+BALANCED = {"objective": {"balance": "loss"}, "data": {"balance": 0.9, "share": 0.3}}
 HALF = 10
 
 
@@ -63,6 +64,9 @@ def more_finished(tmp_path_factory) -> dict[str, Path]:
         "fsdp parts": {"size": 2, "run": {"parallel": "fsdp"}, "optimizer": {"accumulate": 2}},
         "fsdp watched": {"size": 2, "run": {"parallel": "fsdp", "evaluate_every": 1}},
         "hybrid": {"size": 4, "run": {"parallel": "hybrid"}, "per_node": 2},
+        "balanced one": {"size": 1, **BALANCED},
+        "balanced ddp": {"size": 2, **BALANCED},
+        "balanced fsdp": {"size": 2, **BALANCED, "run": {"parallel": "fsdp"}, "optimizer": {"accumulate": 2}},
         "masked one": {"size": 1, "objective": runs.MASKED, "model": {"num_classes": 0}},
         "masked fsdp": {"size": 2, "objective": runs.MASKED, "run": {"parallel": "fsdp"}, "model": {"num_classes": 0}},
         "autoencoded one": {"size": 1, "objective": runs.AUTOENCODED, "model": {"num_classes": 0}},
@@ -110,6 +114,12 @@ def test_two_ranks_agree_with_one(finished):
 @pytest.mark.parametrize("way", ["parts", "ddp", "ddp twice", "ddp parts", "fsdp parts", "fsdp watched", "hybrid"])
 def test_all_ways_agree(finished, more_finished, way):
     check_same_losses(finished["one"], more_finished[way])
+
+
+@SLOW
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_balanced_runs_agree(more_finished, way):
+    check_same_losses(more_finished["balanced one"], more_finished[f"balanced {way}"])
 
 
 def check_same_losses(first: Path, second: Path) -> None:

@@ -115,6 +115,8 @@ def _describe_event(kind: str, values: dict[str, Any], seen: dict[str, dict[str,
     elif kind == "chosen":
         merit = f"loss {values['loss']:.4f}" if values["accuracy"] is None else f"{values['accuracy']:.1%}"
         yield f"chosen: {values['rate']:.3g}, with {merit} on the images that choose; now trained again"
+    elif kind == "balance":
+        yield values["why"]
     elif kind == "message":
         yield values["text"]
     elif kind == "features":

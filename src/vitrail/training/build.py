@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from vitrail.data.balance import balance_source, count_classes
 from vitrail.data.loader import EvaluationLoader, TrainingLoader
 from vitrail.data.open import (
     DEFAULT_HOLDOUT,
@@ -92,19 +93,20 @@ def prepare_run(
     """
     data = open_training_data(config.data, source)
     config = set_task(config, data.training.task)
-    steps = count_steps(config, len(data.training))
+    shown = balance_source(data.training, config.data.balance)
+    steps = count_steps(config, len(shown))
     check_run(config, data, ranks)
     fewshot = open_run_fewshot(config, data.training, data.evaluation, open_fewshot)
     precision = choose_precision(config.run.precision, ranks.device)
     model = build_model(config, data.training, start)
     digest = compute_weights_digest(model) if config.model.weights is not None and ranks.is_first else ""
-    learner = build_learner(config, model, ranks, precision)
+    learner = build_learner(config, model, ranks, precision, _count_balanced(config, data.training, shown))
     return RunSetup(
         config=config,
         steps=steps,
         ranks=ranks,
         learner=learner,
-        images=ResidentImages(data.training, ranks.device) if config.data.on_device else data.training,
+        images=ResidentImages(shown, ranks.device) if config.data.on_device else shown,
         evaluation_loaders=tuple(
             build_evaluation_loader(config, part, model, ranks) for part in divide_validation(config, data.evaluation)
         ),
@@ -129,12 +131,26 @@ def build_run(
     )
 
 
-def build_learner(config: RunConfig, model: ImageModel, ranks: Ranks, precision: torch.dtype) -> Learner:
-    """Build the objective around a model, distribute it over the ranks, and build its optimizer and average."""
+def _count_balanced(config: RunConfig, training: Source, shown: Source) -> dict[str, list[int]]:
+    """Return the counts of classes that the objective needs to balance them; none if nothing is balanced."""
+    if config.objective.kind != "classification" or (config.objective.balance == "none" and not config.data.balance):
+        return {}
+    counts = {"counts": count_classes(training)}
+    return {**counts, "drawn": count_classes(shown)} if config.data.balance else counts
+
+
+def build_learner(
+    config: RunConfig, model: ImageModel, ranks: Ranks, precision: torch.dtype, counts: Mapping[str, Sequence[int]]
+) -> Learner:
+    """Build the objective around a model, distribute it over the ranks, and build its optimizer and average.
+
+    `counts` are those of the classes that `build_objective` takes, if they are balanced.
+    """
     objective = build_objective(
         model,
         mixing=config.data.mixing,
         seed=config.run.seed,
+        **counts,
         **{name: value for name, value in config.objective if name != "head_bias"},
     )
     objective.set_gradient_checkpointing(config.run.gradient_checkpointing)

@@ -118,6 +118,9 @@ class DataConfig(Section):
     a larger one. An epoch is one pass over the share. If left out, or 1: everything."""
     share_seed: Seed = 0
     """The seed that chooses which images make up the share."""
+    balance: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """How often rare classes are shown: from 0, as they are, to 1, every class as often as the largest. Their images
+    are repeated, and augmented anew each time; an epoch is longer then."""
     divide_validation: Literal["no", "halves", "cross-fit"] = "no"
     """How the accuracy of the chosen weights is measured on images that did not choose them. halves: one half of the
     validation images chooses, the other reports. cross-fit: both choose, and each half is measured at the step that the
@@ -163,7 +166,7 @@ class DataConfig(Section):
 
 
 OBJECTIVE_KEYS = {
-    "classification": ("loss", "label_smoothing", "head_bias"),
+    "classification": ("loss", "label_smoothing", "head_bias", "balance", "balance_strength"),
     "task": (),
     "masked-patches": ("target", "corrupted", "masked", "swapped"),
     "masked-autoencoding": ("hidden", "normalised", "decoder_width", "decoder_depth", "decoder_heads"),
@@ -187,6 +190,11 @@ class ObjectiveConfig(Section):
     """Of classification: this share of every target is spread evenly over the classes."""
     head_bias: float = 0.0
     """Of classification: the head's initial bias; the released code pre-trains a sigmoid loss from −10."""
+    balance: Literal["none", "loss", "logits"] = "none"
+    """Of classification: how rare classes count more. logits: by logit adjustment, which adds the logarithm of each
+    class's share of the images to its logit in training. loss: by weights from the effective number of images."""
+    balance_strength: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """Of classification: the factor of what `balance` adds to logits, or the power of the weights; 0 is none."""
     target: Literal["mean-colour", "colours-4x4", "pixels"] = "mean-colour"
     """Of masked patches: the 3-bit mean colour (512 classes), that of each cell of 4×4, or all pixels by L2."""
     corrupted: Annotated[float, Field(gt=0, le=1)] = 0.5

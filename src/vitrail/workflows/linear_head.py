@@ -45,6 +45,7 @@ from vitrail.weights.load import load
 from vitrail.weights.save import save
 from vitrail.workflows.finetune_result import MISLABELLED_FILE, REPORT_FILE, FinetuneResult
 from vitrail.workflows.finetune_settings import name_run_folder, summarise_data
+from vitrail.workflows.imbalance import choose_head_balance
 from vitrail.workflows.run_report import write_report, write_scored_report
 from vitrail.workflows.start_model import name_model, open_start
 from vitrail.workflows.suspects import SuspectRow, find_suspects, name_suspects, write_suspects
@@ -53,6 +54,7 @@ from vitrail.workflows.task_measures import MEASURES_FILE
 ALLOWED = (
     *("folder", "run.folder", "image_size", "model.image_size", "report", "run.report"),
     *("share", "data.share", "share_seed", "data.share_seed"),
+    *("objective.balance", "balance_strength", "objective.balance_strength"),
 )
 """Keys that may be set; the other keys of a training run have no meaning here."""
 MODEL_FOLDER = "model"
@@ -85,7 +87,8 @@ def fit_linear_head(
         data: DATA, a Source or a list of (image, label) pairs, with at least two classes.
         model: MODEL or a loaded model, whose features are used as they are.
         folder: where the classifier goes; by default runs/DATA-quick, or runs/DATA-quick-from-MODEL.
-        settings: `image_size`, `folder`, `report`, `share` and `share_seed`, as a dictionary or `key=value` texts.
+        settings: `image_size`, `folder`, `report`, `share`, `share_seed`, `objective.balance` and `balance_strength`,
+            as a dictionary or `key=value` texts.
         options: where and in which precision the features are computed; by default in the fastest one that is close
             to fp32 on these images.
         on_event: called with what happens; None shows a bar on a terminal or in a notebook.
@@ -93,6 +96,7 @@ def fit_linear_head(
     Events:
         features: model, images, all_images (those that cannot be read too), classes, image_size, features (of each),
             precision.
+        balance: ratio, choice, why: where classes differ much in size, so that the head expects each equally often.
         cross_validation: accuracy (value, low, high; None if every class has one image), images.
         score: split, accuracy, images, problem: the accuracy on val or test, or None and why.
         report: folder, path, problem: the report's file, or None and why none could be made.
@@ -118,9 +122,11 @@ def fit_linear_head(
         listener(
             "features", {"precision": engine.precision, **_describe_features(network, name_model(start), source, train)}
         )
-        checked = check_by_cross_fitting(train, summary.classes)
+        counts, given_keys = torch.bincount(train.labels, minlength=summary.classes).tolist(), name_keys(settings)
+        balance = choose_head_balance(config, given_keys, counts, source.classes, listener)
+        checked = check_by_cross_fitting(train, summary.classes, balance)
         listener("cross_validation", {"accuracy": to_plain(checked.accuracy), "images": checked.images})
-        classifier = fit_discriminant(train.values, train.labels, summary.classes, checked.shrinkage)
+        classifier = fit_discriminant(train.values, train.labels, summary.classes, checked.shrinkage, balance)
         scores: dict[str, Estimate] = {}
         for split in [name for name in ("val", "test") if name in list_splits(data)]:
             score = score_split(split, data, source, engine, classifier, options, progress)
@@ -205,6 +211,11 @@ def resolve_options(data: str, model: str, folder: str | Path | None, settings: 
     return resolve({**tree, "run": {"folder": place}}, settings)
 
 
+def name_keys(settings: Settings | None) -> set[str]:
+    """Return the keys of the settings without their sections."""
+    return {name.rpartition(".")[2] for name in name_settings(settings or ())}
+
+
 def select_allowed(settings: Settings) -> Settings:
     """Return the settings that have a meaning for a linear head."""
     if isinstance(settings, Mapping):
@@ -224,11 +235,11 @@ class CrossValidation(NamedTuple):
     """None if every class has one image."""
 
 
-def check_by_cross_fitting(train: Features, classes: int) -> CrossValidation:
+def check_by_cross_fitting(train: Features, classes: int, balance: float = 0.0) -> CrossValidation:
     """Predict every image without it. If every class has one image, there is nothing to learn from."""
     if not bool((torch.bincount(train.labels) > 1).any()):
         return CrossValidation(None, 0, DEFAULT_SHRINKAGE, [], None)
-    predictions = cross_fit(train.values, train.labels, classes)
+    predictions = cross_fit(train.values, train.labels, classes, balance=balance)
     is_right = predictions.guesses[predictions.known] == train.labels[predictions.known]
     suspects = find_suspects(predictions, train.labels, classes)
     accuracy = estimate_share(int(is_right.sum()), len(is_right))

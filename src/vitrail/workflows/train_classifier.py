@@ -53,6 +53,7 @@ from vitrail.workflows.finetune_settings import (
     set_intervals,
     summarise_data,
 )
+from vitrail.workflows.imbalance import apply_balance, get_head_balance
 from vitrail.workflows.linear_head import check_head, fit_linear_head, select_allowed, set_head
 from vitrail.workflows.run_report import write_run_report
 from vitrail.workflows.start_model import name_model, open_start, save_start, was_begun_from
@@ -79,6 +80,7 @@ def train_classifier(request: FinetuneRequest, listener: OnEvent) -> FinetuneRes
         config, network = read_begun_run(config, request, network, listener)
         listener("choices", list_choices(config, minutes, None))
     else:
+        config = apply_balance(config, data, request.given_keys, listener)
         plan, unplanned = None, config
         if minutes is not None:
             left = 60 * minutes - (time.monotonic() - began)
@@ -316,8 +318,9 @@ def fit_start_head(network: ImageModel, config: RunConfig, data: Data, listener:
     engine = open_model(fitted, options)
     train = extract_features(engine, training, options, cache=None, progress=send_progress(listener, "features"))
     try:
-        shrinkage = cross_fit(train.values, train.labels, training.num_classes).shrinkage
-        classifier = fit_discriminant(train.values, train.labels, training.num_classes, shrinkage)
+        balance = get_head_balance(config)
+        shrinkage = cross_fit(train.values, train.labels, training.num_classes, balance=balance).shrinkage
+        classifier = fit_discriminant(train.values, train.labels, training.num_classes, shrinkage, balance)
         set_head(fitted, classifier, training.classes)
         check_head(fitted, classifier, train, training, options)
     except VitrailError:
