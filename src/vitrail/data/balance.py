@@ -61,4 +61,5 @@ def _spread(times: Indices) -> Indices:
 def count_classes(source: Source) -> list[int]:
     """Return the number of samples of each class; those without a label are not counted."""
     labels = source.labels(0, len(source))
-    return np.bincount(labels[labels >= 0], minlength=source.num_classes).tolist()
+    counts: list[int] = np.bincount(labels[labels >= 0], minlength=source.num_classes).tolist()
+    return counts

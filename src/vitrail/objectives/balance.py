@@ -75,7 +75,8 @@ class Balance:
 def compute_logit_offsets(counts: Sequence[int], strength: float = 1.0) -> Values:
     """Return (K,) offsets: strength · log(share of each class). A class without images counts as if it had one."""
     sizes = _at_least_one(counts)
-    return strength * (np.log(sizes) - np.log(sizes.sum()))
+    offsets: Values = strength * (np.log(sizes) - np.log(sizes.sum()))
+    return offsets
 
 
 def compute_loss_weights(counts: Sequence[int], strength: float = 1.0, beta: float = BETA) -> Values:
@@ -87,13 +88,15 @@ def compute_loss_weights(counts: Sequence[int], strength: float = 1.0, beta: flo
     sizes = _at_least_one(counts)
     effective = -np.expm1(sizes * np.log(beta)) / (1 - beta)
     weights = effective**-strength
-    return weights * (sizes.sum() / (weights * sizes).sum())
+    scaled: Values = weights * (sizes.sum() / (weights * sizes).sum())
+    return scaled
 
 
 def compute_rarity(counts: Sequence[int]) -> Values:
     """Return (K,) weights of images: the mean size of a class over the size of the image's class."""
     sizes = _at_least_one(counts)
-    return sizes.mean() / sizes
+    weights: Values = sizes.mean() / sizes
+    return weights
 
 
 def _at_least_one(counts: Sequence[int]) -> Values:

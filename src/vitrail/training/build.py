@@ -146,13 +146,8 @@ def build_learner(
 
     `counts` are those of the classes that `build_objective` takes, if they are balanced.
     """
-    objective = build_objective(
-        model,
-        mixing=config.data.mixing,
-        seed=config.run.seed,
-        **counts,
-        **{name: value for name, value in config.objective if name != "head_bias"},
-    )
+    options: dict[str, Any] = {name: value for name, value in config.objective if name != "head_bias"}
+    objective = build_objective(model, mixing=config.data.mixing, seed=config.run.seed, **counts, **options)
     objective.set_gradient_checkpointing(config.run.gradient_checkpointing)
     if isinstance(model, TimmModel):
         compute_cost(model.architecture)  # raises now, not in the first record, if a timm network cannot be counted
