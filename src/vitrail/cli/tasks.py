@@ -23,7 +23,11 @@ def describe_task(values: Mapping[str, Any]) -> Iterator[str]:
 def _describe_outputs(values: Mapping[str, Any]) -> str:
     names, columns, counts = values["outputs"], values["columns"], values["counts"]
     if not counts:
-        answers = "" if values["values"] == columns else f": {_join(values['values'])}"
+        answers = ""
+        if values["values"] != columns:  # numbers are called as their columns are
+            answers = (
+                f": {_join(values['values'])}" if len(columns) == 1 else f", {len(values['values'])} values in all"
+            )
         return f"{_join(columns)} of {values['images']:,} images{answers}"
     where = f" in the column {columns[0]}" if len(columns) == 1 else ""
     rarest = min(counts, key=counts.__getitem__)

@@ -125,7 +125,7 @@ class TaskResult(FinetuneResult):
         tables = dict(super().tables())
         if self.judgement is not None:
             for title, rows in self.judgement.measures.tables.items():
-                tables[title] = [[format_value(cell) for cell in row] for row in rows]
+                tables[title] = [[_format_cell(cell) for cell in row] for row in rows]
         return tables
 
     def to_dict(self) -> dict[str, Any]:
@@ -138,3 +138,8 @@ class TaskResult(FinetuneResult):
             "measures": [] if judged is None else judged.list_measures(),
             "tables": {} if judged is None else to_plain(judged.measures.tables),
         }
+
+
+def _format_cell(cell: Any) -> str:
+    """Return a cell of a task's table as text; "–" for what is not known."""
+    return "–" if isinstance(cell, float) and math.isnan(cell) else format_value(cell)
