@@ -158,3 +158,26 @@ def test_a_part_of_many_images_chooses(monkeypatch):
     assert min(sizes) == 3, "all classes have a say"
     assert (part.guesses == whole.guesses).double().mean() > 0.95
     assert len(list(itertools.product(SHRINKAGES, TEMPERATURES))) == 64
+
+
+@pytest.mark.parametrize("balance", [0.0, 0.3, 1.0])
+def test_balance_takes_the_shares_out_of_the_biases_alone(balance):
+    values, labels = make_clouds(60, 5, classes=3)
+    shrinkage, counts = Shrinkage(1.0, 0.7), torch.bincount(labels).double()
+    plain = fit_discriminant(values, labels, 3, shrinkage)
+    balanced = fit_discriminant(values, labels, 3, shrinkage, balance)
+    torch.testing.assert_close(balanced.weight, plain.weight)
+    expected = plain.bias - 0.7 * balance * (counts / counts.sum()).log()
+    torch.testing.assert_close(balanced.bias, expected)
+
+
+def test_balanced_predictions_find_more_of_a_rare_class():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.tensor([0] * 400 + [1] * 10)
+    values = torch.randn(410, 4, generator=generator, dtype=torch.float64) + labels[:, None]
+    found = {}
+    for balance in (0.0, 1.0):
+        predicted = cross_fit(values, labels, 2, balance=balance)
+        found[balance] = [(predicted.guesses[labels == label] == label).double().mean().item() for label in (0, 1)]
+    assert found[1.0][1] >= found[0.0][1] + 0.3
+    assert found[1.0][0] >= 0.75

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import runs
 import torch
+from annotated import write_table
 
 import vitrail
 from vitrail.training.checkpoint_folder import read_weights
@@ -22,6 +23,7 @@ HERE = Path(__file__).parent
 PLAIN = {"model": {"dropout": 0.0, "stochastic_depth": 0.0}, "schedule": {"steps": 20, "warmup_steps": 4}}
 SELDOM = {"checkpoint_every": 100, "evaluate_every": 10, "fewshot_every": 10, "fewshot_shots": 3}
 """Without what is drawn on each rank for itself."""
+BALANCED = {"objective": {"balance": "loss"}, "data": {"balance": 0.9, "share": 0.3}}
 HALF = 10
 
 
@@ -62,6 +64,9 @@ def more_finished(tmp_path_factory) -> dict[str, Path]:
         "fsdp parts": {"size": 2, "run": {"parallel": "fsdp"}, "optimizer": {"accumulate": 2}},
         "fsdp watched": {"size": 2, "run": {"parallel": "fsdp", "evaluate_every": 1}},
         "hybrid": {"size": 4, "run": {"parallel": "hybrid"}, "per_node": 2},
+        "balanced one": {"size": 1, **BALANCED},
+        "balanced ddp": {"size": 2, **BALANCED},
+        "balanced fsdp": {"size": 2, **BALANCED, "run": {"parallel": "fsdp"}, "optimizer": {"accumulate": 2}},
         "masked one": {"size": 1, "objective": runs.MASKED, "model": {"num_classes": 0}},
         "masked fsdp": {"size": 2, "objective": runs.MASKED, "run": {"parallel": "fsdp"}, "model": {"num_classes": 0}},
         "autoencoded one": {"size": 1, "objective": runs.AUTOENCODED, "model": {"num_classes": 0}},
@@ -78,6 +83,11 @@ def more_finished(tmp_path_factory) -> dict[str, Path]:
         "DINO ddp": {"size": 2, "objective": runs.TAUGHT, "model": {"num_classes": 0}},
         "DINO fsdp": {"size": 2, "objective": runs.TAUGHT, "run": {"parallel": "fsdp"}, "model": {"num_classes": 0}},
     }
+    tagged = {"source": str(write_table(tmp_path_factory.mktemp("tagged") / "photos", "tags")), "task": "tags"}
+    seldom = {"fewshot_every": None, "evaluate_every": 10}
+    ways["tags one"] = {"size": 1, "data": tagged, "run": seldom}
+    ways["tags ddp"] = {"size": 2, "data": tagged, "run": seldom}
+    ways["tags fsdp"] = {"size": 2, "data": tagged, "run": {**seldom, "parallel": "fsdp"}}
     return run_ways(tmp_path_factory.mktemp("more ranks"), ways)
 
 
@@ -106,11 +116,25 @@ def test_all_ways_agree(finished, more_finished, way):
     check_same_losses(finished["one"], more_finished[way])
 
 
+@SLOW
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_balanced_runs_agree(more_finished, way):
+    check_same_losses(more_finished["balanced one"], more_finished[f"balanced {way}"])
+
+
 def check_same_losses(first: Path, second: Path) -> None:
     one, other = runs.losses(first), runs.losses(second)
     assert len(one) == 20
     assert other == pytest.approx(one, abs=1e-5)
     assert one[-1] < one[0] - 0.05
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_tags_agree(more_finished, way):
+    check_same_losses(more_finished["tags one"], more_finished[f"tags {way}"])
+    one, other = (vitrail.load(more_finished[name]) for name in ("tags one", f"tags {way}"))
+    assert one.task == other.task
+    assert one.task.kind == "tags"
 
 
 @SLOW

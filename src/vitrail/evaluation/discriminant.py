@@ -2,8 +2,9 @@
 
 Every class is a Gaussian around its mean, and all share the covariance W within classes. The log-probability of a class
 is then linear in the features: weight_c = (W + shrinkage·I)⁻¹ mean_c, and the bias holds the class's share of the
-images. A fit needs only sums over images, so leaving out a fold is a subtraction. That makes cross-validation cheap: no
-step is iterated, and even the choice of the shrinkage can be repeated without each fold.
+images, or less of it where rare classes are to count more (`balance`). A fit needs only sums over images, so leaving
+out a fold is a subtraction. That makes cross-validation cheap: no step is iterated, and even the choice of the
+shrinkage can be repeated without each fold.
 
 Shapes: N images, D features, R principal axes of them, K classes.
 """
@@ -66,15 +67,20 @@ class CrossFit:
     """(N,) int64: the place of the label among all classes, 1 for the guess."""
 
 
-def fit_discriminant(values: Tensor, labels: Tensor, num_classes: int, shrinkage: Shrinkage) -> LinearClassifier:
-    """Fit a classifier to (N, D) features and (N,) labels, in float64 on the CPU."""
+def fit_discriminant(
+    values: Tensor, labels: Tensor, num_classes: int, shrinkage: Shrinkage, balance: float = 0.0
+) -> LinearClassifier:
+    """Fit a classifier to (N, D) features and (N,) labels, in float64 on the CPU.
+
+    `balance` is from 0, where common classes are expected more often, to 1, where every class is as likely.
+    """
     axes = _Axes.from_features(values)
     statistics = _Statistics.count(axes.rotate(values), labels.cpu(), num_classes)
-    weight, bias = _Discriminant(statistics).solve(shrinkage.amount)
+    weight, bias = _Discriminant(statistics, balance).solve(shrinkage.amount)
     return axes.fold_into(shrinkage.temperature * weight, shrinkage.temperature * bias)
 
 
-def cross_fit(values: Tensor, labels: Tensor, num_classes: int, seed: int = 0) -> CrossFit:
+def cross_fit(values: Tensor, labels: Tensor, num_classes: int, seed: int = 0, balance: float = 0.0) -> CrossFit:
     """Predict every image without it: five folds, and for each one the shrinkage that the other four choose.
 
     Args:
@@ -82,6 +88,7 @@ def cross_fit(values: Tensor, labels: Tensor, num_classes: int, seed: int = 0) -
         labels: (N,) int64.
         num_classes: K.
         seed: decides which images form a fold.
+        balance: as for `fit_discriminant`; it also lets images of rare classes choose the shrinkage with more weight.
 
     Raises:
         DataError: No class has two images, so nothing can be left out.
@@ -91,7 +98,7 @@ def cross_fit(values: Tensor, labels: Tensor, num_classes: int, seed: int = 0) -
     if not bool((folds >= 0).any()):
         raise DataError("there is nothing to choose by: a class needs two images at least")
     points = _Axes.from_features(values).rotate(values)
-    problem = _FoldedProblem(points, labels, folds, num_classes)
+    problem = _FoldedProblem(points, labels, folds, num_classes, balance)
     alone = [problem.score_candidates([fold], fold) for fold in range(FOLDS)]
     rows = {
         name: torch.zeros(len(labels), dtype=kind)
@@ -171,14 +178,14 @@ class _Statistics:
 class _Discriminant:
     """The classifiers of all shrinkages for some images: the covariance is diagonalised once."""
 
-    def __init__(self, statistics: _Statistics) -> None:
+    def __init__(self, statistics: _Statistics, balance: float = 0.0) -> None:
         counts, count = statistics.counts, statistics.counts.sum().clamp(min=1)  # two folds may be all there is
         means = statistics.sums / counts.clamp(min=1)[:, None]
         within = (statistics.products - (means.T * counts) @ means) / count
         self.variances, self.vectors = torch.linalg.eigh(within)
         overall = statistics.sums.sum(dim=0) / count
         self.means = torch.where(counts[:, None] > 0, means, overall) @ self.vectors
-        self.log_shares = (counts.clamp(min=ABSENT) / count).log()
+        self.log_shares = (1 - balance) * (counts.clamp(min=ABSENT) / count).log()
 
     def solve_rotated(self, amount: float) -> tuple[Tensor, Tensor]:
         """Return (K, R) weights for features in the coordinates of `vectors`, and (K,) biases."""
@@ -198,8 +205,8 @@ Losses = dict[Shrinkage, float]
 class _FoldedProblem:
     """Features in folds, and classifiers that were fitted without some of the folds."""
 
-    def __init__(self, points: Tensor, labels: Tensor, folds: Tensor, num_classes: int) -> None:
-        self.points, self.labels, self.folds = points, labels, folds
+    def __init__(self, points: Tensor, labels: Tensor, folds: Tensor, num_classes: int, balance: float = 0.0) -> None:
+        self.points, self.labels, self.folds, self.balance = points, labels, folds, balance
         self.statistics = {
             fold: _Statistics.count(points[folds == fold], labels[folds == fold], num_classes)
             for fold in range(-1, FOLDS)
@@ -207,12 +214,15 @@ class _FoldedProblem:
         self.solved: dict[frozenset[int], _Discriminant] = {}
         self.stride = math.ceil(len(labels) * num_classes / MOST_SCORES)
         """Every so many images choose the shrinkage: spread evenly, because data is often sorted by class."""
+        counts = torch.bincount(labels, minlength=num_classes).clamp(min=1).double()
+        self.weights = None if balance == 0 else (counts.mean() / counts) ** balance
+        """(K,) of the losses of images by their classes; None if all count the same."""
 
     def fit_without(self, left_out: Sequence[int]) -> _Discriminant:
         key = frozenset(left_out)
         if key not in self.solved:
             kept = [part for fold, part in self.statistics.items() if fold not in key]
-            self.solved[key] = _Discriminant(_Statistics.add(kept))
+            self.solved[key] = _Discriminant(_Statistics.add(kept), self.balance)
         return self.solved[key]
 
     def score_candidates(self, left_out: Sequence[int], fold: int) -> Losses:
@@ -225,7 +235,7 @@ class _FoldedProblem:
             weight, bias = fitted.solve_rotated(amount)
             scores = torch.addmm(bias, points, weight.T)
             for temperature in TEMPERATURES:
-                loss = F.cross_entropy(temperature * scores, labels, reduction="sum")
+                loss = F.cross_entropy(temperature * scores, labels, weight=self.weights, reduction="sum")
                 losses[Shrinkage(amount, temperature)] = loss.item()
         return losses
 

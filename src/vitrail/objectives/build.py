@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 from vitrail.data.transforms.mixing import Mixing
 from vitrail.errors import ConfigError
 from vitrail.model.base import ImageModel
+from vitrail.objectives.balance import Balance, BalanceKind
 from vitrail.objectives.base import Objective
 from vitrail.objectives.classification import Classification, Loss
 from vitrail.objectives.dino import Dino
@@ -46,13 +48,19 @@ def build_objective(
     temperature: float = 0.1,
     teacher_temperature: float = 0.04,
     teacher_momentum: float = 0.996,
+    balance: BalanceKind = "none",
+    balance_strength: float = 1.0,
+    counts: Sequence[int] = (),
+    drawn: Sequence[int] | None = None,
 ) -> Objective:
     """Return the objective; "task" learns the targets of the model's task.
 
-    Values that `kind` does not use are ignored, except mixing, which is an error.
+    Values that `kind` does not use are ignored, except mixing, which is an error. `counts` are the training images of
+    each class, and `drawn` is how often an epoch shows them, if data.balance repeats some.
     """
     if kind == "classification":
-        return Classification(model, loss=loss, label_smoothing=label_smoothing, mixing=mixing)
+        balanced = Balance(balance, balance_strength, counts, drawn)
+        return Classification(model, loss=loss, label_smoothing=label_smoothing, mixing=mixing, balance=balanced)
     if kind == "task":
         if mixing.mixup or mixing.cutmix:
             raise ConfigError(

@@ -29,6 +29,7 @@ from vitrail.tasks.task import (
     TaskMeasures,
     choose_draws,
     estimate_by_resampling,
+    format_share,
 )
 
 TAGS = "tags"
@@ -109,7 +110,9 @@ class Tags(Task):
     def describe(self, values: NDArray[np.float32], top: int = 5) -> list[AnswerLine]:
         decided, best = self.decide(values), np.argsort(-values, kind="stable")
         shown = [k for place, k in enumerate(best) if place < top or decided[k]]
-        return [AnswerLine(self.names[k], f"{values[k]:.1%}", float(values[k]), bool(decided[k])) for k in shown]
+        return [
+            AnswerLine(self.names[k], format_share(float(values[k])), float(values[k]), bool(decided[k])) for k in shown
+        ]
 
     def flatten(self, values: NDArray[np.float32]) -> dict[str, str | float]:
         chosen = (name for name, has in zip(self.names, self.decide(values), strict=True) if has)
@@ -162,3 +165,9 @@ class Tags(Task):
         truth = targets[TAGS] > 0
         thresholds = [choose_threshold(truth[:, k], values[:, k]) for k in range(len(self.names))]
         return self.model_copy(update={"thresholds": tuple(thresholds)})
+
+    def compare(self, expected: Array, found: Array) -> float:
+        """Return how many of the tags that either chooses for an image both choose, on average; 1 where none is."""
+        ours, theirs = self.decide(expected), self.decide(found)
+        either = (ours | theirs).sum(axis=1)
+        return float(np.mean(np.where(either > 0, (ours & theirs).sum(axis=1) / np.maximum(either, 1), 1.0)))

@@ -145,6 +145,11 @@ class Task(Config):
         """
         return None
 
+    @property
+    def gives_probabilities(self) -> bool:
+        """Whether the values are probabilities, and not numbers in the units of the data."""
+        return self.value_scales is None
+
     @abstractmethod
     def activate(self, outputs: Tensor) -> Tensor:
         """(…, K) outputs → (…, V) values: probabilities, or numbers in the units of the data. Exports contain it."""
@@ -160,6 +165,16 @@ class Task(Config):
     @abstractmethod
     def flatten(self, values: NDArray[np.float32]) -> dict[str, str | float]:
         """Return the answer for one image's (V,) values as columns of a table, the same for all images."""
+
+    def make_example(self) -> NDArray[np.float32]:
+        """Return the (V,) values of a model that knows nothing, for an answer whose form matters."""
+        values: NDArray[np.float32] = self.activate(torch.zeros(len(self.output_names))).numpy()
+        return values
+
+    def summarise(self) -> str:
+        """Return what is answered in a few words, such as "12 tags"."""
+        count = len(self.value_names)
+        return f"{count:,} {self.kind.removesuffix('s') if count == 1 else self.kind}"
 
     # What an evaluation says
 
@@ -205,6 +220,12 @@ class Task(Config):
             for values in (expected, found)
         ]
         return float(np.mean([a == b for a, b in zip(*answers, strict=True)]))
+
+
+def format_share(share: float) -> str:
+    """Return a share in per cent, such as "93.1%" or "0.02%": with more digits if it is small."""
+    digits = 0 if share >= 0.9995 else 1 if share >= 0.001 or share == 0 else 2
+    return f"{share:.{digits}%}"
 
 
 def estimate_by_resampling(measure: Callable[[NDArray[np.int64]], float], count: int, draws: int = DRAWS) -> Estimate:

@@ -45,7 +45,7 @@ def find_best(config: RunConfig, records: list[dict[str, Any]]) -> BestEvaluatio
     merits = [compute_choosing_merit(record, metric, config.data) for record in evaluations]
     if (number := find_best_evaluation(merits)) is None:
         return None
-    name = f"few-shot {metric}" if kind == "fewshot" else metric
+    name = f"few-shot {metric}" if kind == "fewshot" else metric.replace("_", " ")
     return BestEvaluation(evaluations[number]["step"], name, abs(merits[number][0]))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from vitrail.data.balance import balance_source, count_classes
 from vitrail.data.loader import EvaluationLoader, TrainingLoader
 from vitrail.data.open import (
     DEFAULT_HOLDOUT,
@@ -49,6 +50,7 @@ from vitrail.training.graph_step import GraphStep, check_graphs
 from vitrail.training.optim import build_optimizer, initialise_state
 from vitrail.training.records import Records
 from vitrail.training.run import Learner, Progress, RunSetup, TrainingRun
+from vitrail.training.task import add_run_task, check_task, name_outputs, set_task
 from vitrail.training.trackers import Tracker
 from vitrail.weights.digest import compute_weights_digest
 from vitrail.weights.known import TRAINING_ONLY
@@ -90,19 +92,21 @@ def prepare_run(
         DataError: The data cannot be trained on.
     """
     data = open_training_data(config.data, source)
-    steps = count_steps(config, len(data.training))
+    config = set_task(config, data.training.task)
+    shown = balance_source(data.training, config.data.balance)
+    steps = count_steps(config, len(shown))
     check_run(config, data, ranks)
     fewshot = open_run_fewshot(config, data.training, data.evaluation, open_fewshot)
     precision = choose_precision(config.run.precision, ranks.device)
     model = build_model(config, data.training, start)
     digest = compute_weights_digest(model) if config.model.weights is not None and ranks.is_first else ""
-    learner = build_learner(config, model, ranks, precision)
+    learner = build_learner(config, model, ranks, precision, _count_balanced(config, data.training, shown))
     return RunSetup(
         config=config,
         steps=steps,
         ranks=ranks,
         learner=learner,
-        images=ResidentImages(data.training, ranks.device) if config.data.on_device else data.training,
+        images=ResidentImages(shown, ranks.device) if config.data.on_device else shown,
         evaluation_loaders=tuple(
             build_evaluation_loader(config, part, model, ranks) for part in divide_validation(config, data.evaluation)
         ),
@@ -127,14 +131,23 @@ def build_run(
     )
 
 
-def build_learner(config: RunConfig, model: ImageModel, ranks: Ranks, precision: torch.dtype) -> Learner:
-    """Build the objective around a model, distribute it over the ranks, and build its optimizer and average."""
-    objective = build_objective(
-        model,
-        mixing=config.data.mixing,
-        seed=config.run.seed,
-        **{name: value for name, value in config.objective if name != "head_bias"},
-    )
+def _count_balanced(config: RunConfig, training: Source, shown: Source) -> dict[str, list[int]]:
+    """Return the counts of classes that the objective needs to balance them; none if nothing is balanced."""
+    if config.objective.kind != "classification" or (config.objective.balance == "none" and not config.data.balance):
+        return {}
+    counts = {"counts": count_classes(training)}
+    return {**counts, "drawn": count_classes(shown)} if config.data.balance else counts
+
+
+def build_learner(
+    config: RunConfig, model: ImageModel, ranks: Ranks, precision: torch.dtype, counts: Mapping[str, Sequence[int]]
+) -> Learner:
+    """Build the objective around a model, distribute it over the ranks, and build its optimizer and average.
+
+    `counts` are those of the classes that `build_objective` takes, if they are balanced.
+    """
+    options: dict[str, Any] = {name: value for name, value in config.objective if name != "head_bias"}
+    objective = build_objective(model, mixing=config.data.mixing, seed=config.run.seed, **counts, **options)
     objective.set_gradient_checkpointing(config.run.gradient_checkpointing)
     if isinstance(model, TimmModel):
         compute_cost(model.architecture)  # raises now, not in the first record, if a timm network cannot be counted
@@ -203,7 +216,7 @@ def open_training_data(config: DataConfig, given: Data | None = None) -> Trainin
         ConfigError: The share leaves no image of a class.
         DataError: There is no such data, or it has no part "test" to validate on.
     """
-    source = add_labels_from(config.source if given is None else given, config.labels_from)
+    source = add_run_task(config, add_labels_from(config.source if given is None else given, config.labels_from))
     part, splits, share = config.validate_on, list_splits(source), config.holdout
     if part == "holdout":
         whole = open_training_images(source)
@@ -298,6 +311,8 @@ def check_run(config: RunConfig, data: TrainingData, ranks: Ranks) -> None:
             f'optimizer.kind = "muon" needs matrices whole, and run.parallel = "{config.run.parallel}" shards them: '
             "give optimizer.kind=adamw or run.parallel=ddp"
         )
+    if config.objective.kind == "task":
+        check_task(config, data.training, data.evaluation)
     if config.objective.kind != "classification":
         return
     classes = data.training.num_classes
@@ -316,12 +331,12 @@ def check_run(config: RunConfig, data: TrainingData, ranks: Ranks) -> None:
 
 
 def build_model(config: RunConfig, source: Source, start: ImageModel | None = None) -> ImageModel:
-    """Create a model with fresh weights, or load weights and give them a new head for the classes of the data.
+    """Create a model with fresh weights, or load weights and give them a new head for the task of the data.
 
     `start` is the model of `model.weights`, if it is loaded already; it is changed in place.
     """
-    section, has_classes = config.model, config.objective.kind == "classification"
-    classes = source.num_classes if has_classes else 0
+    section, kind, task = config.model, config.objective.kind, source.task
+    classes = source.num_classes if kind == "classification" else len(task.output_names) if kind == "task" else 0
     size: dict[str, Any] = {} if section.image_size is None else {"image_size": section.image_size}
     model: ImageModel
     if section.weights is not None:
@@ -361,8 +376,12 @@ def build_model(config: RunConfig, source: Source, start: ImageModel | None = No
         bias = config.objective.head_bias
         architecture = make_architecture(section.name, **size, **options)
         model = create_from_architecture(architecture, seed=config.run.seed, head_bias=bias)
-    if has_classes and source.classes:
-        model.labels = source.classes
+    if kind == "task":
+        name_outputs(model, task, section.keep_head)
+    elif kind == "classification":
+        model.stored_task = None
+        if source.classes:
+            model.labels = source.classes
     return model
 
 

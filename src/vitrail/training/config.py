@@ -15,6 +15,7 @@ from vitrail.data.transforms.augment import Augmentation, Probability
 from vitrail.data.transforms.mixing import Mixing
 from vitrail.objectives.build import Kind
 from vitrail.objectives.views import Views
+from vitrail.tasks.registry import find_task
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -97,6 +98,11 @@ class DataConfig(Section):
     labels_from: str | None = None
     """Where the class stands in the names of a folder's images: "NAME_*" for cat_1.jpg, or a regular expression with
     one group. If left out, folders tell the classes."""
+    task: str | None = None
+    """What is learned: labels (one class an image), tags, numbers, levels or attributes. If left out: labels, unless
+    images with other targets are given from Python."""
+    labels: str | None = None
+    """The columns of a table that targets are read from, such as "colour,shape". If left out, they are found."""
     validate_on: Literal["val", "test", "holdout", "none"] = "val"
     """The part that evaluations during training use. holdout: a share of train, even if the data has a part "val",
     which is then left for a test."""
@@ -112,6 +118,9 @@ class DataConfig(Section):
     a larger one. An epoch is one pass over the share. If left out, or 1: everything."""
     share_seed: Seed = 0
     """The seed that chooses which images make up the share."""
+    balance: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """How often rare classes are shown: from 0, as they are, to 1, every class as often as the largest. Their images
+    are repeated, and augmented anew each time; an epoch is longer then."""
     divide_validation: Literal["no", "halves", "cross-fit"] = "no"
     """How the accuracy of the chosen weights is measured on images that did not choose them. halves: one half of the
     validation images chooses, the other reports. cross-fit: both choose, and each half is measured at the step that the
@@ -129,6 +138,18 @@ class DataConfig(Section):
     augmentation: Augmentation = Augmentation()
     mixing: Mixing = Mixing()
 
+    @field_validator("task")
+    @classmethod
+    def _check_task(cls, task: str | None) -> str | None:
+        if task is not None:
+            find_task(task)
+        return task
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _join_columns(cls, labels: object) -> object:
+        return ",".join(map(str, labels)) if isinstance(labels, list | tuple) else labels
+
     @field_validator("share")
     @classmethod
     def _take_all(cls, share: float | None) -> float | None:
@@ -145,7 +166,7 @@ class DataConfig(Section):
 
 
 OBJECTIVE_KEYS = {
-    "classification": ("loss", "label_smoothing", "head_bias"),
+    "classification": ("loss", "label_smoothing", "head_bias", "balance", "balance_strength"),
     "task": (),
     "masked-patches": ("target", "corrupted", "masked", "swapped"),
     "masked-autoencoding": ("hidden", "normalised", "decoder_width", "decoder_depth", "decoder_heads"),
@@ -169,6 +190,11 @@ class ObjectiveConfig(Section):
     """Of classification: this share of every target is spread evenly over the classes."""
     head_bias: float = 0.0
     """Of classification: the head's initial bias; the released code pre-trains a sigmoid loss from −10."""
+    balance: Literal["none", "loss", "logits"] = "none"
+    """Of classification: how rare classes count more. logits: by logit adjustment, which adds the logarithm of each
+    class's share of the images to its logit in training. loss: by weights from the effective number of images."""
+    balance_strength: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """Of classification: the factor of what `balance` adds to logits, or the power of the weights; 0 is none."""
     target: Literal["mean-colour", "colours-4x4", "pixels"] = "mean-colour"
     """Of masked patches: the 3-bit mean colour (512 classes), that of each cell of 4×4, or all pixels by L2."""
     corrupted: Annotated[float, Field(gt=0, le=1)] = 0.5

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vitrail.system.intervals import Estimate, estimate_share
+from vitrail.tasks.registry import find_task
 from vitrail.training.config import DataConfig, RunConfig
 
 FIRST, SECOND = 1, 2
@@ -42,7 +43,15 @@ def get_choosing_kind(config: RunConfig) -> str:
 
 
 def get_metric(config: RunConfig) -> str:
-    """Return the metric that compares two of these records: "accuracy", of which more is better, or "loss"."""
+    """Return the metric that compares two of these records: the lower "loss", or for classes the higher "accuracy".
+
+    It is the "balanced_accuracy", in which every class counts the same, if training balances the classes.
+    """
+    if config.objective.kind == "task" and config.schedule.choose_by == "validation" and config.data.task is not None:
+        return find_task(config.data.task).choosing_metric
+    is_balanced = config.objective.balance != "none" or config.data.balance > 0
+    if config.objective.kind == "classification" and config.schedule.choose_by != "fewshot" and is_balanced:
+        return "balanced_accuracy"
     has_classes = config.objective.kind == "classification" or config.schedule.choose_by == "fewshot"
     return "accuracy" if has_classes else "loss"
 
@@ -52,8 +61,8 @@ def compute_merit(measured: Mapping[str, Any], metric: str) -> Merit:
 
     A few-shot accuracy has no loss.
     """
-    names = ("accuracy", "loss") if metric == "accuracy" else ("loss",)
-    values = [measured[name] if name == "accuracy" else -measured[name] for name in names if name in measured]
+    names = ("loss",) if metric == "loss" else (metric, "loss")
+    values = [-measured[name] if name == "loss" else measured[name] for name in names if name in measured]
     return [value if math.isfinite(value) else UNUSABLE for value in values]
 
 
@@ -114,16 +123,17 @@ def estimate_honest_accuracy(records: Sequence[Mapping[str, Any]], config: RunCo
     """Estimate the accuracy of a run's best weights by images that did not choose them.
 
     Returns:
-        None if the run takes its last weights, which nothing has chosen, or if its validation images are not divided.
+        None if the run takes its last weights, which nothing has chosen, if its validation images are not divided, or
+        if it learns another task than labels.
     """
-    if config.schedule.result == "last":
+    if config.schedule.result == "last" or config.objective.kind != "classification":
         return None
     evaluations = [
         record for record in records if record["kind"] == "evaluation" and len(record.get("halves", ())) == 2
     ]
     if not evaluations:
         return None
-    merits = [compute_merits(record, "accuracy") for record in evaluations]
+    merits = [compute_merits(record, get_metric(config)) for record in evaluations]
 
     def count_hits(chooser: int, judge: int) -> tuple[int, int]:
         chosen = find_best_evaluation([merit[chooser] for merit in merits], config.schedule.patience) or 0

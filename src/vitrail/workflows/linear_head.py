@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vitrail.data.open import Data, list_splits, name_data, open_data, open_training_images
 from vitrail.data.sources.source import Source, Subset, compute_fingerprint, take_share
-from vitrail.errors import ConfigError, DataError, VitrailError, WeightsError, did_you_mean
+from vitrail.errors import ConfigError, DataError, WeightsError, did_you_mean
 from vitrail.evaluation.discriminant import CrossFit, Shrinkage, cross_fit, fit_discriminant
 from vitrail.evaluation.features import Features, extract_features
 from vitrail.evaluation.labels import match_classes
@@ -45,17 +45,20 @@ from vitrail.weights.load import load
 from vitrail.weights.save import save
 from vitrail.workflows.finetune_result import MISLABELLED_FILE, REPORT_FILE, FinetuneResult
 from vitrail.workflows.finetune_settings import name_run_folder, summarise_data
-from vitrail.workflows.run_report import write_scored_report
+from vitrail.workflows.imbalance import choose_head_balance
+from vitrail.workflows.run_report import write_report, write_scored_report
 from vitrail.workflows.start_model import name_model, open_start
 from vitrail.workflows.suspects import SuspectRow, find_suspects, name_suspects, write_suspects
+from vitrail.workflows.task_measures import MEASURES_FILE
 
 ALLOWED = (
     *("folder", "run.folder", "image_size", "model.image_size", "report", "run.report"),
     *("share", "data.share", "share_seed", "data.share_seed"),
+    *("objective.balance", "balance_strength", "objective.balance_strength"),
 )
 """Keys that may be set; the other keys of a training run have no meaning here."""
 MODEL_FOLDER = "model"
-WRITTEN = (MODEL_FOLDER, MISLABELLED_FILE, REPORT_FILE, "report_files")
+WRITTEN = (MODEL_FOLDER, MISLABELLED_FILE, MEASURES_FILE, REPORT_FILE, "report_files")
 """What this writes into its folder."""
 DEFAULT_SHRINKAGE = Shrinkage(10.0, 1.0)
 """The shrinkage if every class has one image, so that nothing can choose one."""
@@ -84,7 +87,8 @@ def fit_linear_head(
         data: DATA, a Source or a list of (image, label) pairs, with at least two classes.
         model: MODEL or a loaded model, whose features are used as they are.
         folder: where the classifier goes; by default runs/DATA-quick, or runs/DATA-quick-from-MODEL.
-        settings: `image_size`, `folder`, `report`, `share` and `share_seed`, as a dictionary or `key=value` texts.
+        settings: `image_size`, `folder`, `report`, `share`, `share_seed`, `objective.balance` and `balance_strength`,
+            as a dictionary or `key=value` texts.
         options: where and in which precision the features are computed; by default in the fastest one that is close
             to fp32 on these images.
         on_event: called with what happens; None shows a bar on a terminal or in a notebook.
@@ -92,6 +96,7 @@ def fit_linear_head(
     Events:
         features: model, images, all_images (those that cannot be read too), classes, image_size, features (of each),
             precision.
+        balance: ratio, choice, why: where classes differ much in size, so that the head expects each equally often.
         cross_validation: accuracy (value, low, high; None if every class has one image), images.
         score: split, accuracy, images, problem: the accuracy on val or test, or None and why.
         report: folder, path, problem: the report's file, or None and why none could be made.
@@ -117,9 +122,11 @@ def fit_linear_head(
         listener(
             "features", {"precision": engine.precision, **_describe_features(network, name_model(start), source, train)}
         )
-        checked = check_by_cross_fitting(train, summary.classes)
+        counts, given_keys = torch.bincount(train.labels, minlength=summary.classes).tolist(), name_keys(settings)
+        balance = choose_head_balance(config, given_keys, counts, source.classes, listener)
+        checked = check_by_cross_fitting(train, summary.classes, balance)
         listener("cross_validation", {"accuracy": to_plain(checked.accuracy), "images": checked.images})
-        classifier = fit_discriminant(train.values, train.labels, summary.classes, checked.shrinkage)
+        classifier = fit_discriminant(train.values, train.labels, summary.classes, checked.shrinkage, balance)
         scores: dict[str, Estimate] = {}
         for split in [name for name in ("val", "test") if name in list_splits(data)]:
             score = score_split(split, data, source, engine, classifier, options, progress)
@@ -133,11 +140,17 @@ def fit_linear_head(
         suspects = name_suspects(checked.suspects, source, train)
         folder.mkdir(parents=True, exist_ok=True)
         write_suspects(folder / MISLABELLED_FILE, suspects)  # first: it marks the folder as one of a quick head
-        saved = save_and_verify(network, folder, train, source, options, name_model(start))
+        notes = (
+            f"A linear head fitted in closed form to {len(train):,} images; the rest is as it was in "
+            f"{hide_folders(name_model(start))}."
+        )
+        network.learned_from = compute_fingerprint(source)
+        saved = save_and_verify(network, folder, train, source, options, notes)
         scored, report = None, None
         if checked.predictions is not None:
             scored = _describe_scores(checked, train, source, network, short_name(data_name))
-            report = _write_report(network, folder, scored, listener) if config.run.report else None
+            if config.run.report:
+                report = _write_report(network, folder, scored, listener)
     return FinetuneResult(
         model=network.cpu(),
         folder=folder,
@@ -198,6 +211,11 @@ def resolve_options(data: str, model: str, folder: str | Path | None, settings: 
     return resolve({**tree, "run": {"folder": place}}, settings)
 
 
+def name_keys(settings: Settings | None) -> set[str]:
+    """Return the keys of the settings without their sections."""
+    return {name.rpartition(".")[2] for name in name_settings(settings or ())}
+
+
 def select_allowed(settings: Settings) -> Settings:
     """Return the settings that have a meaning for a linear head."""
     if isinstance(settings, Mapping):
@@ -217,11 +235,11 @@ class CrossValidation(NamedTuple):
     """None if every class has one image."""
 
 
-def check_by_cross_fitting(train: Features, classes: int) -> CrossValidation:
+def check_by_cross_fitting(train: Features, classes: int, balance: float = 0.0) -> CrossValidation:
     """Predict every image without it. If every class has one image, there is nothing to learn from."""
     if not bool((torch.bincount(train.labels) > 1).any()):
         return CrossValidation(None, 0, DEFAULT_SHRINKAGE, [], None)
-    predictions = cross_fit(train.values, train.labels, classes)
+    predictions = cross_fit(train.values, train.labels, classes, balance=balance)
     is_right = predictions.guesses[predictions.known] == train.labels[predictions.known]
     suspects = find_suspects(predictions, train.labels, classes)
     accuracy = estimate_share(int(is_right.sum()), len(is_right))
@@ -265,14 +283,11 @@ def _report_predictions(
 
 
 def _write_report(network: ImageModel, folder: Path, scored: ModelScores, listener: OnEvent) -> Path | None:
-    """Write the report and tell it as an event. An error never spoils the classifier."""
-    path, problem = None, ""
-    try:
-        path = write_scored_report(network, scored.report.model, folder, scored, on_event=listener)
-    except Exception as error:  # the classifier must not be lost for a report
-        problem = str(error) if isinstance(error, VitrailError | OSError) else f"{type(error).__name__}: {error}"
-    listener("report", {"folder": str(folder), "path": None if path is None else str(path), "problem": problem})
-    return path
+    """Write the report and tell it as an event."""
+    name = scored.report.model
+    return write_report(
+        folder, lambda on_event: write_scored_report(network, name, folder, scored, on_event=on_event), listener
+    )
 
 
 def check_folder(folder: Path) -> None:
@@ -281,7 +296,7 @@ def check_folder(folder: Path) -> None:
         raise ConfigError(f"{folder} is a file: give another folder=…")
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     others = [name for name in names if name not in WRITTEN and not name.startswith(".")]
-    if MODEL_FOLDER in names and MISLABELLED_FILE not in names:
+    if MODEL_FOLDER in names and not {MISLABELLED_FILE, MEASURES_FILE} & set(names):
         others = [MODEL_FOLDER]
     if others:
         raise ConfigError(f"{folder} holds {others[0]}, which quick (--quick) did not write: give a new folder=…")
@@ -330,6 +345,11 @@ def score_split(
 def set_head(network: ImageModel, classifier: LinearClassifier, classes: Sequence[str]) -> None:
     """Copy the fitted classifier into the model's head."""
     network.replace_head(len(classifier.bias), classes or None)
+    fill_head(network, classifier)
+
+
+def fill_head(network: ImageModel, classifier: LinearClassifier) -> None:
+    """Copy fitted weights and biases into a new head with as many outputs."""
     head = network.head
     with torch.no_grad():
         if isinstance(head, DistilledHead):
@@ -355,13 +375,12 @@ def check_head(
 
 
 def save_and_verify(
-    network: ImageModel, folder: Path, train: Features, source: Source, options: InferenceOptions, model: str
+    network: ImageModel, folder: Path, train: Features, source: Source, options: InferenceOptions, notes: str
 ) -> Path:
-    """Save the model, check that the loaded model computes the same, and return the folder of the weights."""
-    notes = (
-        f"A linear head fitted in closed form to {len(train):,} images; the rest is as it was in {hide_folders(model)}."
-    )
-    network.learned_from = compute_fingerprint(source)
+    """Save the model, check that the loaded model computes the same, and return the folder of the weights.
+
+    `notes` are for the model card, and `source` and its features `train` for the check.
+    """
     before, _ = compute_outputs(network, train, source, options)
     saved = save(network, folder / MODEL_FOLDER, notes=notes)
     after, _ = compute_outputs(load(saved), train, source, options)

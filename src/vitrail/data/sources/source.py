@@ -222,7 +222,7 @@ def hold_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:
     """
     if not 0 < share < 1:
         raise ConfigError(f"holdout = {share}: give a share between 0 and 1")
-    order, starts, sizes = _order_within_classes(source, seed)
+    order, starts, sizes = order_within_strata(source, seed)
     taken = np.where(sizes > 1, np.clip(np.round(sizes * share), 1, sizes - 1), 0).astype(np.int64)
     out = _mark_first(order, starts, sizes, taken)
     return Subset(source, np.flatnonzero(~out)), Subset(source, np.flatnonzero(out))
@@ -239,7 +239,7 @@ def take_share(source: Source, share: float, seed: int) -> Subset:
     """
     if not 0 < share <= 1:
         raise ConfigError(f"share = {share}: give a share above 0, and at most 1")
-    order, starts, sizes = _order_within_classes(source, seed, purpose="share")
+    order, starts, sizes = order_within_strata(source, seed, purpose="share")
     taken = np.floor(sizes * share + 0.5).astype(np.int64)
     if not taken.all():
         smallest = int(sizes.argmin())
@@ -269,8 +269,8 @@ def name_class(source: Source, label: int) -> str:
     return source.classes[label] if label < len(source.classes) else str(label)
 
 
-def _order_within_classes(source: Source, seed: int, purpose: str = "") -> tuple[Indices, Indices, Indices]:
-    """Order samples by class, and at random within a class; return their numbers, and starts and sizes of the classes.
+def order_within_strata(source: Source, seed: int, purpose: str = "") -> tuple[Indices, Indices, Indices]:
+    """Order samples by stratum, and at random within one; return their numbers, and starts and sizes of the strata.
 
     The random order depends on the seed, the names of the samples and the purpose.
     """
@@ -284,7 +284,7 @@ def _order_within_classes(source: Source, seed: int, purpose: str = "") -> tuple
 
 
 def _mark_first(order: Indices, starts: Indices, sizes: Indices, taken: Indices) -> NDArray[np.bool_]:
-    """Mark the first `taken` samples of each class; see `_order_within_classes`."""
+    """Mark the first `taken` samples of each class; see `order_within_strata`."""
     rank = np.arange(len(order)) - np.repeat(starts, sizes)
     marks = np.zeros(len(order), dtype=bool)
     marks[order] = rank < np.repeat(taken, sizes)
