@@ -140,7 +140,7 @@ def _count_balanced(config: RunConfig, training: Source, shown: Source) -> dict[
 
 
 def build_learner(
-    config: RunConfig, model: ImageModel, ranks: Ranks, precision: torch.dtype, counts: Mapping[str, Sequence[int]]
+    config: RunConfig, model: ImageModel, ranks: Ranks, precision: torch.dtype, counts: Mapping[str, Any]
 ) -> Learner:
     """Build the objective around a model, distribute it over the ranks, and build its optimizer and average.
 

@@ -102,6 +102,8 @@ def finetune(
     if minutes is not None and not 0 < minutes < MOST_MINUTES:
         raise ConfigError(f"minutes = {minutes:g}: give a number above 0 and up to a year, such as 5")
     start = choose_start(model, settings)
+    if not quick:
+        FinetuneRequest(data, start, sweep, minutes, folder, settings).check()  # before the data is opened
     data = recognise_data(add_task(add_labels_from(data, labels_from), task, labels))
     if isinstance(data, list):
         data = open_data(data)  # once: it remembers what it has computed about the images
