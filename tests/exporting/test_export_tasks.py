@@ -135,3 +135,17 @@ def test_the_block_on_the_page_runs(tmp_path, monkeypatch):
     place: dict[str, Any] = {}
     exec(block, place)
     assert (place["result"].task, place["result"].agreement) == ("numbers", 1.0)
+
+
+def test_agreement_of_tags_counts_those_that_both_choose():
+    task = TASKS["tags"]  # thresholds 0.4, 0.6, 0.5, 0.5
+    expected = np.array([[0.9, 0.9, 0.1, 0.1], [0.1, 0.1, 0.1, 0.1], [0.9, 0.1, 0.1, 0.1]])
+    found = np.array([[0.9, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.1], [0.1, 0.1, 0.9, 0.1]])
+    assert task.compare(expected, found) == pytest.approx((1 / 2 + 1 + 0) / 3)
+
+
+def test_numbers_that_differ_in_int8_are_refused():
+    task = TASKS["numbers"]
+    values = np.tile(np.array([[40.0, 1e-3]]), (10, 1))
+    off = values + np.array([[0.0, 0.5 * 2e-4]])  # half a deviation of the price, however small in its unit
+    assert task.compare(values, off) == 0
