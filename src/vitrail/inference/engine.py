@@ -23,6 +23,7 @@ from vitrail.config import Preprocessing
 from vitrail.errors import ConfigError, NotApplicableError, WeightsError
 from vitrail.inference.class_names import make_display_labels
 from vitrail.model.base import ImageModel
+from vitrail.reliability.record import Reliability
 from vitrail.system.device import choose_device
 from vitrail.tasks.task import Task
 from vitrail.weights.source import EXPORTED
@@ -52,6 +53,7 @@ class Engine(ABC):
         precision: the precision that it computes in: fp32, bf16, fp16, fp8, int8, or "exported".
         device: where it takes images.
         runtime: the library that computes: PyTorch, onnxruntime or OpenVINO.
+        reliability: what its answers are worth, for sets of labels and for unknown images; None if nothing was fitted.
     """
 
     preprocessing: Preprocessing
@@ -61,6 +63,7 @@ class Engine(ABC):
     precision: str
     device: torch.device
     runtime: str
+    reliability: Reliability | None = None
 
     @property
     @abstractmethod
