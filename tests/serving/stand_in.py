@@ -20,6 +20,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 import vitrail
+from vitrail.tasks.task import AnswerLine, format_share
 
 PAGE = Path(vitrail.__file__).parent / "serving" / "page"
 FILES = {
@@ -43,10 +44,24 @@ class Model:
     cover: bool = False
     labels: tuple[str, ...] = ("tabby cat", "Egyptian cat", "lynx", "window screen", "Persian cat")
     shares: tuple[float, ...] = (0.62, 0.2, 0.0514, 0.0042, 0.0001)
+    task: str = "labels"
+    lines: tuple[AnswerLine, ...] = ()
+    """What is answered, for another task than labels."""
 
     def told(self) -> dict[str, Any]:
         told = {name: getattr(self, name) for name in ("name", "classes", "layers", "attention")}
-        return {**told, "image_size": [224, 224], "embedding": 384}
+        task = self.task if self.classes or self.lines else None
+        answers = f"{self.classes:,} class{'' if self.classes == 1 else 'es'}" if task == "labels" else self.task
+        lines = len(self.lines) or min(self.classes, 5)
+        about = {"task": task, "answers": answers if task else None, "lines": lines}
+        return {**told, **about, "image_size": [224, 224], "embedding": 384}
+
+    def answered(self, top: int) -> list[dict[str, Any]]:
+        """The lines of an answer."""
+        if self.lines:
+            return [line._asdict() for line in self.lines]
+        rows = [*zip(self.labels, self.shares, strict=False)][:top]
+        return [AnswerLine(name, format_share(p), p, k == 0)._asdict() for k, (name, p) in enumerate(rows)]
 
 
 @dataclass
@@ -164,7 +179,7 @@ class Handler(BaseHTTPRequestHandler):
         if (self.command, path) == ("GET", "/v1/models"):
             models = [model.told() for model in self.stand.models]
             self.json({"default": self.stand.models[0].name, "models": models})
-        elif self.command == "POST" and path in ("/v1/classify", "/v1/embed", "/v1/attention"):
+        elif self.command == "POST" and path in ("/v1/predict", "/v1/embed", "/v1/attention"):
             with self.stand.working():
                 self.look(path, query, body)
         else:
@@ -190,9 +205,8 @@ class Handler(BaseHTTPRequestHandler):
         elif path == "/v1/embed":
             self.json({"model": model.name, "embedding": [0.0] * 384, "timing": TIMING})
         else:
-            rows = zip(model.labels, model.shares, strict=False)
-            labels = [{"label": label, "probability": share} for label, share in rows]
-            self.json({"model": model.name, "labels": labels[: int(query["top"])], "timing": TIMING})
+            lines = model.answered(int(query["top"]))
+            self.json({"model": model.name, "task": model.task, "answer": {}, "lines": lines, "timing": TIMING})
 
     def attention(self, model: Model, image: Image.Image, query: dict[str, str]) -> None:
         if not model.attention:

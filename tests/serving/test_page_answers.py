@@ -56,7 +56,7 @@ def test_the_boundary_of_unsure(window: Browser, stand: StandIn):
     with opened(window, stand) as page:
         for shares, expected in cases.items():
             found = page.evaluate(
-                """async (shares) => (await import("/words.js")).isUnsure(shares.map((it) => ({ probability: it })))""",
+                """async (shares) => (await import("/words.js")).isUnsure(shares.map((it) => ({ share: it })))""",
                 list(shares),
             )
             assert found is expected, shares
@@ -123,7 +123,7 @@ def test_a_map_that_fails_is_told_where_it_would_be(window: Browser, stand: Stan
         stand.stopping = False
         here.get_by_role("button", name="Try again").click()
         overlaid(here)
-        assert len(stand.asked("/v1/classify")) == 1
+        assert len(stand.asked("/v1/predict")) == 1
 
 
 def test_without_the_token_nothing_pretends_to_wait(window: Browser):
@@ -136,7 +136,7 @@ def test_without_the_token_nothing_pretends_to_wait(window: Browser):
             here.get_by_text("This server asks for a token. Enter it above").wait_for()
             assert here.locator("[aria-busy=true]").count() == 0
         assert page.get_by_text("Waiting").count() + page.get_by_text("Looking…").count() == 0
-        assert stand.asked("/v1/classify") == []
+        assert stand.asked("/v1/predict") == []
         enter(page, "wrong")
         page.get_by_text("The server did not accept this token.").wait_for()
         assert page.evaluate("document.activeElement.id") == "token"
@@ -155,7 +155,7 @@ def test_a_401_on_the_way_ends_every_wait_and_the_token_continues_them(window: B
         give(page, ("done.png", photo()))
         answered(card(page, "done.png"))
         stand.token = "new"
-        before = len(stand.asked("/v1/classify"))
+        before = len(stand.asked("/v1/predict"))
         give(page, *((f"{number}.png", photo(seed=number)) for number in range(8)))
         names = ["patient.png", *(f"{number}.png" for number in range(8))]
         for name in names:
@@ -163,7 +163,7 @@ def test_a_401_on_the_way_ends_every_wait_and_the_token_continues_them(window: B
         assert page.locator("[aria-busy=true]").count() == 0
         assert page.get_by_text("Waiting").count() + page.get_by_text("Trying again").count() == 0
         assert page.evaluate("document.activeElement.id") == "token"
-        assert len(stand.asked("/v1/classify")) - before <= 3  # those that were in the air; the others were not sent
+        assert len(stand.asked("/v1/predict")) - before <= 3  # those that were in the air; the others were not sent
         unfold(card(page, "done.png"))
         card(page, "done.png").get_by_text("No map: This server asks for a token.").wait_for()
         enter(page, "new")
@@ -221,7 +221,7 @@ def test_two_models_answer_side_by_side(window: Browser):
         assert guesses(here)[0] == ["Egyptian cat", "55.0%"]
         assert not here.locator("h3").is_visible()
         page.wait_for_timeout(50)
-        assert len(stand.asked("/v1/classify")) == 2  # what is known is not asked for again
+        assert len(stand.asked("/v1/predict")) == 2  # what is known is not asked for again
 
 
 @pytest.mark.slow
@@ -290,12 +290,12 @@ def test_a_closed_photo_that_was_not_answered_is_asked_for_when_it_comes_back(wi
     stand.open.clear()
     with opened(window, stand) as page:
         give(page, ("cat.png", photo()))
-        wait(page, lambda: len(stand.asked("/v1/classify")) == 1)
+        wait(page, lambda: len(stand.asked("/v1/predict")) == 1)
         page.get_by_role("button", name="Close cat.png").click()
         stand.open.set()
         page.get_by_role("button", name="Open cat.png again").click()
         answered(card(page, "cat.png"))
-        assert len(stand.asked("/v1/classify")) == 2
+        assert len(stand.asked("/v1/predict")) == 2
 
 
 @pytest.mark.slow
@@ -308,7 +308,7 @@ def test_closed_and_opened_again_at_once_nothing_is_left_waiting(window: Browser
     stand.open.clear()
     with opened(window, stand) as page:
         give(page, *((f"{number}.png", photo(seed=number)) for number in range(5)))
-        wait(page, lambda: len(stand.asked("/v1/classify")) == 3)
+        wait(page, lambda: len(stand.asked("/v1/predict")) == 3)
         for name in ("0.png", "4.png"):
             page.evaluate(blink, name)
         stand.open.set()

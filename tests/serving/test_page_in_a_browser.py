@@ -90,7 +90,7 @@ def test_a_dropped_photo_gets_labels_timing_and_overlay(window: Browser, stand: 
         assert timing == "Decoded in 3 ms, waited 0.4 ms, computed in 12 ms; 20 ms in all."
         assert here.locator(".high").inner_text() == "8.8% on a patch"
         assert "tabby cat, 62.0%" in page.locator("#announced[aria-live=polite]").inner_text()
-        (asked,), (map_asked,) = stand.asked("/v1/classify"), stand.asked("/v1/attention")
+        (asked,), (map_asked,) = stand.asked("/v1/predict"), stand.asked("/v1/attention")
         assert asked.query == {"model": "vit", "top": "5"}
         assert map_asked.query == {"model": "vit", "layer": "4"}
         assert asked.content_type == map_asked.content_type == "image/png"
@@ -203,11 +203,11 @@ def test_many_go_a_few_at_a_time_and_nothing_moves_when_results_come(window: Bro
     stand.open.clear()
     with opened(window, stand) as page:
         give(page, *((f"{number}.png", photo(seed=number)) for number in range(7)))
-        wait(page, lambda: len(stand.asked("/v1/classify")) == 3)
+        wait(page, lambda: len(stand.asked("/v1/predict")) == 3)
         page.locator(".card").nth(6).wait_for()
         unfold(card(page, "3.png"))
         page.wait_for_timeout(100)
-        assert len(stand.asked("/v1/classify")) == 3
+        assert len(stand.asked("/v1/predict")) == 3
         assert "Waiting for its turn" in card(page, "6.png").locator(".status").inner_text()
         assert "Looking" in card(page, "0.png").locator(".status").inner_text()
         places = page.evaluate(PLACES)
@@ -225,14 +225,14 @@ def test_a_closed_photo_is_not_asked_for_and_makes_way(window: Browser, stand: S
     stand.open.clear()
     with opened(window, stand) as page:
         give(page, *((f"{number}.png", photo(seed=number)) for number in range(5)))
-        wait(page, lambda: len(stand.asked("/v1/classify")) == 3)
+        wait(page, lambda: len(stand.asked("/v1/predict")) == 3)
         page.get_by_role("button", name="Close 4.png").click()  # waits for its turn
         page.get_by_role("button", name="Close 0.png").click()  # is on its way
-        wait(page, lambda: len(stand.asked("/v1/classify")) == 4)
+        wait(page, lambda: len(stand.asked("/v1/predict")) == 4)
         stand.open.set()
         for number in (1, 2, 3):
             answered(card(page, f"{number}.png"))
-        assert len(stand.asked("/v1/classify")) == 4
+        assert len(stand.asked("/v1/predict")) == 4
 
 
 def test_what_the_server_cannot_use_is_told_on_its_card(window: Browser, stand: StandIn):
@@ -256,9 +256,9 @@ def test_a_busy_server_is_asked_again_when_it_says(window: Browser, stand: Stand
         give(page, ("cat.png", photo()))
         here = card(page, "cat.png")
         here.get_by_text("The server is busy. Trying again in 1 s…").wait_for()
-        assert len(stand.asked("/v1/classify")) == 1
+        assert len(stand.asked("/v1/predict")) == 1
         overlaid(here)
-        assert len(stand.asked("/v1/classify")) == 2
+        assert len(stand.asked("/v1/predict")) == 2
         assert guesses(here)[0] == ["tabby cat", "62.0%"]
 
 
@@ -271,7 +271,7 @@ def test_a_server_that_gives_up_is_asked_again_only_by_the_person(window: Browse
         stand.stopping = False
         here.get_by_role("button", name="Try again").click()
         overlaid(here)
-        assert len(stand.asked("/v1/classify")) == 2
+        assert len(stand.asked("/v1/predict")) == 2
         assert not here.get_by_role("button", name="Try again").is_visible()
 
 
@@ -450,4 +450,4 @@ def test_names_and_labels_that_would_be_code_are_only_words(window: Browser):
         card(page, "notes").get_by_text("<b>damaged</b>").wait_for()
         assert page.locator("#model option").all_inner_texts() == [HOSTILE, "other"]
         assert page.locator("[onerror], [onload], img[src=x], .trouble b").count() == 0
-        assert stand.asked("/v1/classify")[0].query["model"] == HOSTILE
+        assert stand.asked("/v1/predict")[0].query["model"] == HOSTILE

@@ -78,6 +78,9 @@ def test_models_are_listed(client):
     assert told["models"][0] == {
         "name": "tiny",
         "image_size": [16, 16],
+        "task": "labels",
+        "answers": "7 classes",
+        "lines": 5,
         "classes": 7,
         "layers": 2,
         "attention": True,
@@ -211,7 +214,7 @@ def test_wrong_images_and_kinds(client):
 def test_wrong_paths_and_methods(client):
     for path in ("/nothing", "/v1/classify/", "/v1", "/page.js/../../models.py", "/static/x", "/%2e%2e/etc/passwd"):
         refused(client.get(path), 404)
-    for path in ("/v1/classify", "/v1/embed", "/v1/attention"):
+    for path in ("/v1/classify", "/v1/predict", "/v1/embed", "/v1/attention"):
         answer = client.get(path)
         refused(answer, 405)
         assert answer.headers["allow"] == "POST"

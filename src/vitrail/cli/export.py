@@ -84,11 +84,11 @@ def export(
 
 
 def _make_rows(result: ExportResult) -> list[tuple[str, str, str]]:
-    remark = ", as a share of the image's largest" if result.relative else ""
+    remark = f", as a share of {result.relative_to}" if result.relative else ""
     if result.agreement is None:
         agreement = ("least cosine similarity", "–", f"{result.cosine:.4f}")
     else:
-        agreement = ("same first guess", "–", f"{result.agreement:.2%}")
+        agreement = (result.agreement_name, "–", f"{result.agreement:.2%}")
     return [
         (f"largest difference of {result.output}{remark}", "–", f"{result.max_difference:.2g}"),
         agreement,

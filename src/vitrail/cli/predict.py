@@ -1,4 +1,7 @@
-"""vitrail predict: what is in your images, one line for each, or a table, JSON, CSV; embeddings into a file."""
+"""vitrail predict: what is in your images, one line for each, or a table, JSON, CSV; embeddings into a file.
+
+Models of labels are printed as labels; models of another task as parts of their answer, each a name and a value.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ PERCENT = len("probability")
 """Width of the last column, in characters."""
 
 Row = dict[str, Any]
-"""The values of a `prediction` event: file, labels, error."""
+"""The values of a `prediction` event: file, labels, error; of another task also task, answer, lines, cells."""
+CHOSEN, CONSIDERED = "* ", "  "
+"""What stands in a table before parts of an answer, and before what was only considered."""
 Lines = Callable[[Row], Iterator[str]]
 
 
@@ -37,7 +42,7 @@ def predict(
         typer.Option(help="MODEL: folder, file, run, hf:owner/name, timm:name, model.onnx; pane if not given."),
     ] = None,
     which: WhichOption = "last",
-    top: Annotated[int, typer.Option(min=1, help="Labels for each image.")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="Labels, or other guesses, for each image.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for each image, on a line.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="CSV: file, rank, label, probability.")] = False,
     embed: Annotated[
@@ -52,7 +57,7 @@ def predict(
         typer.Option(autocompletion=complete_precision, help=PRECISION_HELP),
     ] = "fp32",
 ) -> None:
-    """Say what is in images: the most probable labels of each.
+    """Say what is in images: the most probable labels of each, or the answer of the model's task.
 
     vitrail predict photos/ --model MODEL prints them as they come. A file that cannot be read is left out with a word
     on stderr, and the exit code at the end is 1.
@@ -107,22 +112,27 @@ class RowPrinter:
         if kind == "message":
             print(values["text"], file=sys.stderr)
         elif kind == "images":
-            self._begin(values["files"], values["labels"])
+            self._begin(values["files"], values["labels"], values.get("columns"))
         elif kind == "prediction":
             self._print_prediction(values)
         elif self._has_bar:
             self._display(kind, values)
 
-    def _begin(self, files: list[str], labels: list[str]) -> None:
+    def _begin(self, files: list[str], labels: list[str], columns: list[str] | None) -> None:
+        """Choose how rows are printed; `columns` are the cells of an answer, None for labels."""
         if not self._has_model:
             announce_pane("--model MODEL takes another")
         heading = None
         if self._as_json:
-            self._lines = _json_lines
+            self._lines = _json_lines if columns is None else _json_answer
+        elif self._as_csv and columns is not None:
+            heading, self._lines = _csv_line("file", *columns), _csv_answer
         elif self._as_csv:
             heading, self._lines = _csv_line("file", "rank", "label", "probability"), _csv_lines
         elif self._stdout.isatty():
-            heading, self._lines = _make_table(files, labels)
+            heading, self._lines = _make_table(files, labels, has_answers=columns is not None)
+        elif columns is not None:
+            self._lines = _tab_answer
         if heading is not None and labels:
             self._print_line(heading)
         # On a terminal the rows show the progress, and a bar between them would be in the way.
@@ -131,7 +141,7 @@ class RowPrinter:
     def _print_prediction(self, row: Row) -> None:
         if row["error"] is not None:
             print(f"left out: {_display_file(row['file'])}: {row['error']}", file=sys.stderr)
-        for line in self._lines(row) if row["labels"] else ():
+        for line in self._lines(row) if row["labels"] or "answer" in row else ():
             self._print_line(line)
 
     def _print_line(self, line: str) -> None:
@@ -158,9 +168,19 @@ def _json_lines(row: Row) -> Iterator[str]:
     yield json.dumps({"file": row["file"], "labels": labels})
 
 
+def _json_answer(row: Row) -> Iterator[str]:
+    import json
+
+    yield json.dumps({name: row[name] for name in ("file", "task", "answer")})
+
+
 def _csv_lines(row: Row) -> Iterator[str]:
     for rank, (label, probability) in enumerate(row["labels"], start=1):
         yield _csv_line(row["file"], rank, label, _round_to_float32(probability))
+
+
+def _csv_answer(row: Row) -> Iterator[str]:
+    yield _csv_line(row["file"], *row["cells"].values())
 
 
 def _csv_line(*cells: str | float) -> str:
@@ -180,33 +200,57 @@ def _tab_lines(row: Row) -> Iterator[str]:
     yield "\t".join([make_printable(row["file"]), *guesses])
 
 
-def _make_table(files: list[str], labels: list[str]) -> tuple[str, Lines]:
-    """Return heading and formatter of a table with fixed widths; names that are too long get a line of their own."""
+def _tab_answer(row: Row) -> Iterator[str]:
+    """Yield the file and the parts of its answer: those that were only considered are left out."""
+    from vitrail.data.sources.image_files import make_printable
+
+    chosen = [line for line in row["lines"] if line["is_chosen"]]
+    cells = [make_printable(cell) for line in chosen for cell in (line["name"], line["text"])]
+    yield "\t".join([make_printable(row["file"]), *cells])
+
+
+def _make_table(files: list[str], names: list[str], has_answers: bool) -> tuple[str, Lines]:
+    """Return heading and formatter of a table with fixed widths; names that are too long get a line of their own.
+
+    Args:
+        files: the names of the images.
+        names: the labels, or the names of other outputs.
+        has_answers: whether rows hold answers of another task than labels.
+    """
     from rich.cells import cell_len, set_cell_size
     from rich.console import Console
 
     from vitrail.data.sources.image_files import make_printable
 
+    first, second = ("answer", "value") if has_answers else ("label", "probability")
+    mark = len(CHOSEN) if has_answers else 0
     terminal_width = Console().width
     longest = max(cell_len(make_printable(name)) for name in files)
     file = max(min(longest, terminal_width // 2), len("file"))
-    widest = max((cell_len(make_printable(label)) for label in labels), default=0)
-    label = max(min(widest, terminal_width - file - PERCENT - 2 * len(GAP)), len("label"))
+    widest = max((cell_len(make_printable(name)) for name in names), default=0) + mark
+    label = max(min(widest, terminal_width - file - PERCENT - 2 * len(GAP)), len(first) + mark)
 
     def line(first: str, second: str, third: str) -> str:
         padded = second if cell_len(second) > label else set_cell_size(second, label)
         return f"{set_cell_size(first, file)}{GAP}{padded}{GAP}{third:>{PERCENT}}"
+
+    def cells(row: Row) -> Iterator[tuple[str, str]]:
+        for part in row["lines"] if has_answers else ():
+            yield (CHOSEN if part["is_chosen"] else CONSIDERED) + make_printable(part["name"]), part["text"]
+        for guess, probability in row["labels"]:
+            yield make_printable(guess), f"{probability:.2%}"
 
     def lines(row: Row) -> Iterator[str]:
         name = make_printable(row["file"])
         if cell_len(name) > file:
             yield name
             name = ""
-        for guess, probability in row["labels"]:
-            yield line(name, make_printable(guess), f"{probability:.2%}")
+        for guess, value in cells(row):
+            yield line(name, guess, value)
             name = ""
 
-    return f"{set_cell_size('file', file)}{GAP}{set_cell_size('label', label)}{GAP}probability", lines
+    heading = set_cell_size(" " * mark + first, label)
+    return f"{set_cell_size('file', file)}{GAP}{heading}{GAP}{second:>{PERCENT if has_answers else 0}}", lines
 
 
 def _display_file(file: str) -> str:

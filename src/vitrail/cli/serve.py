@@ -120,8 +120,8 @@ def _end_process() -> None:
 
 def _describe_server(values: dict[str, Any]) -> str:
     """Return one line with the models, the address and the limits."""
-    classes, limits = values["classes"], values["limits"]
-    models = [f"{name} ({classes[name] or 'no'} class{'' if classes[name] == 1 else 'es'})" for name in classes]
+    limits = values["limits"]
+    models = [f"{name} ({answers or 'no classes'})" for name, answers in values["answers"].items()]
     token = " with a token" if values["needs_token"] else ""
     return (
         f"serving {', '.join(models)} at {values['url']}{token}: up to {limits['images']} waiting images, "

@@ -1,6 +1,6 @@
 """Compare an export with its model on the same images: outputs, size, latency.
 
-Shapes: B images, C channels, height × width pixels, K classes.
+Shapes: B images, C channels, height × width pixels, K outputs.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ EXACT = 1e-4
 """The allowed difference of an output in float32; for outputs beyond 10, 1e-5 of them."""
 ROUNDED = 2e-2
 """The allowed difference with preprocessing inside, as a share of the largest output of the same image, because
-probabilities of many classes are all small. A pixel half-way between two values may round the other way. Trained models
-differ by up to 4e-3."""
+probabilities of many classes are all small; for numbers, which may be in any units, as a share of their usual
+deviation. A pixel half-way between two values may round the other way. Trained models differ by up to 4e-3."""
 AGREEMENT, AGREEMENT_ANYWHERE = 0.95, 0.9
-"""The least share of images with the same first guess in int8: for images of the user, and for our photographs."""
+"""The least share of images with the same first guess, or the same answer, in int8: for images of the user, and for
+our photographs."""
 COSINE = 0.95
 """The least cosine similarity of an int8 embedding with the model's own. The worst image of trained models (S/8, S/4,
 BiT) had 0.995."""
@@ -104,7 +105,7 @@ def compare_with_model(
         relative=graph.input == "pixels",
         max_difference=_largest_difference(graph, pairs),
         tolerance=None if kind == "onnx-int8" else _allowed_difference(graph, [expected for expected, _ in pairs]),
-        agreement=_share_of_same_guesses(counted) if graph.model.num_classes else None,
+        agreement=_share_of_same_answers(graph, counted) if graph.model.num_classes else None,
         cosine=None if graph.model.num_classes else _least_cosine(pairs),
         export_bytes=export_bytes,
         model_bytes=model_bytes,
@@ -112,6 +113,8 @@ def compare_with_model(
         model_milliseconds=1e3 * model_seconds,
         path=path,
         notes=_warnings_for(kind, given, len(picked.measured)),
+        task=graph.model.task.kind,
+        has_units=_has_units(graph),
     )
     _require_agreement(checked, given)
     return checked
@@ -122,7 +125,7 @@ def _require_agreement(checked: ExportResult, given: bool) -> None:
     if not math.isfinite(checked.max_difference):
         raise ExportError("the export gives outputs that are no numbers where its model does not: nothing was written")
     if checked.tolerance is not None and not checked.max_difference <= checked.tolerance:
-        share = " of the image's largest" if checked.relative else ""
+        share = f" of {checked.relative_to}" if checked.relative else ""
         raise ExportError(
             f"the export computes something else than its model, so nothing was written: {checked.output} differ by up "
             f"to {checked.max_difference:.3g}{share}, and {checked.tolerance:.3g} is allowed"
@@ -131,9 +134,11 @@ def _require_agreement(checked: ExportResult, given: bool) -> None:
         return
     least, instead = (AGREEMENT, "onnx keeps float32") if given else (AGREEMENT_ANYWHERE, CALIBRATE)
     if checked.agreement is not None and not checked.agreement >= least:
+        does = "guesses" if checked.task == "labels" else "answers"
         raise ExportError(
-            f"in int8 the model guesses otherwise on too many images, so nothing was written: the first guess is the "
-            f"same on {checked.agreement:.1%} of {checked.images_from}, and {least:.0%} is asked for; {instead}"
+            f"in int8 the model {does} otherwise on too many images, so "
+            f"nothing was written: {checked.agreement_name} on {checked.agreement:.1%} of {checked.images_from}, and "
+            f"{least:.0%} is asked for; {instead}"
         )
     if checked.cosine is not None and not checked.cosine >= COSINE:
         raise ExportError(
@@ -198,7 +203,7 @@ def _choose_other_sizes(graph: ExportGraph) -> list[tuple[int, int]]:
 def _run_model(graph: ExportGraph, images: Tensor) -> Tensor:
     """Compute with the model itself what the export should give, on images prepared outside of the graph."""
     outputs: Tensor = graph.model(images)
-    return outputs.softmax(dim=1) if graph.output == "probabilities" else outputs
+    return graph.model.task.activate(outputs) if graph.gives_values else outputs
 
 
 def _allowed_difference(graph: ExportGraph, expected: Sequence[Tensor]) -> float:
@@ -208,9 +213,13 @@ def _allowed_difference(graph: ExportGraph, expected: Sequence[Tensor]) -> float
 
 
 def _largest_difference(graph: ExportGraph, pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
-    """Return the largest difference by torch's maximum: Python's would lose a NaN that is not the first."""
-    differences = torch.cat([(expected - found).abs().amax(dim=1) for expected, found in pairs])
-    if graph.input == "pixels":
+    """Return the largest difference, relative for `ROUNDED`.
+
+    By torch's maximum: Python's would lose a NaN that is not the first.
+    """
+    scales = torch.tensor((graph.model.task.value_scales if _has_units(graph) else None) or 1.0)
+    differences = torch.cat([((expected - found) / scales).abs().amax(dim=1) for expected, found in pairs])
+    if graph.input == "pixels" and not _has_units(graph):
         largest = torch.cat([expected.abs().amax(dim=1) for expected, _ in pairs])
         differences = differences / largest.clamp(min=torch.finfo(largest.dtype).tiny)
     return float(differences.max())
@@ -220,9 +229,19 @@ def _least_cosine(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
     return float(torch.cat([F.cosine_similarity(expected, found) for expected, found in pairs]).min())
 
 
-def _share_of_same_guesses(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
-    same = torch.cat([expected.argmax(dim=1) == found.argmax(dim=1) for expected, found in pairs])
-    return int(same.sum()) / len(same)  # in float32 nine of ten would be less than 0.9
+def _has_units(graph: ExportGraph) -> bool:
+    """Return whether the graph gives numbers in the units of the data, and not logits, probabilities or embeddings."""
+    return graph.gives_values and not graph.model.task.gives_probabilities
+
+
+def _share_of_same_answers(graph: ExportGraph, pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
+    """Return how well the answers agree, by the measure of the task: 1 for the same on all images."""
+    task = graph.model.task
+    expected, found = (
+        torch.cat([pair[side] if graph.gives_values else task.activate(pair[side]) for pair in pairs]).double().numpy()
+        for side in (0, 1)
+    )
+    return task.compare(expected, found)
 
 
 def _measure_latencies(graph: ExportGraph, run: ExportRunner, trial: ComparisonBatch) -> tuple[float, float]:

@@ -87,6 +87,11 @@ class ExportGraph:
         return self.input == "images" and len(self.dynamic) > 1
 
     @property
+    def gives_values(self) -> bool:
+        """Whether the outputs are the values of the task, and not logits or an embedding."""
+        return self.output in ("probabilities", "values")
+
+    @property
     def model(self) -> ImageModel:
         """The model that the graph computes."""
         return self.module.model

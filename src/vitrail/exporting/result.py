@@ -23,15 +23,17 @@ class ExportResult(Result):
     sizes: tuple[str, ...]
     """The shapes of the inputs that were run."""
     output: str
-    """What was compared: `logits`, `probabilities` or `embedding`."""
+    """What was compared: `logits`, `probabilities`, `embedding`, or `values` of another task than labels."""
     relative: bool
-    """Whether differences are shares of the largest output of the same image, as with preprocessing inside."""
+    """Whether differences are shares, as with preprocessing inside: of the largest output of the same image, or of the
+    usual deviation of numbers."""
     max_difference: float
     """The largest difference of any output."""
     tolerance: float | None
     """The allowed difference; None for int8, where the agreement counts, or the cosine for a model without classes."""
     agreement: float | None
-    """The share of images with the same first guess; None for a model without classes."""
+    """The share of images with the same first guess, or how well the answers of another task agree; None for a model
+    without classes."""
     cosine: float | None
     """The least cosine similarity of an embedding with the model's own; None for a model with classes."""
     export_bytes: int
@@ -43,13 +45,27 @@ class ExportResult(Result):
     path: Path
     """The file that was written."""
     notes: tuple[str, ...] = ()
+    task: str = "labels"
+    """The kind of the model's task."""
+    has_units: bool = False
+    """Whether the outputs are numbers in the units of the data."""
+
+    @property
+    def agreement_name(self) -> str:
+        """What `agreement` is a share of, in words."""
+        return "same first guess" if self.task == "labels" else "same answer"
+
+    @property
+    def relative_to(self) -> str:
+        """What differences are shares of, if they are relative."""
+        return "the usual deviation" if self.has_units else "the image's largest"
 
     def summary(self) -> Rows:
-        remark = " of the image's largest" if self.relative else ""
+        remark = f" of {self.relative_to}" if self.relative else ""
         if self.agreement is None:
             agreement = ("least cosine similarity", f"{self.cosine:.4f}")
         else:
-            agreement = ("same first guess", f"{self.agreement:.2%}")
+            agreement = (self.agreement_name, f"{self.agreement:.2%}")
         return [
             ("kind", self.kind),
             ("path", str(self.path)),

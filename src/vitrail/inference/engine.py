@@ -25,6 +25,7 @@ from vitrail.inference.class_names import make_display_labels
 from vitrail.model.base import ImageModel
 from vitrail.reliability.record import Reliability
 from vitrail.system.device import choose_device
+from vitrail.tasks.labels import Labels
 from vitrail.tasks.task import Task
 from vitrail.weights.source import EXPORTED
 
@@ -95,6 +96,16 @@ class Engine(ABC):
     def labels(self) -> tuple[str, ...]:
         """The names of the classes in words, in class order; () if there are no classes."""
         return make_display_labels(self.class_names, self.num_classes)
+
+    @property
+    def display_task(self) -> Task:
+        """The task with the names of classes in words, for answers that people read."""
+        return Labels(names=self.labels) if isinstance(self.task, Labels) else self.task
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the model gives an image one label of several."""
+        return bool(self.num_classes) and isinstance(self.task, Labels)
 
     def classify(self, pixels: Tensor) -> FloatArray:
         """Return the probability of every class, (B, K), for (B, C, height, width) uint8 pixels."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from vitrail.data.sources.image_files import make_printable
 from vitrail.errors import ConfigError
+from vitrail.inference.answers import Answer, list_cell_names
 from vitrail.inference.embedding_files import AddEmbedding, check_embedding_path, read_embeddings, write_embeddings
 from vitrail.inference.engine import FloatArray, Model
 from vitrail.inference.find_images import FoundImage, require_images
@@ -28,18 +29,21 @@ MOST_SHOWN = 20
 
 @dataclass(frozen=True)
 class FilePrediction:
-    """The result for one image: labels, or the reason why the image was left out."""
+    """The result for one image: labels or the answer of another task, or the reason why the image was left out."""
 
     file: str
     """The name as given or found; "-" for standard input, "images[3]" for an image that is no file. Bytes that are not
     valid text appear as \\xff."""
     labels: tuple[tuple[str, float], ...] = ()
-    """The best labels with their probabilities; () for a model without classes."""
+    """The best labels with their probabilities; () for a model without classes, or of another task."""
     error: str | None = None
+    answer: Answer | None = None
+    """The answer of another task than labels: `content` is plain data, `lines` are for people."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the prediction as plain data."""
-        return {"file": self.file, "labels": [list(label) for label in self.labels], "error": self.error}
+        values = {"file": self.file, "labels": [list(label) for label in self.labels], "error": self.error}
+        return values if self.answer is None else {**values, **self.answer.to_dict(), "cells": self.answer.cells}
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,7 +52,7 @@ class PredictionResult(Result):
 
     predictions: tuple[FilePrediction, ...]
     labels: tuple[str, ...]
-    """The names of the model's classes in words; () for a model without classes."""
+    """The names of the model's classes in words, or of the values of another task; () for a model without classes."""
     seconds: float
     """From the first image to the last, without loading the model."""
     embedding_file: Path | None = None
@@ -87,22 +91,32 @@ class PredictionResult(Result):
         return self.rows if self.embedding_file is None else read_embeddings(self.embedding_file)
 
     def summary(self) -> Rows:
-        """Return the counts and the speed; for a few images also the best label of each."""
+        """Return the counts and the speed; for a few images also the best label of each, or the answer."""
         rows = [("images", f"{len(self) - len(self.left_out):,}"), ("images/s", f"{self.images_per_second:,.1f}")]
         if self.left_out:
             rows.append(("left out", f"{len(self.left_out):,}"))
         if self.embedding_file is not None:
             rows.append(("embeddings", str(self.embedding_file)))
         shown = self.predictions[: MOST_SHOWN if len(self) <= MOST_SHOWN else 0]
-        return [*rows, *((make_printable(each.file), _describe(each)) for each in shown if each.labels or each.error)]
+        return [*rows, *((make_printable(each.file), words) for each in shown if (words := _describe(each)))]
 
     def tables(self) -> Mapping[str, Sequence[Sequence[str]]]:
-        """Return the first predictions with all labels that were asked for."""
+        """Return the first predictions: all labels that were asked for, or the parts of the answers."""
+        shown = self.predictions[:MOST_SHOWN]
         rows = [
             (make_printable(each.file), label, f"{probability:.2%}")
-            for each in self.predictions[:MOST_SHOWN]
+            for each in shown
             for label, probability in each.labels
         ]
+        answers = [
+            (make_printable(each.file), line.name, line.text)
+            for each in shown
+            if each.answer is not None
+            for line in each.answer.lines
+            if line.is_chosen
+        ]
+        if answers:
+            return {"Predictions": [("file", "answer", "value"), *answers]}
         return {"Predictions": [("file", "label", "probability"), *rows]} if rows else {}
 
     def to_dict(self) -> dict[str, Any]:
@@ -131,15 +145,18 @@ def predict(
     Events:
 
         message      text, while a faster precision is prepared
-        images       files, labels: the names of all images that were found, and those of the model's classes
-        prediction   file, labels, error: of one image, in order; labels are lists of a label and its probability
+        images       files, labels: the names of all images that were found, and those of the model's classes or
+                     other values; for another task than labels also task, its kind, and columns, the names of the
+                     cells of an answer
+        prediction   file, labels, error: of one image, in order; labels are lists of a label and its probability;
+                     for another task also task, answer, lines and cells
         progress     of the task "predicting"
 
     Args:
         images: one or more: files, folders with images at any depth, "-" for standard input, which holds an image or a
             list of file names; the bytes of a file, Pillow images, uint8 arrays and tensors.
         model: a loaded model, anything that `vitrail.load` takes, or an exported .onnx or .xml file.
-        top: the number of labels for each image, at least 1.
+        top: the number of labels for each image, or of other lines that a task has many of, at least 1.
         embed: True keeps the representation of each image in the result; the name of a .parquet or .npz file writes
             them there.
         batch_size: images that run at a time.
@@ -168,7 +185,10 @@ def predict(
             raise ConfigError(
                 "the model has no classes, and therefore no labels: give embed=True, or write --embed out.parquet"
             )
-        listener("images", {"files": [image.name for image in found], "labels": list(predictor.labels)})
+        images_found = {"files": [image.name for image in found], "labels": list(predictor.labels)}
+        if predictor.labels and not predictor.engine.has_labels:
+            images_found |= {"task": predictor.task.kind, "columns": list(list_cell_names(predictor.task))}
+        listener("images", images_found)
         return _predict_all(predictor, found, top, bool(embed), path, listener)
 
 
@@ -184,7 +204,7 @@ def _predict_all(
     progress(0, len(found))
     with _open_table(path, kept) as add, closing(stream) as coming:
         for prediction in coming:
-            row = _label_image(predictor, prediction, found[prediction.index].name, top)
+            row = _answer_image(predictor, prediction, found[prediction.index].name, top)
             predictions.append(row)
             if prediction.embedding is not None:
                 add(row.file, prediction.embedding)
@@ -202,16 +222,20 @@ def _open_table(path: Path | None, kept: list[FloatArray]) -> AbstractContextMan
     return nullcontext(lambda name, embedding: kept.append(embedding)) if path is None else write_embeddings(path)
 
 
-def _label_image(predictor: Predictor, prediction: Prediction, name: str, top: int) -> FilePrediction:
+def _answer_image(predictor: Predictor, prediction: Prediction, name: str, top: int) -> FilePrediction:
     if prediction.error is not None:
         return FilePrediction(name, error=str(prediction.error))
-    if prediction.probabilities is None:
+    if prediction.values is None:
         return FilePrediction(name)
-    return FilePrediction(name, tuple(predictor.rank_labels(prediction.probabilities, top)))
+    if predictor.engine.has_labels:
+        return FilePrediction(name, tuple(predictor.rank_labels(prediction.values, top)))
+    return FilePrediction(name, answer=predictor.make_answer(prediction.values, top))
 
 
 def _describe(prediction: FilePrediction) -> str:
+    """Return the best label or the answer in words; nothing if only the embedding was computed."""
     if prediction.error is not None:
         return f"left out: {prediction.error}"
-    label, probability = prediction.labels[0]
-    return f"{label} {probability:.1%}"
+    if prediction.answer is not None:
+        return prediction.answer.to_words()
+    return "{} {:.1%}".format(*prediction.labels[0]) if prediction.labels else ""

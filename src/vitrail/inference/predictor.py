@@ -1,6 +1,6 @@
-"""The predictor: images in any common form in, ranked labels, probabilities or embeddings out.
+"""The predictor: images in any common form in; ranked labels, other answers, values or embeddings out.
 
-Shapes: B images, K classes, D the size of the representation.
+Shapes: B images, K classes, V values of a task, D the size of the representation.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +21,11 @@ from vitrail.data.parallel import resolve_worker_count
 from vitrail.data.transforms.decode import MOST_PIXELS_TRAINING
 from vitrail.errors import ConfigError, DataError, InputError, VitrailError, detach_error
 from vitrail.fast.optimize import FastModel
-from vitrail.inference.engine import Engine, FloatArray, Model, get_model, open_engine, to_array, to_probabilities
+from vitrail.inference.answers import Answer, make_answer
+from vitrail.inference.engine import Engine, FloatArray, Model, get_model, open_engine, to_array
 from vitrail.inference.prepare import ALLOWED, OneImage, describe_image, fit_image, is_one_image, name_kind
 from vitrail.model.base import ImageModel
+from vitrail.tasks.task import Task
 
 AHEAD = 2
 """Batches that are decoded ahead, while one is computed."""
@@ -36,22 +38,27 @@ RankedLabels = list[tuple[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The result for one image: probabilities, embedding or both, as requested; or an error."""
+    """The result for one image: values, embedding or both, as requested; or an error."""
 
     index: int
     """Position of the image among the images, from 0."""
     name: str
     """The path of the image on one line, or "a tensor", "a Pillow image", …"""
-    probabilities: FloatArray | None = None
-    """(K,) probability of each class, if requested."""
+    values: FloatArray | None = None
+    """(V,) values of the task, if requested: for labels the probability of each class."""
     embedding: FloatArray | None = None
     """(D,) representation y, if requested."""
     error: VitrailError | None = None
     """Why the image cannot be used."""
 
+    @property
+    def probabilities(self) -> FloatArray | None:
+        """The values, for a model that gives probabilities: (K,), one for each class."""
+        return self.values
+
 
 class Predictor:
-    """A model that takes images in any common form and returns labels, probabilities or embeddings.
+    """A model that takes images in any common form and returns labels, answers of other tasks, or embeddings.
 
     One image is a path, the bytes of a file, a Pillow image, a uint8 NumPy array (height, width[, channels]) or a uint8
     tensor (channels, height, width). A list, a tuple or any other iterable of these is many images: they run in batches
@@ -63,6 +70,8 @@ class Predictor:
         >>> predictor = vitrail.Predictor("pane")
         >>> predictor("cat.jpg", top=2)
         [("tabby", 0.71), ("Egyptian cat", 0.12)]
+
+    A model of another task than labels returns the answer of its task: {"tags": ["cat", "indoor"], …}.
 
     Args:
         model: a loaded model, which is not changed, anything that `vitrail.load` takes, an exported .onnx or .xml file,
@@ -76,6 +85,8 @@ class Predictor:
 
     Attributes:
         labels: the names of the classes in words, in the order of the probabilities; () for a model without classes.
+            For another task, the names of its values.
+        task: what the model answers: labels, tags, …; see vitrail/tasks/task.py.
         engine: what computes; see vitrail/inference/engine.py.
 
     Raises:
@@ -100,11 +111,13 @@ class Predictor:
             else open_engine(model, device=device, precision=precision, batch=batch_size, on_message=on_message)
         )
         self.batch_size, self.most_pixels = batch_size, most_pixels
-        self.labels = self.engine.labels
+        self.task: Task = self.engine.display_task
+        self.labels = self.task.value_names if self.engine.num_classes else ()
 
     def __repr__(self) -> str:
         engine = self.engine
-        return f"Predictor({engine.num_classes} classes, {engine.precision} by {engine.runtime} on {engine.device})"
+        answers = self.task.summarise() if engine.num_classes else "0 classes"
+        return f"Predictor({answers}, {engine.precision} by {engine.runtime} on {engine.device})"
 
     @property
     def model(self) -> ImageModel:
@@ -116,38 +129,73 @@ class Predictor:
         """The faster version of the model that computes; None in fp32 and for exported files."""
         return getattr(self.engine, "fast", None)
 
-    @overload
-    def __call__(self, images: OneImage, top: int = TOP) -> RankedLabels: ...  # type: ignore[overload-overlap]  # a str
+    def __call__(self, images: OneImage | Iterable[OneImage], top: int = TOP) -> Any:
+        """Return the answer for an image; for many images, a list of these.
 
-    @overload
-    def __call__(self, images: Iterable[OneImage], top: int = TOP) -> list[RankedLabels]: ...
+        Args:
+            images: one image or many.
+            top: the number of labels, or of other lines that a task has many of, at least 1.
 
-    def __call__(self, images: OneImage | Iterable[OneImage], top: int = TOP) -> RankedLabels | list[RankedLabels]:
-        """Return the `top` labels of an image with their probabilities, best first; for many images, a list of these.
+        Returns:
+            For labels, the `top` labels with their probabilities, best first: [(label, probability), …]. For another
+            task, its answer as plain data, such as {"tags": ["cat"], "probabilities": {"cat": 0.93, …}}.
 
         Raises:
             ConfigError: if the model has no classes, or `top` is less than 1.
             DataError, InputError: if an image cannot be used; the message names the image and the reason.
         """
-        check_top(top)
-        rows = [self.rank_labels(row, top) for row in self._predict_probabilities(images)]
+        rows: list[Any]
+        if self.engine.has_labels or not self.engine.num_classes:
+            check_top(top)
+            rows = [self.rank_labels(row, top) for row in self._predict_values(images)]
+        else:
+            rows = [answer.content for answer in self.answers(images, top)]
         return rows[0] if is_one_image(images) else rows
 
+    def answers(self, images: OneImage | Iterable[OneImage], top: int = TOP) -> list[Answer]:
+        """Return the answers for one image or many with all that is shown of them: plain data, lines, cells of a table.
+
+        Raises:
+            ConfigError: if the model has no outputs to answer with, or `top` is less than 1.
+            DataError, InputError: if an image cannot be used; the message names the image and the reason.
+        """
+        check_top(top)
+        return [self.make_answer(row, top) for row in self._predict_values(images)]
+
+    def values(self, images: OneImage | Iterable[OneImage]) -> FloatArray:
+        """Return the values of the task, (B, V), for one image (B = 1) or many: probabilities, or numbers in the units
+        of the data. `predictor.task.value_names` names them."""
+        rows = self._predict_values(images)
+        return np.stack(rows) if rows else np.empty((0, len(self.task.value_names)), np.float32)
+
     def probabilities(self, images: OneImage | Iterable[OneImage]) -> FloatArray:
-        """Return the probability of every class, (B, K), for one image (B = 1) or many. Each row adds up to 1."""
-        rows = self._predict_probabilities(images)
-        return np.stack(rows) if rows else np.empty((0, len(self.labels)), np.float32)
+        """Return the probability of every class, (B, K), for one image (B = 1) or many. Each row adds up to 1.
+
+        For another task than labels, these are its values, which need not add up to 1: each tag has its own.
+
+        Raises:
+            ConfigError: if the values of the task are no probabilities, or the model has no classes.
+        """
+        if self.engine.num_classes and not self.task.gives_probabilities:
+            raise ConfigError(
+                f"this model gives {self.task.summarise()}, whose values are no probabilities: use predictor.values"
+            )
+        return self.values(images)
 
     def embed(self, images: OneImage | Iterable[OneImage]) -> FloatArray:
         """Return the representation y, (B, D), of one image (B = 1) or many."""
         self.engine.check_request(logits=False, embeddings=True)
-        predictions = self._predict_or_raise(images, probabilities=False, embeddings=True)
+        predictions = self._predict_or_raise(images, values=False, embeddings=True)
         rows = [prediction.embedding for prediction in predictions if prediction.embedding is not None]
         return np.stack(rows) if rows else np.empty((0, self.engine.embedding_size or 0), np.float32)
 
     def rank_labels(self, probabilities: FloatArray, top: int = TOP) -> RankedLabels:
         """Return the `top` labels for the probabilities (K,) of one image, best first."""
         return rank_labels(probabilities, self.labels, top)
+
+    def make_answer(self, values: FloatArray, top: int = TOP) -> Answer:
+        """Return the answer for the values (V,) of one image, as `stream` gives them."""
+        return make_answer(self.task, values, top)
 
     def stream(
         self, images: Iterable[OneImage], *, probabilities: bool = True, embeddings: bool = False
@@ -159,7 +207,7 @@ class Predictor:
 
         Args:
             images: the images. Do not change an array after you pass it: images are decoded ahead.
-            probabilities: whether to compute the probability of every class.
+            probabilities: whether to compute the probability of every class; for another task, its values.
             embeddings: whether to compute the representation. Both together cost one pass through the model.
 
         Raises:
@@ -169,7 +217,7 @@ class Predictor:
         return self._predict_ahead(images, probabilities, embeddings)
 
     def _predict_ahead(
-        self, images: Iterable[OneImage], probabilities: bool, embeddings: bool
+        self, images: Iterable[OneImage], values: bool, embeddings: bool
     ) -> Generator[Prediction, None, None]:
         remaining, done = iter(images), 0
         ahead: deque[tuple[str, Future[Tensor | VitrailError]]] = deque()
@@ -182,23 +230,23 @@ class Predictor:
                     return
                 batch = [ahead.popleft() for _ in range(min(self.batch_size, len(ahead)))]
                 names, prepared = [name for name, _ in batch], [pixels.result() for _, pixels in batch]
-                yield from self._predict_batch(done, names, prepared, probabilities, embeddings)
+                yield from self._predict_batch(done, names, prepared, values, embeddings)
                 done += len(batch)
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _predict_probabilities(self, images: OneImage | Iterable[OneImage]) -> list[FloatArray]:
+    def _predict_values(self, images: OneImage | Iterable[OneImage]) -> list[FloatArray]:
         self.engine.check_request(logits=True, embeddings=False)
-        predictions = self._predict_or_raise(images, probabilities=True, embeddings=False)
-        return [prediction.probabilities for prediction in predictions if prediction.probabilities is not None]
+        predictions = self._predict_or_raise(images, values=True, embeddings=False)
+        return [prediction.values for prediction in predictions if prediction.values is not None]
 
     def _predict_or_raise(
-        self, images: OneImage | Iterable[OneImage], *, probabilities: bool, embeddings: bool
+        self, images: OneImage | Iterable[OneImage], *, values: bool, embeddings: bool
     ) -> Generator[Prediction, None, None]:
         """Predict one image or many; raise an error with number and name for the first image that cannot be used."""
         if is_one_image(images):  # without threads: they take a while to start
             name, prepared = describe_image(images), self._prepare_image(images)
-            (prediction,) = self._predict_batch(0, [name], [prepared], probabilities, embeddings)
+            (prediction,) = self._predict_batch(0, [name], [prepared], values, embeddings)
             if prediction.error is not None:
                 raise type(prediction.error)(f"{name}: {prediction.error}")
             yield prediction
@@ -210,7 +258,7 @@ class Predictor:
         if not isinstance(images, Iterable) or isinstance(images, Mapping):
             raise InputError(f"{name_kind(images)} is no image: give {ALLOWED}, or a list of these")
         many: Iterable[Any] = images
-        with closing(self._predict_ahead(many, probabilities, embeddings)) as predictions:
+        with closing(self._predict_ahead(many, values, embeddings)) as predictions:
             for prediction in predictions:
                 if prediction.error is not None:
                     raise type(prediction.error)(f"images[{prediction.index}], {prediction.name}: {prediction.error}")
@@ -221,12 +269,12 @@ class Predictor:
         first: int,
         names: Sequence[str],
         prepared: Sequence[Tensor | VitrailError],
-        probabilities: bool,
+        values: bool,
         embeddings: bool,
     ) -> list[Prediction]:
         """Predict one batch of prepared images. `first` is the index of its first image."""
         usable = [pixels for pixels in prepared if isinstance(pixels, Tensor)]
-        computed = iter(self._compute(torch.stack(usable), probabilities, embeddings) if usable else ())
+        computed = iter(self._compute(torch.stack(usable), values, embeddings) if usable else ())
         return [
             Prediction(index, name, error=pixels)
             if isinstance(pixels, VitrailError)
@@ -235,13 +283,13 @@ class Predictor:
         ]
 
     def _compute(
-        self, pixels: Tensor, probabilities: bool, embeddings: bool
+        self, pixels: Tensor, values: bool, embeddings: bool
     ) -> Iterator[tuple[FloatArray | None, FloatArray | None]]:
-        """Turn pixels, (B, C, height, width) uint8, into the probabilities and the embedding of each image."""
+        """Turn pixels, (B, C, height, width) uint8, into the values and the embedding of each image."""
         nothing = [None] * len(pixels)
-        logits, y = self.engine.compute(pixels, logits=probabilities, embeddings=embeddings)
+        logits, y = self.engine.compute(pixels, logits=values, embeddings=embeddings)
         return zip(
-            nothing if logits is None else to_probabilities(logits),
+            nothing if logits is None else to_array(self.task.activate(logits)),
             nothing if y is None else to_array(y),
             strict=True,
         )
@@ -268,7 +316,7 @@ def check_top(top: int) -> None:
 
 def _refuse_non_finite(prediction: Prediction) -> Prediction:
     """Replace the prediction by an error if it contains infinities or NaN."""
-    if all(row is None or np.isfinite(row).all() for row in (prediction.probabilities, prediction.embedding)):
+    if all(row is None or np.isfinite(row).all() for row in (prediction.values, prediction.embedding)):
         return prediction
     error = InputError("the model's result for it is not a number: the weights may be damaged")
     return Prediction(prediction.index, prediction.name, error=error)

@@ -49,7 +49,7 @@ class Supervised(Objective):
         losses = self.task.compute_losses(outputs, named)
         sums: Sums = {"loss": sum_and_count(losses)}
         for name, values in self.task.count(outputs, named).items():
-            sums[name] = sum_and_count(values)
+            sums[name] = sum_and_count(values, ~values.isnan())
         return Outcome(losses.mean(), sums)
 
     def evaluate(self, batch: Batch) -> Outcome:
@@ -57,5 +57,5 @@ class Supervised(Objective):
         outputs = self.model(self.images(batch)).float()
         sums: Sums = {"loss": sum_and_count(self.task.compute_losses(outputs, batch.targets), batch.mask)}
         for name, values in self.task.count(outputs, batch.targets).items():
-            sums[name] = sum_and_count(values, batch.mask)
+            sums[name] = sum_and_count(values, ~values.isnan() & batch.mask.to(values.device))
         return evaluation_outcome(sums)

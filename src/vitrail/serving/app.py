@@ -33,7 +33,7 @@ STATIC_FILES = {
     **{path: (f"page{path}", JAVASCRIPT) for path in SCRIPT_PATHS},
 }
 """Files inside this package by the path at which they are served, with their content types."""
-OPERATIONS: tuple[Operation, ...] = ("classify", "embed", "attention")
+OPERATIONS: tuple[Operation, ...] = ("classify", "predict", "embed", "attention")
 PATHS = {*OPEN_PATHS, "/metrics", "/v1/models", *(f"/v1/{operation}" for operation in OPERATIONS)}
 HEALTH_PATHS = ("/healthz", "/readyz")
 """Paths that also take HEAD, which some load balancers send."""

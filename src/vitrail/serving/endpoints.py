@@ -1,4 +1,4 @@
-"""The endpoints that take images: /v1/classify, /v1/embed and /v1/attention."""
+"""The endpoints that take images: /v1/classify, /v1/predict, /v1/embed and /v1/attention."""
 
 from __future__ import annotations
 
@@ -19,11 +19,16 @@ from vitrail.serving.attention import Array
 from vitrail.serving.batching import DeadlinePassedError, QueueClosedError, QueueFullError, QueueResult
 from vitrail.serving.http_errors import Headers, HttpError, busy_error, closing_error
 from vitrail.serving.request_body import MULTIPART, UploadedFile, read_content_type, read_multipart
-from vitrail.serving.served_model import ImageRequest, Operation, RolloutMaps, ServedModel
+from vitrail.serving.served_model import ANSWERING, ImageRequest, Operation, RolloutMaps, ServedModel
 from vitrail.serving.service import ModelBatcher, Service
 from vitrail.serving.settings import MOST_TOP, TOP
 
-OPTIONS = {"classify": ("model", "top"), "embed": ("model",), "attention": ("model", "layer")}
+OPTIONS = {
+    "classify": ("model", "top"),
+    "predict": ("model", "top"),
+    "embed": ("model",),
+    "attention": ("model", "layer"),
+}
 MOST_OPTIONS = 20
 MODEL_KEY = "vitrail.model"
 """Key of the scope under which an endpoint leaves the name of the model, for the access log."""
@@ -44,7 +49,7 @@ class ImageQuery(NamedTuple):
 
 
 class ImageEndpoint:
-    """An ASGI app that answers one of the three endpoints.
+    """An ASGI app that answers one of the four endpoints.
 
     It is plain ASGI, without Starlette's Request and Response, because it answers thousands of small images a second.
     """
@@ -120,10 +125,14 @@ class ImageEndpoint:
         model, batcher = self.service.find_model(options.get("model"))
         scope[MODEL_KEY] = model.name
         layers = model.rollout.layers
-        if self.operation == "classify" and not model.labels:
+        if self.operation in ANSWERING and not model.has_answers:
             raise HttpError(422, f"{model.name} has no classes: use /v1/embed", "no_classes")
+        if self.operation == "classify" and not model.labels:
+            wrong = f"{model.name} gives {model.task.summarise()} and no labels: use /v1/predict"
+            raise HttpError(422, wrong, "no_labels")
         if self.operation == "embed" and model.facts["embedding"] is None:
-            raise HttpError(422, f"{model.name} gives no representations: use /v1/classify", "no_embedding")
+            instead = "/v1/classify" if model.labels else "/v1/predict"
+            raise HttpError(422, f"{model.name} gives no representations: use {instead}", "no_embedding")
         if self.operation == "attention" and layers is None:
             raise HttpError(422, f"no attention to show: {model.rollout.why_none}", "no_attention")
         top = _read_number(options, "top", TOP, MOST_TOP)
@@ -148,6 +157,9 @@ class ImageEndpoint:
     def _describe(self, result: Any) -> dict[str, Any]:
         if self.operation == "embed":
             return {"embedding": result}
+        if self.operation == "predict":
+            answer: dict[str, Any] = result.to_dict()
+            return answer
         return {"labels": [{"label": label, "probability": probability} for label, probability in result]}
 
 

@@ -33,6 +33,24 @@ LABELS = {
         "required": ["label", "probability"],
     },
 }
+LINES = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": TEXT,
+            "text": {**TEXT, "description": "The value in words."},
+            "share": {"anyOf": [NUMBER, {"type": "null"}], "description": "The length of a bar, from 0 to 1."},
+            "is_chosen": {"type": "boolean", "description": "Whether it is a part of the answer."},
+        },
+        "required": ["name", "text", "share", "is_chosen"],
+    },
+}
+ANSWER = {
+    "task": {**TEXT, "description": "Its kind: labels, tags, …"},
+    "answer": {"type": "object", "description": "What the task answers, as plain data."},
+    "lines": LINES,
+}
 EMBEDDING = {"type": "array", "items": NUMBER}
 TIMING = {
     "type": "object",
@@ -55,12 +73,15 @@ COMPONENTS = {
         "properties": {
             "name": TEXT,
             "image_size": {"type": "array", "prefixItems": [INTEGER, INTEGER], "minItems": 2, "maxItems": 2},
-            "classes": INTEGER,
+            "task": {"anyOf": [TEXT, {"type": "null"}], "description": "Its kind; null for a model without a head."},
+            "answers": {"anyOf": [TEXT, {"type": "null"}], "description": "What it gives, in words."},
+            "lines": {**INTEGER, "description": "Lines of a usual answer."},
+            "classes": {**INTEGER, "description": "Labels; 0 for another task."},
             "layers": NULLABLE,
             "attention": {"type": "boolean"},
             "embedding": NULLABLE,
         },
-        "required": ["name", "image_size", "classes", "layers", "attention", "embedding"],
+        "required": ["name", "image_size", "task", "answers", "lines", "classes", "layers", "attention", "embedding"],
     },
     "Models": {
         "type": "object",
@@ -85,12 +106,21 @@ def describe_api(settings: ServerSettings) -> dict[str, Any]:
         "info": {"title": "vitrail", "version": __version__},
         "paths": {
             "/v1/classify": _describe_post(
-                "Ranked labels of an image, or of several", [MODEL_OPTION, top], _describe_json("labels", LABELS), True
+                "Ranked labels of an image, or of several",
+                [MODEL_OPTION, top],
+                _describe_json({"labels": LABELS}),
+                True,
+            ),
+            "/v1/predict": _describe_post(
+                "The answer for an image, or for several, whatever the model's task is",
+                [MODEL_OPTION, top],
+                _describe_json(ANSWER),
+                True,
             ),
             "/v1/embed": _describe_post(
                 "The representation of an image, or of several",
                 [MODEL_OPTION],
-                _describe_json("embedding", EMBEDDING),
+                _describe_json({"embedding": EMBEDDING}),
                 True,
             ),
             "/v1/attention": _describe_post(
@@ -147,14 +177,14 @@ def _describe_post(summary: str, options: list[Any], answer: dict[str, Any], tak
     }
 
 
-def _describe_json(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Describe the answer for one image, and the answer for several."""
+def _describe_json(parts: dict[str, Any]) -> dict[str, Any]:
+    """Describe the answer for one image, and the answer for several, by their parts."""
     single = {
         "type": "object",
-        "properties": {"model": TEXT, name: schema, "timing": TIMING},
-        "required": ["model", name],
+        "properties": {"model": TEXT, **parts, "timing": TIMING},
+        "required": ["model", *parts],
     }
-    row = {"type": "object", "properties": {"name": TEXT, name: schema, "error": TEXT}, "required": ["name"]}
+    row = {"type": "object", "properties": {"name": TEXT, **parts, "error": TEXT}, "required": ["name"]}
     several = {
         "type": "object",
         "properties": {"model": TEXT, "images": {"type": "array", "items": row}, "timing": TIMING},

@@ -48,9 +48,10 @@ def serve(
 
     Events:
         loading: name, model: a model is being loaded.
-        ready: models, classes, url, needs_token, limits: requests are accepted. `models` are the names that requests
-            may give, `classes` their numbers of classes by name, and `limits` has images (waiting), bytes (of a
-            request), pixels (of an image) and seconds (to the answer).
+        ready: models, classes, answers, url, needs_token, limits: requests are accepted. `models` are the names that
+            requests may give; by name, `classes` has their numbers of classes and `answers` what they give in words,
+            such as "12 tags", or None; and `limits` has images (waiting), bytes (of a request), pixels (of an image)
+            and seconds (to the answer).
         stopped: no values. The server has answered what it had accepted.
 
     Args:
@@ -112,6 +113,7 @@ def serve(
         ready = {
             "models": list(served),
             "classes": {name: len(model.labels) for name, model in served.items()},
+            "answers": {name: model.facts["answers"] for name, model in served.items()},
             "url": f"http://{f'[{host}]' if ':' in host else host}:{port}",
             "needs_token": settings.token is not None,
             "limits": settings.summarise_limits(),

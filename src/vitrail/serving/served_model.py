@@ -11,13 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.inference.engine import Engine, check_finite
+from vitrail.inference.answers import make_answer
+from vitrail.inference.engine import Engine, FloatArray, check_finite
 from vitrail.inference.predictor import rank_labels
 from vitrail.serving.attention import Array, AttentionRollout
 from vitrail.serving.http_errors import HttpError
 from vitrail.serving.image_decoding import Box, decode_upload, expect_decoding_seconds
+from vitrail.serving.settings import TOP
 
-Operation = Literal["classify", "embed", "attention"]
+Operation = Literal["classify", "predict", "embed", "attention"]
+ANSWERING = ("classify", "predict")
+"""Operations that need the values of the task; they share a pass through the model."""
 
 
 class ImageRequest(NamedTuple):
@@ -25,7 +29,7 @@ class ImageRequest(NamedTuple):
 
     operation: Operation
     content: bytes
-    top: int = 5
+    top: int = TOP
 
 
 class DecodedRequest(NamedTuple):
@@ -53,20 +57,29 @@ class ServedModel:
     engine: Engine
     rollout: AttentionRollout = field(init=False)
     labels: tuple[str, ...] = field(init=False)
-    """The names of the classes in words; () if there are none."""
+    """The names of the classes in words; () if there are none, or for another task than labels."""
     facts: dict[str, Any] = field(init=False)
     """The entry in `/v1/models`."""
 
     def __post_init__(self) -> None:
-        self.rollout, self.labels = AttentionRollout(self.engine), self.engine.labels
+        self.rollout, self.task = AttentionRollout(self.engine), self.engine.display_task
+        self.labels = self.engine.labels if self.engine.has_labels else ()
         self.facts = {
             "name": self.name,
             "image_size": list(self.engine.preprocessing.image_size),
+            "task": self.task.kind if self.has_answers else None,
+            "answers": self.task.summarise() if self.has_answers else None,
+            "lines": len(make_answer(self.task, self.task.make_example(), TOP).lines) if self.has_answers else 0,
             "classes": len(self.labels),
             "layers": self.rollout.layers,
             "attention": self.rollout.layers is not None,
             "embedding": self.engine.embedding_size,
         }
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether the model has a head, and therefore a task."""
+        return self.engine.num_classes > 0
 
     def decode(self, request: ImageRequest) -> DecodedRequest:
         """Decode and resize the image; raise an HttpError if it cannot be read."""
@@ -80,13 +93,13 @@ class ServedModel:
     def compute(self, batch: Sequence[DecodedRequest]) -> list[Any]:
         """Return one result for each request.
 
-        A result is [(label, probability), …] for "classify", [float, …] for "embed" and a RolloutMaps for "attention";
-        an HttpError if the numbers are not finite.
+        A result is [(label, probability), …] for "classify", an Answer for "predict", [float, …] for "embed" and a
+        RolloutMaps for "attention"; an HttpError if the numbers are not finite.
         """
         results: list[Any] = [None] * len(batch)
-        operations = {"classify": self._classify, "embed": self._embed, "attention": self._roll_out_attention}
-        for operation, compute in operations.items():
-            places = [place for place, request in enumerate(batch) if request.operation == operation]
+        steps = ((ANSWERING, self._answer), (("embed",), self._embed), (("attention",), self._roll_out_attention))
+        for operations, compute in steps:
+            places = [place for place, request in enumerate(batch) if request.operation in operations]
             if places:
                 requests = [batch[place] for place in places]
                 computed = compute(requests, torch.stack([request.pixels for request in requests]))
@@ -99,15 +112,19 @@ class ServedModel:
         for count in (1, batch):
             pixels = self.engine.make_blank(count)
             started = time.monotonic()
-            check_finite(self.engine.classify(pixels) if self.labels else self.engine.embed(pixels), self.name)
+            check_finite(self.engine.predict(pixels) if self.has_answers else self.engine.embed(pixels), self.name)
         return (time.monotonic() - started) / batch
 
-    def _classify(self, requests: Sequence[DecodedRequest], pixels: Tensor) -> list[Any]:
-        rows = self.engine.classify(pixels)
+    def _answer(self, requests: Sequence[DecodedRequest], pixels: Tensor) -> list[Any]:
+        rows = self.engine.predict(pixels)
         return [
-            _find_error(row) or rank_labels(row, self.labels, request.top)
-            for request, row in zip(requests, rows, strict=True)
+            _find_error(row) or self._make_answer(request, row) for request, row in zip(requests, rows, strict=True)
         ]
+
+    def _make_answer(self, request: DecodedRequest, values: FloatArray) -> Any:
+        if request.operation == "classify":
+            return rank_labels(values, self.labels, request.top)
+        return make_answer(self.task, values, request.top)
 
     def _embed(self, requests: Sequence[DecodedRequest], pixels: Tensor) -> list[Any]:
         return [_find_error(row) or row.tolist() for row in self.engine.embed(pixels)]

@@ -4,12 +4,52 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from vitrail.errors import DataError
 from vitrail.tasks.task import Cell
 
 SEPARATOR = "|"
 YES, NO = ("1", "true", "yes"), ("0", "false", "no")
+LARGEST = 1e30
+"""Numbers and their squares must fit what a model computes with."""
+Read = TypeVar("Read")
+
+
+def read_good_cells(read: Callable[[Cell], Read], cells: Iterable[Cell]) -> list[Read]:
+    """Return what is in cells, without those that cannot be read: a row that is wrong must not spoil all others.
+
+    Raises:
+        DataError: none can be read, and why the first cannot.
+    """
+    found, first_error = list[Read](), None
+    for cell in cells:
+        try:
+            found.append(read(cell))
+        except DataError as error:
+            first_error = first_error or error
+    if first_error is not None and not found:
+        raise first_error
+    return found
+
+
+def is_empty(cell: Cell) -> bool:
+    """Return whether a cell holds nothing: None, NaN, or a text of spaces at most."""
+    return cell is None or (isinstance(cell, str) and not cell.strip()) or (isinstance(cell, float) and cell != cell)
+
+
+def read_name(column: str, cell: Cell) -> str:
+    """Return the name in a cell as text without spaces around it; "" if it is empty. 4.0 is 4, as in a table of text.
+
+    Raises:
+        DataError: it is a list.
+    """
+    if is_empty(cell):
+        return ""
+    if isinstance(cell, Sequence) and not isinstance(cell, str):
+        raise DataError(f"{column} is {str(cell)[:50]!r}: give one name; several names of an image are tags")
+    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
 
 
 def split_tags(cell: Cell) -> list[str]:
@@ -42,12 +82,12 @@ def read_yes_or_no(column: str, cell: Cell) -> bool:
 
 def read_number(column: str, cell: Cell) -> float:
     """Return the number in a cell, NaN if it is empty."""
-    if cell is None or (isinstance(cell, str) and not cell.strip()):
+    if is_empty(cell):
         return math.nan
     try:
         number = float(str(cell))
     except ValueError:
         raise DataError(f"{column} is {str(cell)[:50]!r}, which is no number") from None
-    if math.isinf(number):
-        raise DataError(f"{column} is {str(cell)[:50]!r}: give a finite number")
+    if abs(number) > LARGEST:
+        raise DataError(f"{column} is {str(cell)[:50]!r}: give a number from {-LARGEST:g} to {LARGEST:g}")
     return number

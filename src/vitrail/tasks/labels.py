@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from vitrail.errors import DataError, did_you_mean
 from vitrail.system.intervals import estimate_share
-from vitrail.tasks.task import AnswerLine, Array, Cell, Measure, Targets, Task, TaskMeasures
+from vitrail.tasks.task import AnswerLine, Array, Cell, Measure, Targets, Task, TaskMeasures, format_share
 
 LABEL = "label"
 """The name of the target."""
@@ -75,14 +75,21 @@ class Labels(Task):
 
     def describe(self, values: NDArray[np.float32], top: int = 5) -> list[AnswerLine]:
         best = np.argsort(-values, kind="stable")[:top]
-        return [
-            AnswerLine(self.names[k], f"{values[k]:.1%}", float(values[k]), place == 0) for place, k in enumerate(best)
-        ]
+        shares = [float(values[k]) for k in best]
+        lines = zip(best, shares, strict=True)
+        return [AnswerLine(self.names[k], format_share(p), p, place == 0) for place, (k, p) in enumerate(lines)]
 
     def flatten(self, values: NDArray[np.float32]) -> dict[str, str | float]:
         best = int(values.argmax())
         return {"label": self.names[best], "probability": float(values[best])}
 
+    def summarise(self) -> str:
+        return f"{len(self.names):,} class" + ("" if len(self.names) == 1 else "es")
+
     def measure(self, values: Array, targets: Targets) -> TaskMeasures:
         hits = values.argmax(axis=1) == targets[LABEL]
         return TaskMeasures((Measure("top-1", estimate_share(int(hits.sum()), len(hits)), is_share=True),))
+
+    def compare(self, expected: Array, found: Array) -> float:
+        """Return the share of images with the same first guess."""
+        return float(np.mean(expected.argmax(axis=1) == found.argmax(axis=1)))

@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.errors import DataError, did_you_mean
-from vitrail.tasks.cells import SEPARATOR, read_yes_or_no, split_tags
+from vitrail.tasks.cells import SEPARATOR, read_good_cells, read_yes_or_no, split_tags
 from vitrail.tasks.tag_metrics import AveragePrecision, choose_threshold, compute_f1
 from vitrail.tasks.task import (
-    DRAWS,
     AnswerLine,
     Array,
     Cell,
@@ -26,13 +25,13 @@ from vitrail.tasks.task import (
     Targets,
     Task,
     TaskMeasures,
+    choose_draws,
     estimate_by_resampling,
+    format_share,
 )
 
 TAGS = "tags"
 """The name of the target: (N, K) float32, 1 for a tag that the image has."""
-MOST_CELLS, FEWEST_DRAWS = 200_000_000, 100
-"""Intervals of many tags on many images come from fewer resamples."""
 
 
 class Tags(Task):
@@ -57,7 +56,7 @@ class Tags(Task):
         if len(columns) > 1:
             return cls(names=tuple(columns))
         ((column, cells),) = columns.items()
-        names = {name for cell in cells for name in split_tags(cell)}
+        names = {name for tags in read_good_cells(split_tags, cells) for name in tags}
         if not names:
             raise DataError(f"the column {column} has no tag in any row")
         return cls(names=tuple(sorted(names)), column=column)
@@ -108,7 +107,9 @@ class Tags(Task):
     def describe(self, values: NDArray[np.float32], top: int = 5) -> list[AnswerLine]:
         decided, best = self.decide(values), np.argsort(-values, kind="stable")
         shown = [k for place, k in enumerate(best) if place < top or decided[k]]
-        return [AnswerLine(self.names[k], f"{values[k]:.1%}", float(values[k]), bool(decided[k])) for k in shown]
+        return [
+            AnswerLine(self.names[k], format_share(float(values[k])), float(values[k]), bool(decided[k])) for k in shown
+        ]
 
     def flatten(self, values: NDArray[np.float32]) -> dict[str, str | float]:
         chosen = (name for name, has in zip(self.names, self.decide(values), strict=True) if has)
@@ -123,7 +124,7 @@ class Tags(Task):
         truth, decided = targets[TAGS] > 0, self.decide(values)
         precisions, f1 = AveragePrecision(truth, values), compute_f1(truth, decided)
         count = len(values) if truth.any() else 0
-        draws = int(np.clip(MOST_CELLS / max(values.size, 1), FEWEST_DRAWS, DRAWS))
+        draws = choose_draws(values.size)
         metrics = {
             "mAP": precisions.compute_mean,
             "macro F1": lambda rows: float(np.nanmean(compute_f1(truth[rows], decided[rows]))),
@@ -145,3 +146,9 @@ class Tags(Task):
         truth = targets[TAGS] > 0
         thresholds = [choose_threshold(truth[:, k], values[:, k]) for k in range(len(self.names))]
         return self.model_copy(update={"thresholds": tuple(thresholds)})
+
+    def compare(self, expected: Array, found: Array) -> float:
+        """Return how many of the tags that either chooses for an image both choose, on average; 1 where none is."""
+        ours, theirs = self.decide(expected), self.decide(found)
+        either = (ours | theirs).sum(axis=1)
+        return float(np.mean(np.where(either > 0, (ours & theirs).sum(axis=1) / np.maximum(either, 1), 1.0)))

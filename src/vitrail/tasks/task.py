@@ -32,6 +32,8 @@ Targets = dict[str, Array]
 """Arrays by name; the first axis is that of the images."""
 DRAWS = 500
 """Resamples of the images from which an interval is read."""
+MOST_CELLS, FEWEST_DRAWS = 200_000_000, 100
+"""Intervals of many values of many images come from fewer resamples."""
 
 
 class AnswerLine(NamedTuple):
@@ -120,7 +122,10 @@ class Task(Config):
         """Return the (B,) losses of (B, K) outputs. Targets that are not known cost nothing."""
 
     def count(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return (B,) measurements by name whose means training shows beside the loss; none by default."""
+        """Return (B,) measurements by name whose means training shows beside the loss; none by default.
+
+        NaN stands for an image without a known target, and is not counted.
+        """
         return {}
 
     # What a model answers
@@ -129,6 +134,20 @@ class Task(Config):
     def value_names(self) -> tuple[str, ...]:
         """A name for each of the V values that `activate` gives; by default those of the outputs."""
         return self.output_names
+
+    @property
+    def value_scales(self) -> tuple[float, ...] | None:
+        """How much each of the V values varies in the data, if they are in its units; None for probabilities.
+
+        A comparison of an export with its model judges differences by it: 0.5 is little for a price, and much for a
+        share.
+        """
+        return None
+
+    @property
+    def gives_probabilities(self) -> bool:
+        """Whether the values are probabilities, and not numbers in the units of the data."""
+        return self.value_scales is None
 
     @abstractmethod
     def activate(self, outputs: Tensor) -> Tensor:
@@ -146,6 +165,16 @@ class Task(Config):
     def flatten(self, values: NDArray[np.float32]) -> dict[str, str | float]:
         """Return the answer for one image's (V,) values as columns of a table, the same for all images."""
 
+    def make_example(self) -> NDArray[np.float32]:
+        """Return the (V,) values of a model that knows nothing, for an answer whose form matters."""
+        values: NDArray[np.float32] = self.activate(torch.zeros(len(self.output_names))).numpy()
+        return values
+
+    def summarise(self) -> str:
+        """Return what is answered in a few words, such as "12 tags"."""
+        count = len(self.value_names)
+        return f"{count:,} {self.kind.removesuffix('s') if count == 1 else self.kind}"
+
     # What an evaluation says
 
     @abstractmethod
@@ -157,8 +186,21 @@ class Task(Config):
         return self
 
     def compare(self, expected: Array, found: Array) -> float:
-        """Return how well (N, V) values of an export agree with the model's: 1 for the same answer on all images."""
-        return float(np.mean([self.answer(a, 1) == self.answer(b, 1) for a, b in zip(expected, found, strict=True)]))
+        """Return how well (N, V) values of an export agree with the model's: the share of images with the same answer.
+
+        By default answers are the same if the same lines of `describe` are chosen, whatever their probabilities.
+        """
+        answers = [
+            [{line.name for line in self.describe(row) if line.is_chosen} for row in values]
+            for values in (expected, found)
+        ]
+        return float(np.mean([a == b for a, b in zip(*answers, strict=True)]))
+
+
+def format_share(share: float) -> str:
+    """Return a share in per cent, such as "93.1%" or "0.02%": with more digits if it is small."""
+    digits = 0 if share >= 0.9995 else 1 if share >= 0.001 or share == 0 else 2
+    return f"{share:.{digits}%}"
 
 
 def estimate_by_resampling(measure: Callable[[NDArray[np.int64]], float], count: int, draws: int = DRAWS) -> Estimate:
@@ -179,6 +221,11 @@ def estimate_by_resampling(measure: Callable[[NDArray[np.int64]], float], count:
         return Estimate(value, float("nan"), float("nan"))
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Estimate(value, min(float(low), value), max(float(high), value))
+
+
+def choose_draws(cells: int) -> int:
+    """Return how many resamples are worth their time for a metric of so many values."""
+    return int(np.clip(MOST_CELLS / max(cells, 1), FEWEST_DRAWS, DRAWS))
 
 
 def to_tensors(targets: Targets) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from vitrail.config import TrainingCost, show_size
 from vitrail.errors import escape_unprintable
 from vitrail.model.architecture import Backbone, TimmArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
+from vitrail.tasks.task import Task
 from vitrail.weights.formats.huggingface import choose_family
 
 LIBRARIES = {
@@ -19,6 +20,8 @@ LIBRARIES = {
     "torchvision": "torchvision",
     "openclip": "open_clip",
 }
+MOST_ANSWER = 80
+"""Characters of an answer that is shown as an example."""
 FLOP_UNITS = (("exaFLOPs", 1e18), ("petaFLOPs", 1e15), ("teraFLOPs", 1e12), ("gigaFLOPs", 1e9))
 TIME_UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 LOADING = {
@@ -56,6 +59,8 @@ class Certificate:
     """Facts about the source that were concluded, because its files do not say them."""
     resize_note: str = ""
     """What changes at other image sizes than the model's own; empty if nothing does."""
+    task_note: str = ""
+    """What the format does not keep of the model's task; empty if it keeps all."""
 
     @property
     def preprocessing_matches(self) -> bool:
@@ -68,7 +73,8 @@ def format_model_card(
     """Return the text of README.md, with the YAML heading that the Hugging Face hub reads."""
     origin = model.origin
     heading = ["---", f"library_name: {LIBRARIES.get(format_name, 'vitrail')}"]
-    if model.num_classes:
+    task = model.stored_task
+    if model.num_classes and (task is None or task.gives_probabilities):
         heading.append("pipeline_tag: image-classification")
     if origin is not None and origin.licence:
         heading.append(f"license: {escape_unprintable(origin.licence)}")
@@ -76,6 +82,8 @@ def format_model_card(
     heading += ["tags:", f"- {family}", "- vitrail", "---"]
     cls = "AutoModelForImageClassification" if model.num_classes else "AutoModel"
     loading = LOADING[format_name].format(name=name, cls=cls, options=_options(model, format_name))
+    if task is not None and format_name == "native":
+        loading += f'\nvitrail.Predictor(model)("photo.jpg")  # {_show_answer(task)}'
     parts = ["\n".join(heading), f"# {name}", f"```python\n{loading}\n```", "## Model", _table(list_facts(model))]
     if origin is not None:
         concluded = "".join(f"\n- {escape_unprintable(note)}" for note in origin.notes)
@@ -86,6 +94,12 @@ def format_model_card(
     if certificate is not None:
         parts += ["## Certificate of conversion", _certificate(certificate)]
     return "\n\n".join(parts) + "\n"
+
+
+def _show_answer(task: Task) -> str:
+    """Return what an answer of a task looks like, shortened to fit behind a line of code."""
+    answer = escape_unprintable(str(task.answer(task.make_example(), 2)))
+    return answer if len(answer) <= MOST_ANSWER else f"{answer[:MOST_ANSWER]}…"
 
 
 def _options(model: ImageModel, format_name: str) -> str:
@@ -135,11 +149,19 @@ def list_facts(model: ImageModel) -> list[tuple[str, str]]:
     shape = "squashed" if p.resize == "squash" else "shape kept"
     rows += [
         ("image size", show_size(a.image_size)),
-        ("classes", str(model.num_classes) + ("" if model.labels is None else f": {shorten_labels(model.labels)}")),
+        _describe_outputs(model),
         ("resize", f"to {show_size(p.image_size)}, {shape}{crop}, {p.interpolation}"),
         ("mean, deviation", f"{p.mean}, {p.std}"),
     ]
     return [*rows, *list_costs(model.training_cost)]
+
+
+def _describe_outputs(model: ImageModel) -> tuple[str, str]:
+    """Return the row about classes, or about another task."""
+    if model.stored_task is not None:
+        return "task", f"{model.stored_task.summarise()}: {shorten_labels(model.stored_task.value_names)}"
+    names = "" if model.labels is None else f": {shorten_labels(model.labels)}"
+    return "classes", f"{model.num_classes}{names}"
 
 
 def _describe_backbone(backbone: Backbone) -> str:
@@ -192,6 +214,7 @@ def _certificate(certificate: Certificate) -> str:
         ("largest difference", difference),
         ("preprocessing", certificate.preprocessing_note or "matches"),
         *([("other image sizes", certificate.resize_note)] if certificate.resize_note else []),
+        *([("task", certificate.task_note)] if certificate.task_note else []),
         ("written by", f"vitrail {vitrail.__version__}"),
     ]
     return "The target was loaded back and run beside the source.\n\n" + _table(rows)

@@ -44,8 +44,8 @@ class ConversionResult(Result):
     preprocessing_note: str
     """Differences between the two preprocessings; empty if there are none."""
     notes: tuple[str, ...]
-    """Facts about the source that were concluded, because its files do not say them; and whether the format's library
-    interpolates positions otherwise at other image sizes."""
+    """Facts about the source that were concluded, because its files do not say them; whether the format's library
+    interpolates positions otherwise at other image sizes; and what the format does not keep of the model's task."""
     url: str | None = None
     """Where it was uploaded to, if it was."""
 
@@ -118,7 +118,10 @@ def convert(
             model, files = _open_source(source, which, facts, part)
             write_model(model, weight_format, draft)
             converted, converted_files = load_with_files(draft)
-            certificate = measure_difference(model.eval(), converted.eval(), files, converted_files)
+            certificate = replace(
+                measure_difference(model.eval(), converted.eval(), files, converted_files),
+                task_note=weight_format.describe_lost_task(model),
+            )
             _check_certificate(certificate, to)
             (draft / MODEL_CARD).write_text(
                 format_model_card(model, folder.name, to, certificate), encoding="utf-8", newline="\n"
@@ -129,7 +132,7 @@ def convert(
             max_difference=certificate.max_difference,
             relative_difference=certificate.relative_difference,
             preprocessing_note=certificate.preprocessing_note,
-            notes=(*certificate.notes, *([certificate.resize_note] if certificate.resize_note else [])),
+            notes=(*certificate.notes, *filter(None, (certificate.resize_note, certificate.task_note))),
         )
         listener("converted", result.to_dict())
         return result if push is None else replace(result, url=push_to_hub(folder, push))

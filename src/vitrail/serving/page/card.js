@@ -2,6 +2,7 @@
 
 import { Look } from "./look.js";
 import { Trouble } from "./server.js";
+import { essence } from "./words.js";
 
 let made = 0;
 let lastStrength = 35; // per cent; new cards take over what was set last
@@ -47,10 +48,11 @@ export class Card {
 
   /** Says of two answers whether they are the same. */
   compare() {
-    const [first, second] = this.shown.map((look) => look.labels?.[0]?.label);
+    const [first, second] = this.shown.map((look) => (look.lines?.length > 0 ? essence(look.lines) : null));
+    const isKnown = typeof first === "string" && typeof second === "string";
     const verdict = this.root.querySelector(".verdict");
     verdict.hidden = this.shown.length < 2;
-    verdict.textContent = !first || !second ? "\u00a0" : first === second ? `Both say ${first}.` : "They differ.";
+    verdict.textContent = !isKnown ? "\u00a0" : first === second ? `Both say ${first || "none"}.` : "They differ.";
   }
 
   /** A folder, or a file that has changed on the disk, must not look like a server that is gone. */

@@ -2,15 +2,15 @@
 
 import { isWhole, paintOverlay, paintRamp, readMap } from "./attention_map.js";
 import { Trouble, ask, takeTurn, understood } from "./server.js";
-import { count, isUnsure, labelsInWords, percent, timingInWords } from "./words.js";
+import { count, hasRivals, isUnsure, linesInWords, percent, timingInWords } from "./words.js";
 
-const TOP = 5; // labels of an answer
+const TOP = 5; // lines of an answer, where a task has many
 const SMALL = 128; // pixels of a photo that is enlarged as it is, without smoothing
 
 export class Look {
   /** `model` is null until the models are known. `card` holds the photo, and what all its looks share. */
   constructor(card, model) {
-    Object.assign(this, { card, model, state: "new", labels: null, timing: null, trouble: null, wait: 0 });
+    Object.assign(this, { card, model, state: "new", lines: null, timing: null, trouble: null, wait: 0 });
     const maps = new Map(); // by layer: each is fetched once
     Object.assign(this, { layer: model?.layers ?? null, maps, mapTrouble: null, isFetching: false, drawn: null });
     this.root = document.querySelector("#look").content.firstElementChild.cloneNode(true);
@@ -69,11 +69,11 @@ export class Look {
         await this.card.checkReadable();
         this.state = "asked";
         this.paint();
-        // A model without classes is asked for its embedding: whether the file is an image, and how long it takes.
-        const verb = this.model.classes ? `classify?top=${TOP}&` : "embed?";
+        // A model without a task is asked for its embedding: whether the file is an image, and how long it takes.
+        const verb = this.model.task ? `predict?top=${TOP}&` : "embed?";
         const response = await ask(`/v1/${verb}model=${encodeURIComponent(this.model.name)}`, this.request(signal));
-        const { labels, timing } = await understood(response, (answer) => answer.json());
-        Object.assign(this, { state: "done", labels: labels ?? [], timing });
+        const { lines, timing } = await understood(response, (answer) => answer.json());
+        Object.assign(this, { state: "done", lines: lines ?? [], timing });
       });
     } catch (error) {
       if (signal.aborted) return; // the card was closed, and may be open again by now
@@ -146,16 +146,22 @@ export class Look {
 
   /** Everything on it, from what is known. */
   paint() {
-    const { model, state, labels } = this;
+    const { model, state, lines } = this;
     const isPending = ["new", "queued", "asked"].includes(state);
     this.root.classList.toggle("failed", state === "failed");
     this.root.setAttribute("aria-busy", String(isPending));
-    this.one(".found").hidden = model !== null && !model.classes;
-    if (this.listed !== labels || !labels) {
-      this.paintLabels(labels ?? Array(Math.min(TOP, model?.classes ?? TOP)).fill(null));
-      this.listed = labels;
+    this.one(".found").hidden = model !== null && !model.task;
+    if (this.listed !== lines || !lines) {
+      const isRanked = model === null || hasRivals(model.task);
+      const room = Array(model?.lines ?? TOP).fill(null); // null is room for a line
+      this.one(".found").setAttribute("aria-hidden", String(lines === null));
+      this.one(".ranked").hidden = !isRanked;
+      this.one(".parts").hidden = isRanked;
+      if (isRanked) this.paintRanked(lines ?? room);
+      else this.paintParts(lines ?? room);
+      this.listed = lines;
     }
-    this.one(".without").hidden = model === null || model.classes > 0 || isPending;
+    this.one(".without").hidden = model === null || Boolean(model.task) || isPending;
     const numbers = count(model?.embedding ?? 0, "number");
     this.one(".without").textContent = `This model has no classes: it gives ${numbers}.`;
     this.one(".trouble").hidden = state !== "failed";
@@ -171,24 +177,28 @@ export class Look {
     return { new: "Waiting for the server…", queued: "Waiting for its turn…", asked: "Looking…" }[this.state] ?? "";
   }
 
-  /** The best label large, with "unsure" where another is close; the others with bars. Null is room for a label. */
-  paintLabels([best = null, ...others]) {
-    this.one(".found").setAttribute("aria-hidden", String(best === null));
-    this.one(".best .label").textContent = best?.label ?? "\u00a0";
-    this.one(".best b").textContent = best ? percent(best.probability) : "";
-    this.one(".best + .bar").style.setProperty("--share", best?.probability ?? 0);
-    const unsure = best !== null && isUnsure([best, ...others]);
+  /** The best line large, with "unsure" where another label is close; the others with bars. */
+  paintRanked([best = null, ...others]) {
+    this.one(".best .label").textContent = best?.name ?? "\u00a0";
+    this.one(".best b").textContent = best?.text ?? "";
+    this.one(".best + .bar").style.setProperty("--share", best?.share ?? 0);
+    const unsure = best !== null && this.model.task === "labels" && isUnsure([best, ...others]);
     this.one(".unsure").hidden = !unsure;
-    this.one(".unsure .unseen").textContent = unsure ? `: ${others[0].label} is almost as likely` : "";
+    this.one(".unsure .unseen").textContent = unsure ? `: ${others[0].name} is almost as likely` : "";
     this.one(".guesses").hidden = others.length === 0;
-    this.one(".guesses").replaceChildren(...others.map((guess) => {
-      const item = document.createElement("li");
-      const [words, bar, number] = ["span", "i", "b"].map((tag) => document.createElement(tag));
-      Object.assign(words, { textContent: guess?.label ?? "\u00a0", dir: "auto" });
-      number.textContent = guess ? percent(guess.probability) : "";
-      bar.className = "bar";
-      bar.style.setProperty("--share", guess?.probability ?? 0);
-      item.append(words, bar, number);
+    this.one(".guesses").replaceChildren(...others.map((line) => listItem(line)));
+  }
+
+  /** All lines alike: a bar where there is a share, and a mark for what was chosen where not all is. */
+  paintParts(lines) {
+    const isChoice = this.model.task === "tags" || lines.some((line) => line && !line.is_chosen);
+    const isNothing = isChoice && lines.length > 0 && lines.every((line) => line && !line.is_chosen);
+    this.one(".nothing").hidden = !isNothing;
+    this.one(".parts ul").replaceChildren(...lines.map((line) => {
+      const item = listItem(line);
+      item.classList.toggle("plain", line !== null && line.share === null);
+      item.classList.toggle("chosen", line?.is_chosen ?? false);
+      if (isChoice) item.prepend(mark(line?.is_chosen ?? false));
       return item;
     }));
   }
@@ -225,7 +235,7 @@ export class Look {
   }
 
   told(map, isPending) {
-    if (this.model && !this.model.attention) return "This model shows no attention: labels only.";
+    if (this.model && !this.model.attention) return "This model shows no attention: answers only.";
     if (!this.card.photo) return "There is no preview to show it on.";
     if (this.mapTrouble) return `No map: ${this.mapTrouble.message}`;
     if (isPending && this.wait > 0 && this.state === "done") return this.status();
@@ -248,8 +258,30 @@ export class Look {
 
   inWords() {
     if (this.state === "failed") return this.trouble.message;
-    return this.labels.length === 0 ? "looked at" : labelsInWords(this.labels);
+    return this.lines.length === 0 ? "looked at" : linesInWords(this.model.task, this.lines);
   }
+}
+
+/** A line of an answer as an item: its name, a bar where it has a share, its value. */
+function listItem(line) {
+  const item = document.createElement("li");
+  const [words, bar, value] = ["span", "i", "b"].map((tag) => document.createElement(tag));
+  Object.assign(words, { textContent: line?.name ?? "\u00a0", dir: "auto" });
+  Object.assign(value, { textContent: line?.text ?? "", dir: "auto" });
+  bar.className = "bar";
+  bar.style.setProperty("--share", line?.share ?? 0);
+  item.append(words, bar, value);
+  return item;
+}
+
+/** A tick for what was chosen, which the eye finds, and a word for ears before what was not. */
+function mark(isChosen) {
+  const tick = Object.assign(document.createElement("i"), { className: "tick", textContent: isChosen ? "\u2713" : "" });
+  tick.setAttribute("aria-hidden", "true");
+  const words = Object.assign(document.createElement("span"), { className: "unseen", textContent: "not chosen: " });
+  const both = document.createDocumentFragment();
+  both.append(tick, ...(isChosen ? [] : [words]));
+  return both;
 }
 
 function setRange(control, value, words) {

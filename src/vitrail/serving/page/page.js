@@ -47,7 +47,8 @@ door.addEventListener("locked", () => {
 /** What a program would send, with a token where the server wants one. */
 function showCommand() {
   const shown = hasToken() || !tokenForm.hidden ? '-H "Authorization: Bearer TOKEN" ' : "";
-  one("#command").textContent = `curl ${shown}-F files=@photo.jpg ${location.origin}/v1/classify`;
+  const verb = chosen.length > 0 && chosen[0].task !== "labels" ? (chosen[0].task ? "predict" : "embed") : "classify";
+  one("#command").textContent = `curl ${shown}-F files=@photo.jpg ${location.origin}/v1/${verb}`;
 }
 
 // Models
@@ -84,6 +85,7 @@ function choose(name, other) {
     return (isNamed ? `${model.name} · ` : "") + factsInWords(model);
   });
   one(".facts").textContent = facts.join("\n");
+  showCommand();
   for (const card of cards) card.show(chosen);
 }
 

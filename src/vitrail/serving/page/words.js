@@ -2,10 +2,17 @@
 
 const CLEAR_LEAD = 20; // percentage points by which the best answer must lead not to be called unsure
 
+const ONE_OF_SEVERAL = ["labels", "levels"]; // tasks whose first line is the answer, and the others its rivals
+
+/** Whether an answer is its first line, with rivals; otherwise each of its lines stands for itself. */
+export function hasRivals(task) {
+  return ONE_OF_SEVERAL.includes(task);
+}
+
 /** Whether the two best answers are close: the lead of the best, to a tenth of a point, is under CLEAR_LEAD. */
-export function isUnsure(labels) {
-  if (labels.length < 2) return false;
-  const lead = Math.round((labels[0].probability - labels[1].probability) * 1000) / 10;
+export function isUnsure(lines) {
+  if (lines.length < 2) return false;
+  const lead = Math.round((lines[0].share - lines[1].share) * 1000) / 10;
   return lead < CLEAR_LEAD;
 }
 
@@ -26,10 +33,20 @@ export function sentence(words) {
   return words.charAt(0).toUpperCase() + words.slice(1) + (/[.!?…]$/.test(words) ? "" : ".");
 }
 
-/** Labels as a screen reader says them. */
-export function labelsInWords(labels) {
-  const doubt = isUnsure(labels) ? "unsure: " : "";
-  return doubt + labels.map(({ label, probability }) => `${label}, ${percent(probability)}`).join("; ");
+/** An answer as a screen reader says it: rivals with how sure it is, otherwise what was chosen. */
+export function linesInWords(task, lines) {
+  const doubt = task === "labels" && isUnsure(lines) ? "unsure: " : "";
+  const said = hasRivals(task) ? lines : chosen(lines);
+  return said.length > 0 ? doubt + said.map(({ name, text }) => `${name}, ${text}`).join("; ") : "none is likely enough";
+}
+
+/** What two answers must share to be the same: the names of what was chosen, and values that are not how sure it is. */
+export function essence(lines) {
+  return chosen(lines).map(({ name, text, share }) => (share === null ? `${name} ${text}` : name)).sort().join(", ");
+}
+
+function chosen(lines) {
+  return lines.filter((line) => line.is_chosen);
 }
 
 export function timingInWords({ decode_ms: decode, queue_ms: queue, compute_ms: compute, total_ms: total }) {
@@ -37,8 +54,8 @@ export function timingInWords({ decode_ms: decode, queue_ms: queue, compute_ms: 
     `${duration(total)} in all.`;
 }
 
-export function factsInWords({ image_size: [height, width], classes, attention, layers }) {
-  const facts = [`${width} × ${height} pixels`, classes ? count(classes, "class") : "no classes",
+export function factsInWords({ image_size: [height, width], answers, attention, layers }) {
+  const facts = [`${width} × ${height} pixels`, answers ?? "no classes",
                  attention ? layers && count(layers, "layer") : "no attention to show"];
   return facts.filter(Boolean).join(" · ");
 }

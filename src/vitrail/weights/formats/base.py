@@ -160,6 +160,15 @@ class WeightFormat(ABC):
         """Return a loaded model, changed if values in its file ask for it; add a note for a change."""
         return model
 
+    def describe_lost_task(self, model: ImageModel) -> str:
+        """Return a sentence about what this format does not keep of the model's task; empty if it keeps all."""
+        if model.stored_task is None:
+            return ""
+        return (
+            f"this format has no place for the task, {model.stored_task.summarise()}: its library takes the outputs "
+            "for scores of classes, and --to native keeps the task"
+        )
+
     def adapt_model(self, model: ImageModel) -> ImageModel:
         """Return a model that the format does not refuse, or one that computes the same under names that it has."""
         return model

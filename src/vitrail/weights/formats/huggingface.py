@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitrail.errors import WeightsError
+from vitrail.errors import WeightsError, escape_unprintable
 from vitrail.model.architecture import Architecture, ResNetArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
+from vitrail.tasks.numbers import Numbers
+from vitrail.tasks.tags import Tags
 from vitrail.weights.formats.base import (
     CheckpointInfo,
     FolderFiles,
@@ -24,6 +26,8 @@ from vitrail.weights.formats.huggingface_towers import PROJECTION, Aimv2Tower, C
 from vitrail.weights.formats.huggingface_vits import Deit, Dinov2, Dinov2WithRegisters, Dinov3, IJepa, Vit
 from vitrail.weights.tensor_rules import TensorRule, add_prefix
 
+PROBLEM_TYPES = {"tags": "multi_label_classification", "numbers": "regression"}
+"""What config.json of transformers calls the kinds of tasks that it knows."""
 FAMILIES: dict[str, Family] = {
     family.kind: family
     for family in (
@@ -69,7 +73,8 @@ class HuggingFaceFormat(WeightFormat):
             architecture,
             read_preprocessor(folder_files, architecture, family.choose_statistics(config), notes),
             dialect=f"{family.kind}|{prefix}",
-            labels=_read_labels(config, architecture.num_classes, notes),
+            labels=(labels := _read_labels(config, architecture.num_classes, notes)),
+            task=Tags(names=labels) if labels and config.problem_type == PROBLEM_TYPES["tags"] else None,
             licence=folder_files.read_licence(),
             unused_tensors=[
                 name
@@ -110,8 +115,22 @@ class HuggingFaceFormat(WeightFormat):
             labels = model.labels or [f"LABEL_{index}" for index in range(a.num_classes)]
             config["id2label"] = {str(index): label for index, label in enumerate(labels)}
             config["label2id"] = {label: index for index, label in enumerate(labels)}
+        if model.stored_task is not None and model.stored_task.kind in PROBLEM_TYPES:
+            config["problem_type"] = PROBLEM_TYPES[model.stored_task.kind]
         processor = {**write_preprocessor(model), **family.list_processor_keys(a)}
         return {"config.json": config, "preprocessor_config.json": processor}
+
+    def describe_lost_task(self, model: ImageModel) -> str:
+        task = model.stored_task
+        if isinstance(task, Tags):
+            return (
+                "config.json has no place for the thresholds of the tags: 0.5 holds for all" if task.thresholds else ""
+            )
+        if isinstance(task, Numbers):
+            columns = zip(task.names, task.means, task.deviations, strict=True)
+            scales = ", ".join(f"{name} is {mean:g} + {deviation:g} × output" for name, mean, deviation in columns)
+            return f"config.json has no place for the units of the numbers: {escape_unprintable(scales)}"
+        return super().describe_lost_task(model)
 
 
 def _find_family(tensors: Tensors, config: TransformersConfig) -> tuple[Family, str] | None:

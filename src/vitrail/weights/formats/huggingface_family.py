@@ -66,6 +66,7 @@ class TransformersConfig(ForeignConfig):
     pos_embed_jitter: float | None = None
     pos_embed_rescale: float | None = None
     is_native: bool = False
+    problem_type: str = ""
 
     @classmethod
     def read(cls, folder_files: FolderFiles) -> TransformersConfig:

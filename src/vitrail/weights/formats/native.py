@@ -101,6 +101,9 @@ class NativeFormat(WeightFormat):
         if folder_files.folder is not None:
             check_checksums(folder_files.folder)
 
+    def describe_lost_task(self, model: ImageModel) -> str:
+        return ""
+
     def finish_folder(self, folder: Path) -> None:
         (folder / CHECKSUM_FILE).write_text(format_checksums(folder), encoding="utf-8", newline="\n")
 
