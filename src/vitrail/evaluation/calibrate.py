@@ -209,12 +209,13 @@ def _check_count(images: int, where: str, needs_sets: bool) -> None:
     """Raise a DataError if there are too few images."""
     if needs_sets and images < LEAST_IMAGES:
         raise DataError(
-            f"sets of labels need at least {LEAST_IMAGES:,} images that chose nothing, and {where} has {images:,}: give "
-            f"more, or fit only the score of unknown images, which needs {LEAST_KNOWN}, with sets=False (--no-sets)"
+            f"sets of labels need at least {LEAST_IMAGES:,} images that chose nothing, and {where} has {images:,}: "
+            f"give more, or fit only the score of unknown images, which needs {LEAST_KNOWN}: sets=False (--no-sets)"
         )
     if images < LEAST_KNOWN:
         raise DataError(
-            f"a score of unknown images needs at least {LEAST_KNOWN} images that chose nothing, and {where} has {images}"
+            f"a score of unknown images needs at least {LEAST_KNOWN} images that chose nothing, and {where} has "
+            f"{images}"
         )
 
 

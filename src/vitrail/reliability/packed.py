@@ -33,6 +33,16 @@ class PackedArray(Config):
         rounded = np.ascontiguousarray(values, dtype=_little_endian(kind))
         return cls(kind=kind, shape=values.shape, data=base64.b64encode(rounded.tobytes()).decode("ascii"))
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PackedArray) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[Any, ...]:
+        return self.kind, self.shape, self.data
+
     @cached_property
     def values(self) -> NDArray[Any]:
         """The array in float64. It cannot be written to."""
