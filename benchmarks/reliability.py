@@ -1,6 +1,6 @@
 """What sets of labels and scores of unknown images are worth, measured on CIFAR-10.
 
-    python benchmarks/reliability.py measure --cifar10 DATA --flowers DATA --third fashion-mnist=FILE [--third NAME=FILE]
+    python benchmarks/reliability.py measure --cifar10 DATA --flowers DATA --third fashion-mnist=FILE
     python benchmarks/reliability.py page
 
 `measure` fits a head to pane's features of 20,000 training images, unless --model names a classifier, and divides the
@@ -234,10 +234,9 @@ def make_tables(content: dict[str, Any]) -> dict[str, str]:
     sets = ["| score | asked for | reached, over 20 halvings | labels in a set | sets of one | worst class |"]
     sets += ["|---|---|---|---|---|---|"]
     for row in content["sets"]:
-        sets.append(
-            f"| {row['score']} | {row['coverage']:.0%} | {row['reached']:.2%} ({row['least']:.1%} to {row['most']:.1%}) "
-            f"| {row['size']:.2f} | {row['alone']:.0%} | {row['worst_class']:.1%} |"
-        )
+        reached = f"{row['reached']:.2%} ({row['least']:.1%} to {row['most']:.1%})"
+        cells = [row["score"], f"{row['coverage']:.0%}", reached, f"{row['size']:.2f}", f"{row['alone']:.0%}"]
+        sets.append(f"| {' | '.join(cells)} | {row['worst_class']:.1%} |")
     data = list(content["strange_images"])
     heads = [f"{name}, which chose" if name == content["chosen_on"] else name for name in data]
     unknown = [f"| score | {' | '.join(heads)} | false alarms |", "|---" * (len(data) + 2) + "|"]

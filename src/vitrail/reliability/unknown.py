@@ -55,6 +55,11 @@ class Familiarity(NamedTuple):
     """How strange it looks, in the units of the score."""
 
 
+def describe_familiarity(familiarity: Familiarity) -> dict[str, bool | float]:
+    """Return it as two plain values: `unknown`, and `known_share`, with the digits that matter."""
+    return {"unknown": familiarity.is_unknown, "known_share": float(f"{familiarity.share:.6g}")}
+
+
 class UnknownScore(Config):
     """A score, and its values for known images that chose nothing."""
 
