@@ -26,8 +26,9 @@ from vitrail.tasks.task import Task
 
 
 class ExportedEngine(Engine):
-    """An .onnx or .xml file that `vitrail export` wrote: it computes logits; representations if it has no classes; or both
-    if it needs representations to tell unknown images.
+    """An .onnx or .xml file that `vitrail export` wrote: it computes logits, or representations if it has no classes.
+
+    A file that needs representations to tell unknown images computes both.
 
     On a machine with a GPU, onnxruntime uses it if its own package can.
     """

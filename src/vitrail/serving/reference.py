@@ -195,7 +195,7 @@ def _describe_post(summary: str, options: list[Any], answer: dict[str, Any], tak
 
 
 def _describe_json(parts: dict[str, Any], more: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Describe the answer for one image, and the answer for several, by their parts and by those that may be missing."""
+    """Describe the answer for one image, and the answer for several, by their parts and those that may be missing."""
     more = more or {}
     single = {
         "type": "object",
