@@ -6,7 +6,9 @@ import torch
 
 import vitrail
 from vitrail.model.base import ImageModel
+from vitrail.tasks.attributes import Attributes
 from vitrail.tasks.labels import Labels
+from vitrail.tasks.levels import Levels
 from vitrail.tasks.numbers import Numbers
 from vitrail.tasks.tags import Tags
 from vitrail.tasks.task import Task
@@ -15,6 +17,8 @@ TASKS: dict[str, Task] = {
     "labels": Labels(names=("cat", "dog", "Größe")),
     "tags": Tags(names=("cat", "indoor", "Größe", "night"), column="tags", thresholds=(0.4, 0.6, 0.5, 0.5)),
     "numbers": Numbers(names=("age", "price"), means=(40.0, 1e-3), deviations=(12.5, 2e-4)),
+    "levels": Levels(names=("poor", "fair", "good", "great"), column="quality"),
+    "attributes": Attributes(names=("colour", "shape"), values=(("blue", "red"), ("flat", "long", "round"))),
 }
 """A task of each kind."""
 OTHERS = sorted(set(TASKS) - {"labels"})

@@ -169,13 +169,13 @@ def main() -> None:
     told, _, port = sys.argv[1:]
     given = json.loads(told)
     model = open_served_model("tiny", given["model"], threads=1)
-    compute = model.engine.classify
+    compute = model.engine.predict
 
     def slowly(pixels: Any) -> Any:
         time.sleep(given["slow"])
         return compute(pixels)
 
-    model.engine.classify = slowly
+    model.engine.predict = slowly
     settings = ServerSettings(port=int(port), limits=QueueLimits(**given["limits"]), threads=1, **given["settings"])
     run_server({"tiny": model}, settings, lambda: print("serving tiny", flush=True))
 

@@ -30,6 +30,7 @@ from vitrail.tasks.task import (
     Task,
     TaskMeasures,
     choose_draws,
+    format_share,
 )
 
 ATTRIBUTES = "attributes"
@@ -122,7 +123,10 @@ class Attributes(Task):
     def describe(self, values: NDArray[np.float32], top: int = 5) -> list[AnswerLine]:
         """Return a line for the chosen value of each column."""
         chosen = (part.start + int(place) for part, place in zip(self.parts, self.decide(values), strict=True))
-        return [AnswerLine(self.output_names[k], f"{values[k]:.1%}", float(values[k])) for k in chosen]
+        return [AnswerLine(self.output_names[k], format_share(float(values[k])), float(values[k])) for k in chosen]
+
+    def summarise(self) -> str:
+        return f"{len(self.names):,} attribute" + ("" if len(self.names) == 1 else "s")
 
     def flatten(self, values: NDArray[np.float32]) -> dict[str, str | float]:
         row = dict[str, str | float]()

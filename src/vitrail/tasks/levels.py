@@ -23,7 +23,7 @@ from vitrail.system.intervals import estimate_mean, estimate_share
 from vitrail.tasks.cells import read_good_cells
 from vitrail.tasks.level_order import read_level, sort_levels
 from vitrail.tasks.number_metrics import estimate_kappa, estimate_spearman
-from vitrail.tasks.task import AnswerLine, Array, Cell, Measure, Targets, Task, TaskMeasures
+from vitrail.tasks.task import AnswerLine, Array, Cell, Measure, Targets, Task, TaskMeasures, format_share
 
 LEVEL = "level"
 """The name of the target: (N,) int64, the place of the level, −1 if it is not known."""
@@ -108,9 +108,8 @@ class Levels(Task):
     def describe(self, values: NDArray[np.float32], top: int = 5) -> list[AnswerLine]:
         best = int(self.decide(values))
         others = [int(k) for k in np.argsort(-values, kind="stable") if k != best]
-        return [
-            AnswerLine(self.names[k], f"{values[k]:.1%}", float(values[k]), k == best) for k in [best, *others][:top]
-        ]
+        shown = [best, *others][:top]
+        return [AnswerLine(self.names[k], format_share(float(values[k])), float(values[k]), k == best) for k in shown]
 
     def flatten(self, values: NDArray[np.float32]) -> dict[str, str | float]:
         level = int(self.decide(values))
