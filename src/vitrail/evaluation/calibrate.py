@@ -14,6 +14,7 @@ from vitrail.evaluation.labels import LabelMap, read_label_map
 from vitrail.evaluation.reliability import SetCheck, fit_reliability, list_scores
 from vitrail.inference.batches import InferenceOptions
 from vitrail.inference.engine import Engine, Model, check_model, is_exported, open_engine
+from vitrail.inference.find_images import require_images
 from vitrail.model.base import ImageModel
 from vitrail.model.create import share_model
 from vitrail.reliability.record import Reliability
@@ -179,9 +180,17 @@ def calibrate(
 
 
 def open_unlike(data: Data) -> Source:
-    """Open images of other things: the part for testing if there are several, else everything."""
-    splits = list_splits(data)
-    return open_data(data, choose_test_split(data) or splits[0]) if splits else open_data(data)
+    """Open images of other things, whose labels mean nothing: a data set, or a folder with images at any depth.
+
+    Of a data set with several parts, the one for testing is taken.
+    """
+    try:
+        splits = list_splits(data)
+        return open_data(data, choose_test_split(data) or splits[0]) if splits else open_data(data)
+    except DataError:
+        if not isinstance(data, str | Path) or not Path(data).is_dir():
+            raise
+        return open_data([(image.content, "unlike") for image in require_images(str(data))])
 
 
 def _choose_place(model: Model, out: str | Path | None) -> Path | None:
