@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 import httpx
 import numpy as np
 import pytest
+from page_visit import card, give, opened, photo
 from PIL import Image
+from stand_in import Model, StandIn
 
 from browser import chromium
 from calibrated import calibrated_model, draw_noise, make_model
 from vitrail.inference.predictor import Predictor
 from vitrail.serving.app import build_app
+from vitrail.serving.reference import describe_api
 from vitrail.serving.serve import open_served_model
 from vitrail.serving.service import Service
 from vitrail.serving.settings import ServerSettings
@@ -98,7 +101,40 @@ def test_what_cannot_be_asked_is_told():
     assert told == {"sure": (True, True), "plain": (False, False)}
 
 
+def test_the_reference_has_the_option():
+    paths = describe_api(ServerSettings())["paths"]
+    names = {path: str(methods["post"]["parameters"]) for path, methods in paths.items() if "post" in methods}
+    assert [path for path, options in names.items() if "'coverage'" in options] == ["/v1/classify", "/v1/predict"]
+
+
 @pytest.fixture(scope="module")
 def window() -> Iterator[Browser]:
     with chromium() as browser:
         yield browser
+
+
+@pytest.mark.slow
+def test_the_page_says_what_it_does_not_know_and_shows_the_set(window: Browser):
+    models = (
+        Model("strange", classes=5, set_size=2, is_unknown=True),
+        Model("sure", classes=5, set_size=1, is_unknown=False),
+        Model("plain", classes=5),
+    )
+    with StandIn(models).running() as stand, opened(window, stand) as page:
+        give(page, ("a.png", photo()))
+        shown = {}
+        for model in models:
+            page.locator("#model").select_option(model.name)
+            here = card(page, "a.png")
+            here.locator(".look[aria-busy=false]").wait_for()
+            shown[model.name] = (here.locator(".strange").is_visible(), here.locator(".set").inner_text())
+            assert here.locator(".set").is_visible() == (model.name != "plain")
+            if model.name == "strange":
+                said = page.locator("#announced").inner_text()
+                assert "a.png: does not look like anything the model was trained on; " in said
+        words = "for 95 of 100 images like those known, such a set holds the right label."
+        assert shown["strange"] == (True, f"tabby cat, Egyptian cat: {words}")
+        assert shown["sure"] == (False, f"tabby cat: {words}")
+        assert shown["plain"][0] is False
+        queries = [seen.query.get("coverage") for seen in stand.asked("/v1/predict")]
+        assert queries == ["0.95", "0.95", None]
