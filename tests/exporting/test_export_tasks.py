@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -124,3 +126,26 @@ def test_bytes_of_a_photo_are_answered_by_the_file(exported):
     Image.fromarray(PHOTOS[0]).save(file, "PNG")
     ours, theirs = Predictor(make_task_model("tags"), device="cpu"), Predictor(exported("tags"))
     assert theirs(file.getvalue())["tags"] == ours(file.getvalue())["tags"]
+
+
+def test_the_block_on_the_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
+    (block,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "give_task" in block]
+    place: dict[str, Any] = {}
+    exec(block, place)
+    assert (place["result"].task, place["result"].agreement) == ("numbers", 1.0)
+
+
+def test_agreement_of_tags_counts_those_that_both_choose():
+    task = TASKS["tags"]  # thresholds 0.4, 0.6, 0.5, 0.5
+    expected = np.array([[0.9, 0.9, 0.1, 0.1], [0.1, 0.1, 0.1, 0.1], [0.9, 0.1, 0.1, 0.1]])
+    found = np.array([[0.9, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.1], [0.1, 0.1, 0.9, 0.1]])
+    assert task.compare(expected, found) == pytest.approx((1 / 2 + 1 + 0) / 3)
+
+
+def test_numbers_that_differ_in_int8_are_refused():
+    task = TASKS["numbers"]
+    values = np.tile(np.array([[40.0, 1e-3]]), (10, 1))
+    off = values + np.array([[0.0, 0.5 * 2e-4]])  # half a deviation of the price, however small in its unit
+    assert task.compare(values, off) == 0

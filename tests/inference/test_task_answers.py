@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -164,3 +166,12 @@ def test_a_table_marks_what_was_chosen():
     assert heading.split() == ["file", "answer", "value"]
     assert [line.split() for line in shown] == [["a.png", "*", "cat", "93.1%"], ["indoor", "2.0%"]]
     assert len({len(line) for line in (heading, *shown)}) == 1, "columns are aligned"
+
+
+def test_the_block_on_the_page_runs():
+    page = (Path(__file__).parents[2] / "docs" / "predicting.md").read_text()
+    (block,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "give_task" in block]
+    place: dict[str, Any] = {}
+    exec(block, place)
+    assert place["predictor"](place["photo"])["probabilities"] == {"cat": 0.5, "indoor": 0.5}
+    assert place["result"][0].answer.cells == {"tags": "cat|indoor", "cat": 0.5, "indoor": 0.5}

@@ -116,7 +116,7 @@ class ImageModel(nn.Module, ABC):
     def give_task(self, task: Task) -> Self:
         """Replace the head by a zero-initialised linear layer for a task; its output names become the labels."""
         self.replace_head(len(task.output_names), task.output_names)
-        self.stored_task = None if isinstance(task, Labels) else task
+        self.stored_task = None if task.kind == "labels" else task
         return self
 
     def replace_head(self, num_classes: int, labels: Sequence[str] | None = None) -> Self:

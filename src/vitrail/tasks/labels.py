@@ -7,6 +7,7 @@ synonyms and ImageNet's other labels, so evaluation uses `evaluation/report.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 
 from vitrail.errors import DataError, did_you_mean
 from vitrail.system.intervals import estimate_share
+from vitrail.tasks.cells import read_good_cells, read_name
 from vitrail.tasks.task import AnswerLine, Array, Cell, Measure, Targets, Task, TaskMeasures, format_share
 
 LABEL = "label"
@@ -33,18 +35,21 @@ class Labels(Task):
 
     @classmethod
     def learn(cls, columns: Mapping[str, Sequence[Cell]]) -> Self:
-        (column,) = columns
-        names = {str(cell) for cell in columns[column] if cell is not None and cell != ""}
+        if len(columns) != 1:
+            raise DataError(f"labels stand in one column, not in {', '.join(columns)}: name it, or learn attributes")
+        ((column, cells),) = columns.items()
+        names = set(read_good_cells(partial(read_name, column), cells)) - {""}
+        if not names:
+            raise DataError(f"the column {column} has no label in any row")
         return cls(names=tuple(sorted(names)), column=column)
 
     def encode(self, row: Mapping[str, Cell]) -> dict[str, Any]:
-        cell = row[self.column]
-        if cell is None or cell == "":
+        name = read_name(self.column, row.get(self.column))
+        if not name:
             raise DataError(f"there is no {self.column}")
-        if str(cell) not in self.names:
-            hint = did_you_mean(str(cell), self.names) or ""
-            raise DataError(f"{self.column} is {cell!r}, which is no class{hint}")
-        return {LABEL: self.names.index(str(cell))}
+        if name not in self.names:
+            raise DataError(f"{self.column} is {name!r}, which is no class{did_you_mean(name, self.names)}")
+        return {LABEL: self.names.index(name)}
 
     def allocate(self, count: int) -> Targets:
         return {LABEL: np.zeros(count, np.int64)}

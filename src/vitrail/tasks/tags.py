@@ -65,9 +65,9 @@ class Tags(Task):
         target = np.zeros(len(self.names), np.float32)
         if self.column is None:
             for number, name in enumerate(self.names):
-                target[number] = read_yes_or_no(name, row[name])
+                target[number] = read_yes_or_no(name, row.get(name))
             return {TAGS: target}
-        for name in split_tags(row[self.column]):
+        for name in split_tags(row.get(self.column)):
             if name not in self.names:
                 raise DataError(f"{name!r} is no tag{did_you_mean(name, self.names) or ''}")
             target[self.names.index(name)] = 1
@@ -117,7 +117,7 @@ class Tags(Task):
 
     def decide(self, values: Array) -> NDArray[np.bool_]:
         """(…, K) probabilities → (…, K): which tags the images have."""
-        decided: NDArray[np.bool_] = np.asarray(values) >= np.asarray(self.thresholds or 0.5, np.float32)
+        decided: NDArray[np.bool_] = np.asarray(values, np.float32) >= np.asarray(self.thresholds or 0.5, np.float32)
         return decided
 
     def measure(self, values: Array, targets: Targets) -> TaskMeasures:

@@ -179,7 +179,10 @@ class Task(Config):
 
     @abstractmethod
     def measure(self, values: Array, targets: Targets) -> TaskMeasures:
-        """Return the metrics of (N, V) float64 values. They do not depend on the order of the images."""
+        """Return the metrics of (N, V) float64 values, which do not depend on the order of the images.
+
+        Only images with a known target count; a metric that is not defined is NaN.
+        """
 
     def tune(self, values: Array, targets: Targets) -> Self:
         """Return the task with what is chosen by images, such as a threshold for each tag. By default nothing is."""

@@ -46,12 +46,13 @@ export class Card {
     this.compare();
   }
 
-  /** Says of two answers whether they are the same. */
+  /** Says of two answers to the same question whether they are the same. */
   compare() {
     const [first, second] = this.shown.map((look) => (look.lines?.length > 0 ? essence(look.lines) : null));
     const isKnown = typeof first === "string" && typeof second === "string";
     const verdict = this.root.querySelector(".verdict");
-    verdict.hidden = this.shown.length < 2;
+    const isFair = this.shown.length > 1 && this.shown[0].model.task === this.shown[1].model.task;
+    verdict.hidden = !isFair;
     verdict.textContent = !isKnown ? "\u00a0" : first === second ? `Both say ${first || "none"}.` : "They differ.";
   }
 
