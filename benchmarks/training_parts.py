@@ -1,12 +1,13 @@
 """Training steps with dropout, layer scale and stochastic depth: our fused kernels beside timm's model, compiled.
 
     python benchmarks/training_parts.py --out benchmarks/results/training_parts.json
-    python benchmarks/training_parts.py --cases dropout --out dropout.json
+    python benchmarks/training_parts.py --cases dropout --graphs --out dropout.json
+    python benchmarks/training_parts.py --model L/16 --batch 128 --cases plain --graphs --out large.json
     python benchmarks/training_parts.py --cases kernels --out kernels.json      # kernels that draw masks
 
-B/16 at 224 px, batch 256: forward, backward and fused AdamW under autocast in bf16, in one process, in turns, medians
-of five rounds. Needs a CUDA device. timm is left out, and named, if it is not installed. The file is written after
-every case.
+224 px: forward, backward and fused AdamW under autocast in bf16, in one process, in turns, medians of five rounds; with
+--graphs also both libraries' steps as CUDA graphs. Needs a CUDA device. timm is left out, and named, if it is not
+installed. The file is written after every case.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import vitrail
 from peer_libraries.models import import_peer
 from vitrail.benchmark.machine import read_commit
 from vitrail.errors import NotApplicableError
+from vitrail.fast.gpu.cuda_graph import CudaGraph
 from vitrail.fast.gpu.gradients import GELUS
 from vitrail.fast.gpu.kernels.backward import GELU, NORM, Walk, gelu_backward, norm_backward
 from vitrail.fast.gpu.kernels.dropout import DropoutMask, activate_and_drop
@@ -41,76 +43,88 @@ OPTIONS: dict[str, tuple[dict[str, float], dict[str, float]]] = {
     "layer-scale": ({"layer_scale": 1e-5, "stochastic_depth": 0.1}, {"init_values": 1e-5, "drop_path_rate": 0.1}),
 }
 """Options of our model and of timm's, by case."""
+NETWORKS = {"B/16": "vit_base_patch16_224", "L/16": "vit_large_patch16_224", "H/14": "vit_huge_patch14_224"}
+"""timm's names of our models."""
 SIZE, TOKENS, ROUNDS = 224, 197, 5
 Step = Callable[[], Tensor]
 
 
-def make_step(model: nn.Module, run: Callable[[Tensor], Tensor], images: Tensor) -> Step:
-    """Return a training step; `run` is the model, or what computes it."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+def make_step(model: nn.Module, run: Callable[[Tensor], Tensor], images: Tensor, records: bool = False) -> Step:
+    """Return a training step; `run` is the model, or what computes it. `records`: as one CUDA graph."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True, capturable=records)
     labels = torch.randint(1000, (len(images),), device=images.device)
 
     def step() -> Tensor:
-        with torch.autocast("cuda", torch.bfloat16):
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=not records):
             loss = F.cross_entropy(run(images).float(), labels)
         loss.backward()
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
     return step
 
 
-def build_ours(case: str, images: Tensor) -> Step:
-    model = vitrail.create_model("B/16", seed=0, **OPTIONS[case][0]).cuda().train()
+def build_ours(name: str, case: str, images: Tensor, records: bool) -> Step:
+    model = vitrail.create_model(name, image_size=SIZE, num_classes=1000, seed=0, **OPTIONS[case][0]).cuda().train()
     fused, count = FusedTraining(model), 0
+    step = make_step(model, fused, images, records)
 
-    def run(images: Tensor) -> Tensor:
+    def step_with(numbers: Tensor) -> Tensor:
+        fused.key = numbers  # the graph's own tensor, which every replay fills anew
+        return step()
+
+    take_step = CudaGraph(step_with) if records else step_with
+
+    def run_step() -> Tensor:
         nonlocal count
         count += 1
-        fused.set_step(count, 0)  # as the training loop does
-        return fused(images)
+        return take_step(make_key(count, 0).cuda(non_blocking=True))  # as the training loop does
 
-    return make_step(model, run, images)
+    return run_step
 
 
-def build_timm(case: str, images: Tensor, mode: str | None) -> Step:
+def build_timm(name: str, case: str, images: Tensor, mode: str | None) -> Step:
     import timm
 
-    model = timm.create_model("vit_base_patch16_224", num_classes=1000, **OPTIONS[case][1]).cuda().train()
+    model = timm.create_model(NETWORKS[name], num_classes=1000, **OPTIONS[case][1]).cuda().train()
     return make_step(model, torch.compile(model, dynamic=False, mode=mode), images)
 
 
-def measure_case(case: str, images: Tensor, has_timm: bool, graphs: bool, calls: int) -> list[dict[str, Any]]:
-    builders: dict[str, Callable[[], Step]] = {"vitrail, fused": lambda: build_ours(case, images)}
+def measure_case(
+    name: str, case: str, images: Tensor, has_timm: bool, graphs: bool, calls: int
+) -> list[dict[str, Any]]:
+    builders: dict[str, Callable[[], Step]] = {"vitrail, fused": lambda: build_ours(name, case, images, False)}
+    if graphs:
+        builders["vitrail, fused, CUDA graph"] = lambda: build_ours(name, case, images, True)
     if has_timm:
-        builders["timm, compiled"] = lambda: build_timm(case, images, None)
+        builders["timm, compiled"] = lambda: build_timm(name, case, images, None)
     if has_timm and graphs:
-        builders["timm, compiled, CUDA graphs"] = lambda: build_timm(case, images, "reduce-overhead")
+        builders["timm, compiled, CUDA graphs"] = lambda: build_timm(name, case, images, "reduce-overhead")
     steps, facts = {}, {}
-    for name, build in builders.items():
+    for label, build in builders.items():
         began = time.perf_counter()
         try:
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-            steps[name] = build()
-            losses = [float(steps[name]()) for _ in range(3)]
+            steps[label] = build()
+            losses = [float(steps[label]()) for _ in range(3)]
         except Exception as error:  # the others are still measured
-            steps.pop(name, None)
-            facts[name] = {"error": f"{type(error).__name__}: {error}"[:2000]}
-            print(f"{case}: {name} failed: {error}", flush=True)
+            steps.pop(label, None)
+            facts[label] = {"error": f"{type(error).__name__}: {error}"[:2000]}
+            print(f"{name}, {case}: {label} failed: {error}", flush=True)
             continue
         seconds = time.perf_counter() - began
         memory = torch.cuda.max_memory_allocated() - before
-        facts[name] = {"first_losses": losses, "seconds_to_start": seconds, "peak_bytes": memory}
-        print(f"{case}: {name} is ready after {seconds:.0f} s, first losses {losses}", flush=True)
+        facts[label] = {"first_losses": losses, "seconds_to_start": seconds, "peak_bytes": memory}
+        print(f"{name}, {case}: {label} is ready after {seconds:.0f} s, first losses {losses}", flush=True)
     times = take_turns(steps, calls)
     rows = []
-    for name, fact in facts.items():
-        row = {"case": case, "name": name, **fact}
-        if name in times:
-            row |= {"ms": times[name], "images_per_s": 1000 * len(images) / statistics.median(times[name])}
-            print(f"{case}: {name}: {row['images_per_s']:,.0f} images/s", flush=True)
+    for label, fact in facts.items():
+        row = {"model": name, "batch": len(images), "case": case, "name": label, **fact}
+        if label in times:
+            row |= {"ms": times[label], "images_per_s": 1000 * len(images) / statistics.median(times[label])}
+            print(f"{name}, {case}: {label}: {row['images_per_s']:,.0f} images/s", flush=True)
         rows.append(row)
     return rows
 
@@ -169,10 +183,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cases", nargs="+", default=list(OPTIONS), choices=[*OPTIONS, "kernels"])
+    parser.add_argument("--model", default="B/16", choices=list(NETWORKS))
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--width", type=int, default=768, help="of the tokens, for the case kernels")
     parser.add_argument("--calls", type=int, default=10, help="steps in a turn")
-    parser.add_argument("--graphs", action="store_true", help="timm with CUDA graphs too; compiles once more")
+    parser.add_argument("--graphs", action="store_true", help="CUDA graphs too; compiles timm's once more")
     parser.add_argument("--commit", default="")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -188,8 +203,6 @@ def main() -> None:
         "commit": arguments.commit or read_commit(),
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
-        "model": "B/16",
-        "batch": arguments.batch,
         "timm": missing or "measured",
         "rows": [],
     }
@@ -198,7 +211,8 @@ def main() -> None:
         if case == "kernels":
             result["rows"] += measure_kernels(arguments.batch, arguments.width)
         else:
-            result["rows"] += measure_case(case, images, missing is None, arguments.graphs, arguments.calls)
+            has_timm = missing is None
+            result["rows"] += measure_case(arguments.model, case, images, has_timm, arguments.graphs, arguments.calls)
         arguments.out.write_text(json.dumps(result, indent=1))
         torch.compiler.reset()
         gc.collect()

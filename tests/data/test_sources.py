@@ -534,7 +534,7 @@ def test_parquet_groups_are_read_about_once_an_epoch(tmp_path, monkeypatch):
     monkeypatch.setattr(source, "_read_columns", lambda group, names: reads.append(group) or plain(group, names))
     for index in Order(len(part), 0, part.block, part.window)(np.arange(len(part)))[1]:
         part.read(int(index))
-    assert len(reads) <= 2 * len(source.groups)
+    assert len(reads) <= 2 * len(source.row_groups)
 
 
 def test_more_parquet_files_than_may_be_open(tmp_path, monkeypatch):

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 import runs
+from annotated import write_table
+
+from vitrail.training.resolve import read_toml
 
 HERE = Path(__file__).parent
 STEPS = 8
@@ -30,10 +33,23 @@ STEPS = 8
     ids=["a few times", "often", "with two workers", "masked patches", "masked autoencoding", "LeJEPA", "DINO"],
 )
 def test_killed_at_random_moments(tmp_path, changes, kills):
+    broken = compare_with_killed(tmp_path, changes, kills, {"fewshot_every": 4, "fewshot_shots": 2})
+    assert sum(entry["kind"] == "fewshot" for entry in runs.records(broken)) == kills * STEPS // 4
+
+
+@pytest.mark.slow
+def test_a_run_on_tags_killed_at_random_moments(tmp_path):
+    data = {"source": str(write_table(tmp_path / "photos", "tags")), "task": "tags"}
+    broken = compare_with_killed(tmp_path, {"data": data}, 3, {})
+    assert read_toml(broken / "config.toml")["objective"]["kind"] == "task"
+
+
+def compare_with_killed(tmp_path: Path, changes: dict, kills: int, run: dict) -> Path:
+    """Make a run that is left alone, and the same one killed so often; check that they agree, and return the second."""
     folders = [tmp_path / "whole", tmp_path / "broken"]
     for folder in folders:
         steps = {"steps": kills * STEPS, "warmup_steps": 4}
-        tree = runs.tree(folder, **changes, schedule=steps, run={"fewshot_every": 4, "fewshot_shots": 2})
+        tree = runs.tree(folder, **changes, schedule=steps, run=run)
         folder.with_suffix(".json").write_text(json.dumps(tree))
     child = subprocess.run(
         [
@@ -53,4 +69,4 @@ def test_killed_at_random_moments(tmp_path, changes, kills):
     runs.assert_same_run(*folders)
     steps = [entry["step"] for entry in runs.records(folders[1]) if entry["kind"] == "train"]
     assert steps == list(range(1, kills * STEPS + 1))
-    assert sum(entry["kind"] == "fewshot" for entry in runs.records(folders[1])) == kills * STEPS // 4
+    return folders[1]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import runs
 import torch
+from annotated import write_table
 
 import vitrail
 from vitrail.training.checkpoint_folder import read_weights
@@ -78,6 +79,11 @@ def more_finished(tmp_path_factory) -> dict[str, Path]:
         "DINO ddp": {"size": 2, "objective": runs.TAUGHT, "model": {"num_classes": 0}},
         "DINO fsdp": {"size": 2, "objective": runs.TAUGHT, "run": {"parallel": "fsdp"}, "model": {"num_classes": 0}},
     }
+    tagged = {"source": str(write_table(tmp_path_factory.mktemp("tagged") / "photos", "tags")), "task": "tags"}
+    seldom = {"fewshot_every": None, "evaluate_every": 10}
+    ways["tags one"] = {"size": 1, "data": tagged, "run": seldom}
+    ways["tags ddp"] = {"size": 2, "data": tagged, "run": seldom}
+    ways["tags fsdp"] = {"size": 2, "data": tagged, "run": {**seldom, "parallel": "fsdp"}}
     return run_ways(tmp_path_factory.mktemp("more ranks"), ways)
 
 
@@ -111,6 +117,14 @@ def check_same_losses(first: Path, second: Path) -> None:
     assert len(one) == 20
     assert other == pytest.approx(one, abs=1e-5)
     assert one[-1] < one[0] - 0.05
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_tags_agree(more_finished, way):
+    check_same_losses(more_finished["tags one"], more_finished[f"tags {way}"])
+    one, other = (vitrail.load(more_finished[name]) for name in ("tags one", f"tags {way}"))
+    assert one.task == other.task
+    assert one.task.kind == "tags"
 
 
 @SLOW

@@ -187,7 +187,7 @@ def test_a_wrong_key_is_one_sentence(override, sentence):
         (
             "objective.kind=mask",
             "kind = 'mask': input should be "
-            "'classification', 'masked-patches', 'masked-autoencoding', 'lejepa' or 'dino'",
+            "'classification', 'task', 'masked-patches', 'masked-autoencoding', 'lejepa' or 'dino'",
         ),
         ("warmup_steps=10", "warmup_steps = 10 leaves nothing of 10 steps: give schedule.warmup_steps=1 too"),
     ],

@@ -23,6 +23,7 @@ complete_format = offer(["native", "meta", "timm", "torchvision", "huggingface",
 complete_kind = offer(["onnx", "onnx-int8", "torch", "aoti", "openvino"])
 complete_precision = offer(["fp32", "bf16", "fp16", "fp8", "int8", "auto"])
 complete_device = offer(["auto", "cpu", "cuda", "mps"])
+complete_task = offer(["labels", "tags", "numbers", "levels", "attributes"])
 
 WhichOption = Annotated[
     str, typer.Option(autocompletion=complete_which, help="Of a run: its last or its best weights.")
@@ -37,6 +38,18 @@ LabelsFromOption = Annotated[
     ),
 ]
 """The option of every verb that takes DATA."""
+TaskOption = Annotated[
+    str | None,
+    typer.Option(
+        autocompletion=complete_task,
+        metavar="KIND",
+        help="What is learned of a table: labels, tags, numbers, levels or attributes; recognised if not given.",
+    ),
+]
+LabelsOption = Annotated[
+    str | None,
+    typer.Option(metavar="COLUMNS", help="The columns of a table to learn, such as colour,shape; found if not given."),
+]
 
 
 def complete_recipe(incomplete: str) -> list[str]:

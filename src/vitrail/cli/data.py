@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrail.cli.completion import LabelsFromOption
+from vitrail.cli.completion import LabelsFromOption, LabelsOption, TaskOption
 from vitrail.cli.flags import App
 from vitrail.cli.printing import print_table
 
@@ -33,6 +33,8 @@ def check(
     data: Data,
     split: Annotated[str | None, typer.Option(help="train, val or test; all that are there if not given.")] = None,
     labels_from: LabelsFromOption = None,
+    task: TaskOption = None,
+    labels: LabelsOption = None,
     against: Annotated[
         str | None, typer.Option(metavar="DATA", help="Other data: find the images that it has too, or nearly.")
     ] = None,
@@ -68,6 +70,8 @@ def check(
             data,
             split=split,
             labels_from=labels_from,
+            task=task,
+            labels=labels,
             against=against,
             against_split=against_split,
             against_labels_from=against_labels_from,
@@ -90,6 +94,8 @@ def pack(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder; or one where this was begun.")],
     split: Annotated[str | None, typer.Option(help="train, val or test; all that are there if not given.")] = None,
     labels_from: LabelsFromOption = None,
+    task: TaskOption = None,
+    labels: LabelsOption = None,
     form: Annotated[str, typer.Option("--format", help="tar (WebDataset) or parquet (Hugging Face).")] = "tar",
     shard_mb: Annotated[float, typer.Option(help="About so many megabytes in a shard.")] = 100,
     resize: Annotated[int | None, typer.Option(help="Make the shorter side of larger images so many pixels.")] = None,
@@ -115,6 +121,8 @@ def pack(
             out,
             split=split,
             labels_from=labels_from,
+            task=task,
+            labels=labels,
             format=form,
             shard_mb=shard_mb,
             resize=resize,
@@ -156,5 +164,7 @@ def _print_report(report: DataReport) -> None:
         rows.append([kind, "\n".join(sentences), f"{report.counts[kind]:,}"])
     if rows:
         print_table("Findings", ["kind", "for example", "number"], rows, left=2)
+    for title, (head, *lines) in report.target_tables().items():
+        print_table(title, head, lines)
     for line in report.lines():
         print(line)

@@ -1,4 +1,4 @@
-"""vitrail finetune: a classifier for a folder of images."""
+"""vitrail finetune: a model for a folder or a table of images."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 
 from vitrail.cli.completion import LabelsFromOption
 from vitrail.cli.printing import announce_pane, interruptible, print_lines, stop_on_sigterm
+from vitrail.cli.tasks import describe_task, describe_task_result
 from vitrail.cli.train import describe_files, describe_report
 from vitrail.system.commands import quote_word
 
@@ -30,6 +31,12 @@ def finetune(
             help="MODEL to start from: folder, file, run, hf:owner/name, timm:name; pane if not given; or scratch.",
         ),
     ] = None,
+    task: Annotated[
+        str | None, typer.Option(help="labels, tags, numbers, levels or attributes; by default what the data tells.")
+    ] = None,
+    labels: Annotated[
+        str | None, typer.Option(help="Columns of a table to learn, such as colour,shape; by default they are found.")
+    ] = None,
     labels_from: LabelsFromOption = None,
     minutes: Annotated[
         float | None,
@@ -45,7 +52,9 @@ def finetune(
         list[str] | None, typer.Argument(metavar="key=value …", help="Such as schedule.steps=500 run.folder=runs/mine.")
     ] = None,
 ) -> None:
-    """Train a classifier for your own images, from a model that has seen others.
+    """Train a model for your own images, from one that has seen others.
+
+    It learns what the data tells: one label an image, several tags, numbers, levels in an order, or several attributes.
 
     Resolution, steps, batch size and learning rate are chosen for the data and the time; you can set any of them:
     steps=500 batch_size=32 learning_rate=0.003 image_size=224 folder=runs/mine. The model goes to runs/DATA, and
@@ -54,15 +63,19 @@ def finetune(
     from vitrail.system.event_display import EventDisplay
     from vitrail.weights.source import PANE
     from vitrail.workflows.finetune import finetune as run
+    from vitrail.workflows.finetune_result import TaskResult
 
     settings, model = overrides or [], PANE if start is None else start
     with EventDisplay(plain_lines=True) as display:
         printer = _Printer(display, announces_pane=start is None)
-        options: dict[str, Any] = {"minutes": minutes, "sweep": sweep, "labels_from": labels_from}
+        options: dict[str, Any] = {"minutes": minutes, "sweep": sweep}
+        options |= {"task": task, "labels": labels, "labels_from": labels_from}
         with interruptible("the features computed so far are kept") if quick else nullcontext():
             result = run(data, model, quick=quick, settings=settings, on_event=printer, **options)
         report = printer.seen.get("report", {})
-        if result.config is None:
+        if isinstance(result, TaskResult):
+            print_lines(describe_task_result(result, report, data, model, options))
+        elif result.config is None:
             images = printer.seen["features"]["images"]
             print_lines(_describe_quick_result(result, images, report, data, model, labels_from))
         else:
@@ -87,23 +100,27 @@ class _Printer:
 
 
 def _describe_event(kind: str, values: dict[str, Any], seen: dict[str, dict[str, Any]]) -> Iterator[str]:
-    if kind == "data" and values["start"] is None:
+    if kind == "task":
+        yield from describe_task(values)
+    elif kind == "data" and values["start"] is None:
         yield "training from scratch, which needs many images; `--from MODEL` starts from a trained model"
     elif kind == "choices":
-        yield _format_choices(values, seen["data"])
+        yield _format_choices(values, seen["data"], seen.get("task"))
         if values["seconds"] is not None:
             yield _format_estimate(values)
     elif kind == "trial":
-        outcome = values["failure"] or f"accuracy {values['accuracy']:.1%}, loss {values['loss']:.4f}"
+        accuracy = "" if values["accuracy"] is None else f"accuracy {values['accuracy']:.1%}, "
+        outcome = values["failure"] or f"{accuracy}loss {values['loss']:.4f}"
         yield f"learning rate {values['rate']:.3g}: {outcome}"
     elif kind == "chosen":
-        accuracy = f"{values['accuracy']:.1%} on the images that choose"
-        yield f"chosen: {values['rate']:.3g}, with {accuracy}; now trained again"
+        merit = f"loss {values['loss']:.4f}" if values["accuracy"] is None else f"{values['accuracy']:.1%}"
+        yield f"chosen: {values['rate']:.3g}, with {merit} on the images that choose; now trained again"
     elif kind == "message":
         yield values["text"]
     elif kind == "features":
+        classes = "" if values["classes"] is None else f" of {values['classes']} classes"
         yield (
-            f"{values['images']:,} images of {values['classes']} classes at {_format_size(values['image_size'])} "
+            f"{values['images']:,} images{classes} at {_format_size(values['image_size'])} "
             f"pixels: {values['features']} features each, from {values['model']}"
         )
         if unreadable := values["all_images"] - values["images"]:
@@ -119,12 +136,13 @@ def _describe_event(kind: str, values: dict[str, Any], seen: dict[str, dict[str,
         yield f"{values['split']} accuracy: {_format_accuracy(values)}"
 
 
-def _format_choices(values: dict[str, Any], data: dict[str, Any]) -> str:
+def _format_choices(values: dict[str, Any], data: dict[str, Any], task: dict[str, Any] | None) -> str:
     size = _format_size(values["image_size"]) if values["image_size"] else "its own size"
     length = f"{values['steps']} steps" if values["steps"] is not None else f"{values['epochs']:g} epochs"
     flip = "mirrored at random (data.augmentation.flip=0 where left and right matter)"
+    what = f"images of {data['classes']} classes" if task is None else f"images with {task['kind']}"
     return (
-        f"{data['images']:,} images of {data['classes']} classes, about {data['short_side']} pixels: training at "
+        f"{data['images']:,} {what}, about {data['short_side']} pixels: training at "
         f"{size} for {length} of {values['batch_size']}, learning rate {values['learning_rate']:g}; crops "
         f"from {values['crop_area'][0]:.0%} of the area on, {flip if values['flip'] else 'not mirrored'}"
     )

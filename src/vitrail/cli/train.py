@@ -98,7 +98,7 @@ def describe_files(result: TrainingResult | FinetuneResult, report: dict[str, An
     yield from describe_report(report)
     yield f"model: {result.weights}"
     folder = quote_word(str(result.folder))
-    if result.config is not None and result.config.objective.kind == "classification":
+    if result.config is not None and result.config.objective.kind in ("classification", "task"):
         commands = f"vitrail predict PHOTO --model {folder}; vitrail evaluate --model {folder} --data DATA measures it"
     else:  # without a head there is nothing to evaluate yet
         commands = (

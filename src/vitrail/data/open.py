@@ -19,13 +19,19 @@ From Python, functions also take images that a program has at hand, and a Source
 from __future__ import annotations
 
 import contextlib
-import itertools
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vitrail.data.locate import (
+    group_files_by_split,
+    list_shard_files,
+    match_all_splits,
+    match_splits,
+    read_class_names,
+    resolve_path,
+)
 from vitrail.data.sources.class_folders import open_class_folders
 from vitrail.data.sources.flat_folder import FlatFolder, find_labels, open_flat_folder, parse_labels_from
 from vitrail.data.sources.folder import (
@@ -39,20 +45,23 @@ from vitrail.data.sources.folder import (
 from vitrail.data.sources.image_files import list_folders, list_images
 from vitrail.data.sources.layout import explain_level
 from vitrail.data.sources.list_source import ListSource, Pairs, list_class_names
-from vitrail.data.sources.source import MOST_BYTES, SPLITS, Source, hold_out, read_small_text
+from vitrail.data.sources.source import SPLITS, Source, hold_out
+from vitrail.data.tables.open_table import find_stored_task
+from vitrail.data.tables.text_tables import JSON_TABLES
+from vitrail.data.task_data import TaskData, make_task_data, open_annotated, open_part
 from vitrail.errors import ConfigError, DataError, LayoutError, MissingExtraError, did_you_mean
 from vitrail.system.results import format_count
+from vitrail.tasks.task import Task
 
 DEFAULT_HOLDOUT = 0.1
 WHOLE = "all"
 """The split name of a data set that has no splits."""
-CLASS_NAME_FILES = ("classes.txt", "labels.txt")
 LABELS_TO_INSPECT = 1000
 """How many labels are read to decide whether a split has labels."""
 
-Data = str | Path | FlatFolder | Source | Pairs | Mapping[str, Pairs]
-"""A name as listed at the top of this module, a folder with what `labels_from` says of it, an open Source, a list of
-(image, label) pairs, or a dictionary with such a list for each split."""
+Data = str | Path | FlatFolder | TaskData | Source | Pairs | Mapping[str, Pairs]
+"""A name as listed at the top of this module, a folder with what `labels_from` says of it, data with its task, an open
+Source, a list of (image, label) pairs, or a dictionary with such a list for each split."""
 SplitOpeners = dict[str, Callable[[], Source]]
 """For each split that exists, a function that opens it."""
 
@@ -109,6 +118,26 @@ def add_labels_from(data: Data, labels_from: str | None) -> Data:
     raise ConfigError(
         f"labels_from = {labels_from!r} is for a folder of images, and {name_data(data)} is none: leave it out"
     )
+
+
+def add_task(data: Data, task: Task | str | None = None, labels: str | Sequence[str] | None = None) -> Data:
+    """Return the data with what is learned from it; as it is if nothing is said.
+
+    Args:
+        data: anything that `open_data` accepts.
+        task: "labels", "tags", "numbers", "levels" or "attributes", or the task of a model; None to recognise it.
+        labels: the columns to learn, such as "colour,shape" or ("colour", "shape"); None to find them.
+
+    Raises:
+        ConfigError: there is no such task, `labels` names no column, or the data has another task already.
+    """
+    if task is None and labels is None:
+        return data
+    if isinstance(data, Source):
+        if isinstance(task, Task) or task in (None, data.task.kind):
+            return data
+        raise ConfigError(f"task = {task!r}, and this source is open already, with the task {data.task.kind!r}")
+    return make_task_data(data, task, labels)
 
 
 def _open_split(data: Data, openers: SplitOpeners, split: str, holdout: float | None, seed: int) -> Source:
@@ -170,7 +199,7 @@ def _has_test_labels(data: Data) -> bool:
 
 def propose_data(data: Data) -> LayoutError | None:
     """Return an error that proposes a deeper folder, for data with too few classes; None if nothing looks right."""
-    if not isinstance(data, str | Path) or not _resolve_path(str(data)).is_dir() or list_splits(data):
+    if not isinstance(data, str | Path) or not resolve_path(str(data)).is_dir() or list_splits(data):
         return None
     return explain_level(Path(data).expanduser())
 
@@ -179,6 +208,8 @@ def name_data(data: Data) -> str:
     """Return a short name of a data set for messages: its own name, or such as "a list of 120 images"."""
     if isinstance(data, str | Path):
         return str(data)
+    if isinstance(data, TaskData):
+        return name_data(data.data)
     if isinstance(data, FlatFolder):
         return data.path
     if isinstance(data, Mapping):
@@ -198,6 +229,10 @@ def _raise_data_errors(data: Data) -> Iterator[None]:
 
 
 def _find_splits(data: Data) -> SplitOpeners:
+    data = _add_missing_task(data)
+    if isinstance(data, TaskData):
+        found = open_annotated(data)
+        return _find_splits(data.data) if found is None else {name: partial(open_part, data, name) for name in found[1]}
     if isinstance(data, Mapping):
         return _find_listed_splits(data)
     if isinstance(data, FlatFolder):
@@ -207,21 +242,19 @@ def _find_splits(data: Data) -> SplitOpeners:
     text = str(data)
     if text.startswith("hf:"):
         return _find_hub_splits(text)
-    path = _resolve_path(text)
+    path = resolve_path(text)
     if path.suffix.lower() == ".csv" and path.is_file():
-        return {
-            ours: partial(open_csv, path, theirs) for ours, theirs in _match_all_splits(path, read_csv_splits(path))
-        }
+        return {ours: partial(open_csv, path, theirs) for ours, theirs in match_all_splits(path, read_csv_splits(path))}
     if not path.is_dir():
         return {}
-    if files := _list_shard_files(path):
+    if files := list_shard_files(path):
         return _group_by_split(path, files)
     return _find_split_folders(path)
 
 
 def _find_listed_splits(data: Mapping[str, Pairs]) -> SplitOpeners:
     names = {str(name) for name in data}
-    splits = _match_all_splits(name_data(data), names)
+    splits = match_all_splits(name_data(data), names)
     if not splits:
         raise DataError(f"the names of the lists are {', '.join(sorted(names)) or 'missing'}: give train, val or test")
     for name, samples in data.items():
@@ -234,9 +267,9 @@ def _find_flat_splits(data: FlatFolder) -> SplitOpeners:
     """Return the splits that are folders of images. One whose names tell no classes, such as test/, is left out."""
     root, pattern = _require_folder(Path(data.path).expanduser(), data.path), parse_labels_from(data.labels_from)
     names = set(list_folders(root))
-    if list_images(root) or not _match_splits(names):
+    if list_images(root) or not match_splits(names):
         return {}
-    folders = {ours: root / theirs for ours, theirs in _match_all_splits(root, names)}
+    folders = {ours: root / theirs for ours, theirs in match_all_splits(root, names)}
     labelled = {ours: folder for ours, folder in folders.items() if find_labels(list_images(folder), pattern)}
     parts = list(labelled.values())
     for folder in set(folders.values()) - set(parts):
@@ -246,9 +279,9 @@ def _find_flat_splits(data: FlatFolder) -> SplitOpeners:
 
 def _find_split_folders(path: Path) -> SplitOpeners:
     folders = {child.name: child for child in path.iterdir() if child.is_dir() and not child.name.startswith(".")}
-    if not any(list_folders(folders[theirs]) for _, theirs in _match_splits(set(folders))):
+    if not any(list_folders(folders[theirs]) for _, theirs in match_splits(set(folders))):
         return {}  # the folders may be classes that have the same names as splits
-    splits = _match_all_splits(path, set(folders))
+    splits = match_all_splits(path, set(folders))
     tables = {theirs: table for _, theirs in splits if (table := find_annotation_table(folders[theirs])) is not None}
     if tables:  # Tiny-ImageNet: val/ has a table instead of class folders; test/ has neither and is left out
         splits = [(ours, theirs) for ours, theirs in splits if theirs in tables or not _is_unlabelled(folders[theirs])]
@@ -267,47 +300,18 @@ def _is_unlabelled(folder: Path) -> bool:
 
 
 def _group_by_split(path: Path, files: Sequence[Path]) -> SplitOpeners:
-    groups: dict[str | None, list[Path]] = {}
-    for file in files:
-        groups.setdefault(_guess_split(path, file), []).append(file)
-    if None in groups and len(groups) > 1:
-        splits = ", ".join(str(split) for split in groups if split)
-        raise DataError(f"{path} has {splits}, and also {groups[None][0].name}, which is of no split: move it")
-    return {split: partial(_open_shards, path, groups[split]) for split in SPLITS if split in groups}
-
-
-def _resolve_path(text: str) -> Path:
-    """Return the path; for a folder with exactly one CSV, that CSV."""
-    path = Path(text).expanduser()
-    tables = sorted(path.glob("*.csv")) if path.is_dir() else []
-    return tables[0] if len(tables) == 1 else path
-
-
-def _match_splits(names: set[str]) -> list[tuple[str, str]]:
-    """Return (our name, their name) for each name that means a split."""
-    matches = [(ours, theirs) for ours, words in SPLITS.items() for theirs in sorted(names) if theirs.lower() in words]
-    for (ours, first), (again, second) in itertools.pairwise(matches):
-        if ours == again:
-            raise DataError(f"{first!r} and {second!r} both mean {ours!r}: rename one, or join them")
-    return matches
-
-
-def _match_all_splits(path: Path | str, names: set[str]) -> list[tuple[str, str]]:
-    """As `_match_splits`, but raise a DataError if only some of the names mean a split."""
-    matches = _match_splits(names)
-    others = names - {theirs for _, theirs in matches}
-    if matches and others:
-        other_names = ", ".join(repr(other) for other in sorted(others))
-        split_names = ", ".join(theirs for _, theirs in matches)
-        raise DataError(f"{path} has {split_names}, and also {other_names}, of no split: rename or move what is extra")
-    return matches
+    groups = group_files_by_split(path, files)
+    return {split: partial(_open_shards, path, parts) for split, parts in groups.items() if split}
 
 
 def _open_whole(data: Any, openers: SplitOpeners) -> Source:
+    data = _add_missing_task(data)
     if isinstance(data, Source):
         return data
     if openers:
         raise DataError(f"{name_data(data)} has several splits: name one of {', '.join(openers)}")
+    if isinstance(data, TaskData):
+        return _open_whole(data.data, openers) if open_annotated(data) is None else open_part(data)
     if isinstance(data, FlatFolder):
         return open_flat_folder(_require_folder(Path(data.path).expanduser(), data.path), data.labels_from)
     if not isinstance(data, str | Path):
@@ -317,13 +321,21 @@ def _open_whole(data: Any, openers: SplitOpeners) -> Source:
         from vitrail.data.sources.builtin import DigitsSource
 
         return DigitsSource()
-    path = _resolve_path(str(data))
+    path = resolve_path(str(data))
     if path.is_file():
         return _open_file(path)
     _require_folder(path, str(data))
-    if files := _list_shard_files(path):
+    if files := list_shard_files(path):
         return _open_shards(path, files)
     return open_class_folders(path)
+
+
+def _add_missing_task(data: Data) -> Data:
+    """Return data that only opens with its task as such data: records in JSON, and shards that were packed with one."""
+    if not isinstance(data, str | Path):
+        return data
+    is_json = Path(data).suffix.lower() in JSON_TABLES and Path(data).expanduser().is_file()
+    return TaskData(data) if is_json or find_stored_task(data) else data
 
 
 def _require_folder(path: Path, name: str) -> Path:
@@ -351,46 +363,14 @@ def _open_file(path: Path) -> Source:
     raise DataError(f"{path} is no data set: give a folder, or a .csv, .parquet or .tar file")
 
 
-def _list_shard_files(folder: Path) -> list[Path]:
-    """Return the Parquet or tar files of a folder, including its subfolders named `data` or after a split."""
-    inner = [child for child in sorted(folder.iterdir()) if child.is_dir() and _may_hold_shards(child.name)]
-    for suffix in (".parquet", ".tar"):
-        if files := [path for place in [folder, *inner] for path in sorted(place.glob(f"*{suffix}"))]:
-            return files
-    return []
-
-
-def _may_hold_shards(name: str) -> bool:
-    return name == "data" or any(name.lower() in names for names in SPLITS.values())
-
-
-def _guess_split(root: Path, path: Path) -> str | None:
-    """Return the split that a file's folder means, or else a word of the file's name."""
-    folder = path.parent.name.lower() if path.parent != root else ""
-    is_split = _may_hold_shards(folder) and folder != "data"
-    words = {folder} if is_split else set(re.split(r"[\W_]+", path.name.lower()))
-    matches = [ours for ours, names in SPLITS.items() if words & set(names)]
-    if len(matches) > 1:
-        raise DataError(f"{path.name} could belong to {' or '.join(matches)}: rename it")
-    return matches[0] if matches else None
-
-
 def _open_shards(folder: Path, files: Sequence[Path]) -> Source:
     if files[0].suffix == ".parquet":
         from vitrail.data.sources.parquet import ParquetSource
 
-        return ParquetSource(files, _read_class_names(folder))
+        return ParquetSource(files, read_class_names(folder))
     from vitrail.data.sources.shards import TarSource
 
-    return TarSource(files, _read_class_names(folder))
-
-
-def _read_class_names(folder: Path) -> tuple[str, ...]:
-    for name in CLASS_NAME_FILES:
-        if (folder / name).is_file():
-            text = read_small_text(folder / name, MOST_BYTES)
-            return tuple(text.replace("\r\n", "\n").removesuffix("\n").split("\n"))
-    return ()
+    return TarSource(files, read_class_names(folder))
 
 
 def _find_hub_splits(name: str) -> SplitOpeners:
@@ -400,4 +380,4 @@ def _find_hub_splits(name: str) -> SplitOpeners:
         raise MissingExtraError(f"loading {name}", "datasets") from None
     from vitrail.data.sources.hub import HubSource, list_hub_splits
 
-    return {ours: partial(HubSource.load, name, theirs) for ours, theirs in _match_splits(list_hub_splits(name))}
+    return {ours: partial(HubSource.load, name, theirs) for ours, theirs in match_splits(list_hub_splits(name))}

@@ -7,13 +7,17 @@ from functools import lru_cache
 from pathlib import Path
 
 from vitrail.data.open import Data, name_data
+from vitrail.data.sources.annotated import AnnotatedSource
 from vitrail.data.sources.flat_folder import FlatFolder
 from vitrail.data.sources.list_source import ListSource
 from vitrail.data.sources.source import Source, Subset, make_printable
+from vitrail.data.task_data import TaskData
 
 
 def find_data_folder(data: Data) -> Path | None:
     """Return the folder that sample names start with, if they are paths."""
+    if isinstance(data, TaskData):
+        return find_data_folder(data.data)
     if not isinstance(data, str | Path | FlatFolder):
         return None
     path = Path(name_data(data)).expanduser()
@@ -26,8 +30,8 @@ def find_data_folder(data: Data) -> Path | None:
 def identify_sample(source: Source, index: int, folder: Path | None) -> str:
     """Return the name of a sample without the folder of the data set; of an image in memory, a hash."""
     whole = source
-    while isinstance(whole, Subset):
-        whole = whole.whole
+    while isinstance(whole, Subset | AnnotatedSource):
+        whole = whole.whole if isinstance(whole, Subset) else whole.images
     is_list = isinstance(whole, ListSource)
     return source.identity(index) if is_list else shorten_name(source.display_name(index), folder)
 

@@ -31,6 +31,7 @@ from vitrail.inference.engine import Engine, Model
 from vitrail.system import files
 from vitrail.system.events import Progress
 from vitrail.system.files import move_into_place
+from vitrail.tasks.labels import LABEL
 from vitrail.weights.digest import view_bytes
 
 log = logging.getLogger("vitrail")
@@ -55,7 +56,7 @@ class Features:
     values: Tensor
     """(N, D) float32, on the CPU, in the order of the source."""
     labels: Tensor
-    """(N,) int64."""
+    """(N,) int64; −1 for all if the source has another task than labels."""
     indices: Tensor
     """(N,) int64: the image's number in the source."""
 
@@ -181,7 +182,8 @@ def _compute(
         values = computed.cpu()[mask].float()
         if not torch.isfinite(values).all():
             raise WeightsError("the features are not finite: the weights are damaged, or the precision is too low")
-        part = _FeatureBatch(done, values, batch.labels[mask], batch.indices[mask] + start)
+        labels = batch.targets.get(LABEL, torch.full_like(batch.indices, -1))  # other tasks have no labels
+        part = _FeatureBatch(done, values, labels[mask], batch.indices[mask] + start)
         rows.add(part)
         if draft is not None:
             draft.add(part)

@@ -13,7 +13,10 @@ from vitrail.tasks.task import Task
 
 
 class Supervised(Objective):
-    """Trains a model on the targets of a task; measures the loss and what the task counts."""
+    """Trains a model on the targets of a task; measures the loss and what the task counts.
+
+    A count that is NaN, such as an error where the true number is not known, is left out.
+    """
 
     def __init__(self, model: ImageModel, task: Task) -> None:
         """Take a model whose head has the outputs of the task.

@@ -204,6 +204,8 @@ def describe_training(values: dict[str, Any]) -> list[str]:
     if values["classes"] is not None:
         names = f", {values['class_names']}" if values["class_names"] else ""
         lines.append(f"classes: {values['classes']}{names}")
+    if values.get("task") is not None:
+        lines.append(f"task: {values['task']}, {values['outputs']}")
     size = "×".join(map(str, dict.fromkeys(values["image_size"])))  # 224, or 96×160
     lines.append(f"model: {values['model']}, {values['parameters']:,} parameters, images of {size} pixels")
     lines.append(

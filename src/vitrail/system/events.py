@@ -13,8 +13,8 @@ Values are plain data: numbers, strings, lists and dictionaries. Kinds that seve
     progress      task, done, total: images that a pass over data has done, and all of them
     message       text: a sentence for a person
     training      folder, model, parameters, image_size, training_images, validation_images, can_hold_out, classes,
-                  class_names, steps, start_step, is_finished, batch_size, devices, device, precision, computed_by,
-                  unused_holdout, fewshot: training begins, goes on from start_step, or is finished already
+                  class_names, task, outputs, steps, start_step, is_finished, batch_size, devices, device, precision,
+                  computed_by, unused_holdout, fewshot: training begins, goes on from start_step, or is finished already
     step          step, steps: a training step is done
     train         a training record of metrics.jsonl
     evaluation    an evaluation record of metrics.jsonl

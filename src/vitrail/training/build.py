@@ -49,6 +49,7 @@ from vitrail.training.graph_step import GraphStep, check_graphs
 from vitrail.training.optim import build_optimizer, initialise_state
 from vitrail.training.records import Records
 from vitrail.training.run import Learner, Progress, RunSetup, TrainingRun
+from vitrail.training.task import add_run_task, check_task, name_outputs, set_task
 from vitrail.training.trackers import Tracker
 from vitrail.weights.digest import compute_weights_digest
 from vitrail.weights.known import TRAINING_ONLY
@@ -90,6 +91,7 @@ def prepare_run(
         DataError: The data cannot be trained on.
     """
     data = open_training_data(config.data, source)
+    config = set_task(config, data.training.task)
     steps = count_steps(config, len(data.training))
     check_run(config, data, ranks)
     fewshot = open_run_fewshot(config, data.training, data.evaluation, open_fewshot)
@@ -203,7 +205,7 @@ def open_training_data(config: DataConfig, given: Data | None = None) -> Trainin
         ConfigError: The share leaves no image of a class.
         DataError: There is no such data, or it has no part "test" to validate on.
     """
-    source = add_labels_from(config.source if given is None else given, config.labels_from)
+    source = add_run_task(config, add_labels_from(config.source if given is None else given, config.labels_from))
     part, splits, share = config.validate_on, list_splits(source), config.holdout
     if part == "holdout":
         whole = open_training_images(source)
@@ -298,6 +300,8 @@ def check_run(config: RunConfig, data: TrainingData, ranks: Ranks) -> None:
             f'optimizer.kind = "muon" needs matrices whole, and run.parallel = "{config.run.parallel}" shards them: '
             "give optimizer.kind=adamw or run.parallel=ddp"
         )
+    if config.objective.kind == "task":
+        check_task(config, data.training, data.evaluation)
     if config.objective.kind != "classification":
         return
     classes = data.training.num_classes
@@ -316,12 +320,12 @@ def check_run(config: RunConfig, data: TrainingData, ranks: Ranks) -> None:
 
 
 def build_model(config: RunConfig, source: Source, start: ImageModel | None = None) -> ImageModel:
-    """Create a model with fresh weights, or load weights and give them a new head for the classes of the data.
+    """Create a model with fresh weights, or load weights and give them a new head for the task of the data.
 
     `start` is the model of `model.weights`, if it is loaded already; it is changed in place.
     """
-    section, has_classes = config.model, config.objective.kind == "classification"
-    classes = source.num_classes if has_classes else 0
+    section, kind, task = config.model, config.objective.kind, source.task
+    classes = source.num_classes if kind == "classification" else len(task.output_names) if kind == "task" else 0
     size: dict[str, Any] = {} if section.image_size is None else {"image_size": section.image_size}
     model: ImageModel
     if section.weights is not None:
@@ -361,8 +365,12 @@ def build_model(config: RunConfig, source: Source, start: ImageModel | None = No
         bias = config.objective.head_bias
         architecture = make_architecture(section.name, **size, **options)
         model = create_from_architecture(architecture, seed=config.run.seed, head_bias=bias)
-    if has_classes and source.classes:
-        model.labels = source.classes
+    if kind == "task":
+        name_outputs(model, task, section.keep_head)
+    elif kind == "classification":
+        model.stored_task = None
+        if source.classes:
+            model.labels = source.classes
     return model
 
 

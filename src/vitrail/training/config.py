@@ -15,6 +15,7 @@ from vitrail.data.transforms.augment import Augmentation, Probability
 from vitrail.data.transforms.mixing import Mixing
 from vitrail.objectives.build import Kind
 from vitrail.objectives.views import Views
+from vitrail.tasks.registry import find_task
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -97,6 +98,11 @@ class DataConfig(Section):
     labels_from: str | None = None
     """Where the class stands in the names of a folder's images: "NAME_*" for cat_1.jpg, or a regular expression with
     one group. If left out, folders tell the classes."""
+    task: str | None = None
+    """What is learned: labels (one class an image), tags, numbers, levels or attributes. If left out: labels, unless
+    images with other targets are given from Python."""
+    labels: str | None = None
+    """The columns of a table that targets are read from, such as "colour,shape". If left out, they are found."""
     validate_on: Literal["val", "test", "holdout", "none"] = "val"
     """The part that evaluations during training use. holdout: a share of train, even if the data has a part "val",
     which is then left for a test."""
@@ -128,6 +134,18 @@ class DataConfig(Section):
     without it, so it cannot be changed on resume."""
     augmentation: Augmentation = Augmentation()
     mixing: Mixing = Mixing()
+
+    @field_validator("task")
+    @classmethod
+    def _check_task(cls, task: str | None) -> str | None:
+        if task is not None:
+            find_task(task)
+        return task
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _join_columns(cls, labels: object) -> object:
+        return ",".join(map(str, labels)) if isinstance(labels, list | tuple) else labels
 
     @field_validator("share")
     @classmethod

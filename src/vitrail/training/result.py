@@ -49,16 +49,23 @@ class TrainingResult(Result):
     """The few-shot accuracy of the model, if it was measured at its step."""
     report: Path | None = None
     """The page about the model; None if none was made."""
+    card: str = field(default="", compare=False)
+    """What the model card says of the training."""
 
     def summary(self) -> Rows:
         """Return the accuracy, the length of the run and its files."""
-        rows = [("accuracy", describe_accuracy(self.accuracy, self.evaluated))]
+        is_task = self.config.objective.kind == "task"
+        rows = [] if is_task else [("accuracy", describe_accuracy(self.accuracy, self.evaluated))]
         if self.evaluation is not None:
             rows += [(name, f"{value:.4f}") for name, value in self.evaluation.items() if name != "accuracy"]
         if self.fewshot is not None:
             rows.append((f"{self.config.run.fewshot_shots}-shot accuracy", f"{self.fewshot:.1%}"))
         rows += [("steps", f"{self.steps:,}"), ("weights", str(self.weights))]
         return rows if self.report is None else [*rows, ("report", str(self.report))]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain data that JSON can hold, without the model and its card."""
+        return {name: value for name, value in super().to_dict().items() if name != "card"}
 
     def figures(self) -> Sequence[Path]:
         """Return the learning curves."""
@@ -87,8 +94,9 @@ def save_result(run: TrainingRun, progress: Progress) -> TrainingResult:
     honest = None
     if best is not None and best.step == step:  # otherwise the best weights could not be read
         honest = run.ranks.broadcast_from_first(estimate_honest_accuracy(records, run.config))
+    card = card_text(run, progress, records, step, honest) if run.ranks.is_first else ""
     if run.ranks.is_first:
-        save(model, folder / MODEL_FOLDER, notes=card_text(run, progress, records, step, honest))
+        save(model, folder / MODEL_FOLDER, notes=card)
         save_best(run, progress, records)
         draw_curves(records, folder / CURVES_FILE, str(folder))
     evaluations, fewshots = (
@@ -98,17 +106,20 @@ def save_result(run: TrainingRun, progress: Progress) -> TrainingResult:
     parts = (evaluations[-1], get_choosing_part(evaluations[-1], run.config.data)) if evaluations else ()
     measured = [{name: value for name, value in part.items() if isinstance(value, float)} for part in parts]
     measured, images = run.ranks.broadcast_from_first(measured), run.validation_images
+    has_classes = run.config.objective.kind == "classification"
+    counted = measured[0] if measured and has_classes else None  # other tasks may call something else an accuracy
     return TrainingResult(
         model=model,
         folder=folder,
         weights=folder / MODEL_FOLDER,
         config=run.config,
         steps=progress.step,
-        accuracy=_estimate_accuracy(measured[0] if measured else None, images) if honest is None else honest.accuracy,
+        accuracy=_estimate_accuracy(counted, images) if honest is None else honest.accuracy,
         evaluation=measured[0] if measured else None,
         choosing=measured[1] if measured else None,
         evaluated=images if honest is None else honest.images,
         fewshot=run.ranks.broadcast_from_first(fewshots[-1]["accuracy"] if fewshots else None),
+        card=card,
     )
 
 

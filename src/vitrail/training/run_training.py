@@ -107,6 +107,8 @@ def _describe_run(run: TrainingRun, progress: Progress) -> dict[str, Any]:
         "can_hold_out": not run.evaluation_loaders and config.data.validate_on != "none",
         "classes": source.num_classes if has_classes else None,
         "class_names": shorten_labels(source.classes) if has_classes and source.classes else "",
+        "task": config.data.task if config.objective.kind == "task" else None,
+        "outputs": shorten_labels(source.task.output_names) if config.objective.kind == "task" else "",
         "steps": run.steps,
         "start_step": progress.step,
         "is_finished": progress.has_ended or progress.step == run.steps,

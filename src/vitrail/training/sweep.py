@@ -21,7 +21,7 @@ from vitrail.training.run_training import run_training
 
 @dataclass(frozen=True)
 class Trial:
-    """A run with one learning rate, and its accuracy and loss on the held-out part."""
+    """A run with one learning rate, and its accuracy, if it has one, and its loss on the held-out part."""
 
     rate: float
     folder: Path
@@ -69,11 +69,13 @@ def run_trials(
             continue
         assert measured is not None  # there is a part to measure on
         failure = "" if math.isfinite(measured["loss"]) else "its loss is no number"
-        yield Trial(rate, folder, measured["accuracy"], measured["loss"], failure)
+        yield Trial(rate, folder, measured.get("accuracy", math.nan), measured["loss"], failure)
 
 
 def choose_best(tried: Sequence[Trial]) -> Trial:
     """Return the trial with the highest accuracy, and among equals the lowest loss: with few images, ties are common.
+
+    Without accuracies, the lowest loss decides.
 
     Raises:
         TrainingError: All trials failed.
@@ -85,7 +87,7 @@ def choose_best(tried: Sequence[Trial]) -> Trial:
             f"no learning rate led anywhere ({rates}): give a lower one as optimizer.learning_rate, which is then not "
             "chosen"
         )
-    return max(usable, key=lambda trial: (trial.accuracy, -trial.loss))
+    return max(usable, key=lambda trial: (0.0 if math.isnan(trial.accuracy) else trial.accuracy, -trial.loss))
 
 
 def change_config(config: RunConfig, update: dict[str, dict[str, Any]], name: str = "") -> RunConfig:

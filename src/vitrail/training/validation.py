@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vitrail.system.intervals import Estimate, estimate_share
+from vitrail.tasks.registry import find_task
 from vitrail.training.config import DataConfig, RunConfig
 
 FIRST, SECOND = 1, 2
@@ -43,6 +44,8 @@ def get_choosing_kind(config: RunConfig) -> str:
 
 def get_metric(config: RunConfig) -> str:
     """Return the metric that compares two of these records: "accuracy", of which more is better, or "loss"."""
+    if config.objective.kind == "task" and config.schedule.choose_by == "validation" and config.data.task is not None:
+        return find_task(config.data.task).choosing_metric
     has_classes = config.objective.kind == "classification" or config.schedule.choose_by == "fewshot"
     return "accuracy" if has_classes else "loss"
 
@@ -114,9 +117,10 @@ def estimate_honest_accuracy(records: Sequence[Mapping[str, Any]], config: RunCo
     """Estimate the accuracy of a run's best weights by images that did not choose them.
 
     Returns:
-        None if the run takes its last weights, which nothing has chosen, or if its validation images are not divided.
+        None if the run takes its last weights, which nothing has chosen, if its validation images are not divided, or
+        if it learns another task than labels.
     """
-    if config.schedule.result == "last":
+    if config.schedule.result == "last" or config.objective.kind != "classification":
         return None
     evaluations = [
         record for record in records if record["kind"] == "evaluation" and len(record.get("halves", ())) == 2

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from vitrail.evaluation.report import EvaluationReport
 from vitrail.inspection.page.scores import TRUSTED_ACCURACY
 from vitrail.model.base import ImageModel
 from vitrail.system.intervals import Estimate
-from vitrail.system.results import Result, Rows, format_count
+from vitrail.system.results import Result, Rows, format_count, format_value, to_plain
 from vitrail.training.config import RunConfig
 from vitrail.training.result import CURVES_FILE, describe_accuracy
 from vitrail.training.sweep import Trial
 from vitrail.workflows.suspects import Suspect
+from vitrail.workflows.task_measures import TaskJudgement, format_estimate
 
 MISLABELLED_FILE = "mislabelled.csv"
 """The file, in the folder of a quick head, that lists all suspects."""
@@ -77,7 +80,7 @@ class FinetuneResult(Result):
         """Return the trials of a sweep and the first suspects."""
         tables: dict[str, Sequence[Sequence[str]]] = {}
         if self.trials:
-            rows = [(f"{t.rate:.3g}", t.failure or f"{t.accuracy:.1%}", f"{t.loss:.4f}") for t in self.trials]
+            rows = [(f"{t.rate:.3g}", t.failure or format_accuracy(t.accuracy), f"{t.loss:.4f}") for t in self.trials]
             tables["learning rates"] = [("learning rate", "accuracy", "loss"), *rows]
         if self.suspects:
             listed = [(*each[:3], f"{each.probability:.0%}") for each in self.suspects[:MOST_LISTED]]
@@ -87,3 +90,56 @@ class FinetuneResult(Result):
     def figures(self) -> Sequence[Path]:
         """Return the learning curves; a quick head has none."""
         return (self.folder / CURVES_FILE,)
+
+
+def format_accuracy(accuracy: float) -> str:
+    """Return the accuracy of a trial as text; "–" for a task that has none."""
+    return "–" if math.isnan(accuracy) else f"{accuracy:.1%}"
+
+
+@dataclass(frozen=True, repr=False)
+class TaskResult(FinetuneResult):
+    """A model for another task than labels, and how good it is. It has measures in place of an accuracy."""
+
+    judgement: TaskJudgement | None = field(default=None, compare=False)
+    """The measures with their intervals, the images behind them, and the task as it was tuned; None if there were no
+    images to measure."""
+
+    @property
+    def measures(self) -> Mapping[str, Estimate]:
+        """The measures by their names, the most important first."""
+        return {} if self.judgement is None else {m.name: m.estimate for m in self.judgement.measures.measures}
+
+    def summary(self) -> Rows:
+        """Return the task, the measures and the files."""
+        rows = [("task", self.model.task.kind)]
+        if self.judgement is None:
+            rows.append(("measures", "not measured"))
+        else:
+            rows += [(each.name, format_estimate(each)) for each in self.judgement.measures.measures]
+            rows.append(("measured on", self.judgement.remark))
+        return [*rows, *(row for row in super().summary() if row[0] != "accuracy")]
+
+    def tables(self) -> Mapping[str, Sequence[Sequence[str]]]:
+        """Return the tables of the task, such as one with a row for each tag, and the trials of a sweep."""
+        tables = dict(super().tables())
+        if self.judgement is not None:
+            for title, rows in self.judgement.measures.tables.items():
+                tables[title] = [[_format_cell(cell) for cell in row] for row in rows]
+        return tables
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain data that JSON can hold, with the measures and their tables."""
+        plain = {name: value for name, value in super().to_dict().items() if name not in ("judgement", "accuracy")}
+        judged = self.judgement
+        return {
+            **plain,
+            "task": self.model.task.kind,
+            "measures": [] if judged is None else judged.list_measures(),
+            "tables": {} if judged is None else to_plain(judged.measures.tables),
+        }
+
+
+def _format_cell(cell: Any) -> str:
+    """Return a cell of a task's table as text; "–" for what is not known."""
+    return "–" if isinstance(cell, float) and math.isnan(cell) else format_value(cell)

@@ -60,6 +60,7 @@ class DataSummary:
 
     images: int
     classes: int
+    """For another task than labels, the outputs of the model."""
     short_side: int
     """Shorter side of a typical image, in pixels."""
     pixels: int
@@ -74,9 +75,26 @@ def summarise_data(data: Data) -> DataSummary:
     """Count images and classes of the training data and find the typical image size.
 
     Raises:
-        DataError: if there are fewer than two classes, or a class without a readable image.
+        DataError: no image can be read; or, of labels, there are fewer than two classes, or a class without an image.
     """
-    source, name = open_training_images(data), name_data(data)
+    source, splits = open_training_images(data), list_splits(data)
+    is_labels = source.task.kind == "labels"
+    if is_labels:
+        _check_classes(source, data)
+    sizes = _read_some_sizes(source)
+    return DataSummary(
+        images=len(source),
+        classes=source.num_classes if is_labels else len(source.task.output_names),
+        short_side=int(statistics.median(min(size) for size in sizes)),
+        pixels=int(statistics.median(height * width for height, width in sizes)),
+        has_validation="val" in splits,
+        has_test=has_labelled_test(data) if is_labels else "test" in splits,
+    )
+
+
+def _check_classes(source: Source, data: Data) -> None:
+    """Raise a DataError if there are fewer than two classes, or a class without a readable image."""
+    name = name_data(data)
     if source.num_classes < 2:
         count = format_count(source.num_classes, "class")
         raise propose_data(data) or DataError(
@@ -90,15 +108,6 @@ def summarise_data(data: Data) -> DataSummary:
             f"{name} has no image of {empty!r} that can be read: `vitrail data check` tells what was left out; "
             "export those as JPEG, or take the folder away"
         )
-    sizes = _read_some_sizes(source)
-    return DataSummary(
-        images=len(source),
-        classes=source.num_classes,
-        short_side=int(statistics.median(min(size) for size in sizes)),
-        pixels=int(statistics.median(height * width for height, width in sizes)),
-        has_validation="val" in list_splits(data),
-        has_test=has_labelled_test(data),
-    )
 
 
 def _read_some_sizes(source: Source) -> list[tuple[int, int]]:
@@ -191,12 +200,17 @@ def _make_shared_config(summary: DataSummary, share: float | None) -> dict[str, 
     steps = min(max(math.ceil(30 * images / batch), 200), 10_000)
     # The paper crops down to 5% of the area; with few images that leaves too little to learn from.
     gentle = {"crop_area": (0.35, 1.0)} if images < FEW else {}
-    held_out = {} if summary.has_validation else {"holdout": HOLDOUT if summary.images >= FEW_TO_TEST else BIG_HOLDOUT}
+    held_out = choose_holdout(summary)
     return {
         "data": {"batch_size": batch, "workers": 0 if images < 1000 else 2, **held_out, "augmentation": gentle},
         "schedule": {"steps": steps, "decay": "cosine", "patience": PATIENCE, "result": "best"},
         "run": {"log_every": 10},
     }
+
+
+def choose_holdout(summary: DataSummary) -> dict[str, float]:
+    """Return `data.holdout` under its name, or nothing for data with validation images of its own."""
+    return {} if summary.has_validation else {"holdout": HOLDOUT if summary.images >= FEW_TO_TEST else BIG_HOLDOUT}
 
 
 def _count_shared(summary: DataSummary, share: float | None) -> int:

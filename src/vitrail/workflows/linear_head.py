@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vitrail.data.open import Data, list_splits, name_data, open_data, open_training_images
 from vitrail.data.sources.source import Source, Subset, compute_fingerprint, take_share
-from vitrail.errors import ConfigError, DataError, VitrailError, WeightsError, did_you_mean
+from vitrail.errors import ConfigError, DataError, WeightsError, did_you_mean
 from vitrail.evaluation.discriminant import CrossFit, Shrinkage, cross_fit, fit_discriminant
 from vitrail.evaluation.features import Features, extract_features
 from vitrail.evaluation.labels import match_classes
@@ -45,9 +45,10 @@ from vitrail.weights.load import load
 from vitrail.weights.save import save
 from vitrail.workflows.finetune_result import MISLABELLED_FILE, REPORT_FILE, FinetuneResult
 from vitrail.workflows.finetune_settings import name_run_folder, summarise_data
-from vitrail.workflows.run_report import write_scored_report
+from vitrail.workflows.run_report import write_report, write_scored_report
 from vitrail.workflows.start_model import name_model, open_start
 from vitrail.workflows.suspects import SuspectRow, find_suspects, name_suspects, write_suspects
+from vitrail.workflows.task_measures import MEASURES_FILE
 
 ALLOWED = (
     *("folder", "run.folder", "image_size", "model.image_size", "report", "run.report"),
@@ -55,7 +56,7 @@ ALLOWED = (
 )
 """Keys that may be set; the other keys of a training run have no meaning here."""
 MODEL_FOLDER = "model"
-WRITTEN = (MODEL_FOLDER, MISLABELLED_FILE, REPORT_FILE, "report_files")
+WRITTEN = (MODEL_FOLDER, MISLABELLED_FILE, MEASURES_FILE, REPORT_FILE, "report_files")
 """What this writes into its folder."""
 DEFAULT_SHRINKAGE = Shrinkage(10.0, 1.0)
 """The shrinkage if every class has one image, so that nothing can choose one."""
@@ -133,11 +134,17 @@ def fit_linear_head(
         suspects = name_suspects(checked.suspects, source, train)
         folder.mkdir(parents=True, exist_ok=True)
         write_suspects(folder / MISLABELLED_FILE, suspects)  # first: it marks the folder as one of a quick head
-        saved = save_and_verify(network, folder, train, source, options, name_model(start))
+        notes = (
+            f"A linear head fitted in closed form to {len(train):,} images; the rest is as it was in "
+            f"{hide_folders(name_model(start))}."
+        )
+        network.learned_from = compute_fingerprint(source)
+        saved = save_and_verify(network, folder, train, source, options, notes)
         scored, report = None, None
         if checked.predictions is not None:
             scored = _describe_scores(checked, train, source, network, short_name(data_name))
-            report = _write_report(network, folder, scored, listener) if config.run.report else None
+            if config.run.report:
+                report = _write_report(network, folder, scored, listener)
     return FinetuneResult(
         model=network.cpu(),
         folder=folder,
@@ -265,14 +272,11 @@ def _report_predictions(
 
 
 def _write_report(network: ImageModel, folder: Path, scored: ModelScores, listener: OnEvent) -> Path | None:
-    """Write the report and tell it as an event. An error never spoils the classifier."""
-    path, problem = None, ""
-    try:
-        path = write_scored_report(network, scored.report.model, folder, scored, on_event=listener)
-    except Exception as error:  # the classifier must not be lost for a report
-        problem = str(error) if isinstance(error, VitrailError | OSError) else f"{type(error).__name__}: {error}"
-    listener("report", {"folder": str(folder), "path": None if path is None else str(path), "problem": problem})
-    return path
+    """Write the report and tell it as an event."""
+    name = scored.report.model
+    return write_report(
+        folder, lambda on_event: write_scored_report(network, name, folder, scored, on_event=on_event), listener
+    )
 
 
 def check_folder(folder: Path) -> None:
@@ -281,7 +285,7 @@ def check_folder(folder: Path) -> None:
         raise ConfigError(f"{folder} is a file: give another folder=…")
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     others = [name for name in names if name not in WRITTEN and not name.startswith(".")]
-    if MODEL_FOLDER in names and MISLABELLED_FILE not in names:
+    if MODEL_FOLDER in names and not {MISLABELLED_FILE, MEASURES_FILE} & set(names):
         others = [MODEL_FOLDER]
     if others:
         raise ConfigError(f"{folder} holds {others[0]}, which quick (--quick) did not write: give a new folder=…")
@@ -330,6 +334,11 @@ def score_split(
 def set_head(network: ImageModel, classifier: LinearClassifier, classes: Sequence[str]) -> None:
     """Copy the fitted classifier into the model's head."""
     network.replace_head(len(classifier.bias), classes or None)
+    fill_head(network, classifier)
+
+
+def fill_head(network: ImageModel, classifier: LinearClassifier) -> None:
+    """Copy fitted weights and biases into a new head with as many outputs."""
     head = network.head
     with torch.no_grad():
         if isinstance(head, DistilledHead):
@@ -355,13 +364,12 @@ def check_head(
 
 
 def save_and_verify(
-    network: ImageModel, folder: Path, train: Features, source: Source, options: InferenceOptions, model: str
+    network: ImageModel, folder: Path, train: Features, source: Source, options: InferenceOptions, notes: str
 ) -> Path:
-    """Save the model, check that the loaded model computes the same, and return the folder of the weights."""
-    notes = (
-        f"A linear head fitted in closed form to {len(train):,} images; the rest is as it was in {hide_folders(model)}."
-    )
-    network.learned_from = compute_fingerprint(source)
+    """Save the model, check that the loaded model computes the same, and return the folder of the weights.
+
+    `notes` are for the model card, and `source` and its features `train` for the check.
+    """
     before, _ = compute_outputs(network, train, source, options)
     saved = save(network, folder / MODEL_FOLDER, notes=notes)
     after, _ = compute_outputs(load(saved), train, source, options)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from vitrail.data.open import Data
+from vitrail.data.sources.source import Source
 from vitrail.errors import VitrailError
 from vitrail.inspection.image_choice import choose_from_source, choose_photographs
 from vitrail.inspection.images import MOST
@@ -91,6 +93,37 @@ def _score_run(model: ImageModel, images: LabelledImages, name: str, on_event: O
     except VitrailError as error:
         send_messages(on_event)(f"the report is without the accuracy: {error}")
         return None
+
+
+def write_report(folder: Path, make: Callable[[OnEvent], Path], listener: OnEvent) -> Path | None:
+    """Make the report of a model that was fitted without a training run, and tell it as an event.
+
+    An error never spoils the model: it is told as an event too, and there is no report.
+    """
+    path, problem = None, ""
+    try:
+        path = make(listener)
+    except Exception as error:  # the model must not be lost for a report
+        problem = str(error) if isinstance(error, VitrailError | OSError) else f"{type(error).__name__}: {error}"
+    listener("report", {"folder": str(folder), "path": None if path is None else str(path), "problem": problem})
+    return path
+
+
+def write_inside_report(
+    model: ImageModel, folder: Path, images: Source, data: str, on_event: OnEvent = ignore_event
+) -> Path:
+    """Write `folder`/report.html about the inside of a model that was made without a training run; return its path.
+
+    Args:
+        model: The model, on any device.
+        folder: Where the report goes. If the weights lie in it, the report shows their card.
+        images: It looks inside the model on so few of them that this takes seconds.
+        data: The name of the data and of the model in the report, which strangers may read.
+        on_event: Called with `progress` events.
+    """
+    most = _count_affordable(model, QUICK_OPERATIONS)
+    choice, path = choose_from_source(images, data), folder / REPORT
+    return inspect_loaded([str(folder)], [model], choice, path, most, on_event, [None], [data]).report
 
 
 def write_scored_report(

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 from vitrail.data.open import Data, name_data, open_data
 from vitrail.data.sources.flat_folder import FlatFolder
 from vitrail.data.sources.source import Source
+from vitrail.data.task_data import TaskData
 from vitrail.errors import ConfigError, VitrailError
 from vitrail.evaluation.discriminant import cross_fit, fit_discriminant
 from vitrail.evaluation.evaluate import score_model
@@ -31,12 +31,13 @@ from vitrail.system.ranks import require_one_process
 from vitrail.system.results import format_count, to_plain
 from vitrail.training.build import TrainingData, divide_validation, open_training_data
 from vitrail.training.config import RunConfig
-from vitrail.training.resolve import Settings, name_settings, read_toml, resolve
+from vitrail.training.resolve import read_toml, resolve
 from vitrail.training.result import TrainingResult
 from vitrail.training.run_folder import CONFIG_FILE
 from vitrail.training.run_training import run_training
 from vitrail.training.sweep import Trial, change_config, choose_best, run_trials
 from vitrail.weights.source import LAST_FOLDER
+from vitrail.workflows.finetune_request import LENGTH_KEYS, FinetuneRequest
 from vitrail.workflows.finetune_result import FinetuneResult
 from vitrail.workflows.finetune_settings import (
     LEARNING_RATES,
@@ -57,49 +58,11 @@ from vitrail.workflows.run_report import write_run_report
 from vitrail.workflows.start_model import name_model, open_start, save_start, was_begun_from
 from vitrail.workflows.time_budget import CPU_MINUTES, REPORT_SECONDS, ImageCounts, Plan, plan_training
 
-LENGTH_KEYS = {"steps", "epochs"}
-"""Settings that say how long a training is, so that no time is planned."""
 COMPILER_KEYS = {"compile", "fused", "fp8", "graphs"}
 """Settings that say what computes on a GPU."""
 
 
-@dataclass(frozen=True)
-class ClassifierRequest:
-    """What a user asks for: the arguments of `finetune`."""
-
-    data: Data
-    start: str | ImageModel | None
-    """The model to start from; None for fresh weights."""
-    sweep: bool
-    minutes: float | None
-    folder: str | Path | None
-    settings: Settings
-
-    @property
-    def given_keys(self) -> set[str]:
-        """The keys of the settings, without their sections."""
-        return {name.rpartition(".")[2] for name in name_settings(self.settings)}
-
-    def check(self) -> None:
-        """Raise a ConfigError if two arguments contradict each other."""
-        given = self.given_keys
-        if self.sweep and "learning_rate" in given:
-            raise ConfigError("a sweep chooses the learning rate: leave optimizer.learning_rate out, or --sweep")
-        if self.folder is not None and "folder" in given:
-            raise ConfigError("the folder was given twice: leave out run.folder, or the argument folder")
-        if "source" in given:
-            raise ConfigError("the data was given twice: leave out data.source")
-        if "labels_from" in given:
-            raise ConfigError("labels_from goes with the data: give it as --labels-from (labels_from=…)")
-        if self.minutes is not None and given & LENGTH_KEYS:
-            raise ConfigError("minutes decide the number of steps: leave out --minutes, or schedule.steps and epochs")
-        if self.minutes is not None and self.sweep:
-            raise ConfigError("a sweep trains several times and fits into no time: leave out --minutes, or --sweep")
-        if self.sweep and "divide_validation" in given:
-            raise ConfigError("a sweep chooses on one half and reports on the other: leave out data.divide_validation")
-
-
-def train_classifier(request: ClassifierRequest, listener: OnEvent) -> FinetuneResult:
+def train_classifier(request: FinetuneRequest, listener: OnEvent) -> FinetuneResult:
     """Train a classifier as a user asks for it. The arguments and events are those of `finetune`."""
     began = time.monotonic()
     request.check()
@@ -108,18 +71,18 @@ def train_classifier(request: ClassifierRequest, listener: OnEvent) -> FinetuneR
     name = None if start is None else name_model(start)
     listener("data", {"data": data_name, "start": name, **asdict(summary)})
     network = None if start is None else open_start(start)
-    config, rates = _choose_settings(request, summary, network, name)
+    config, rates = choose_settings(request, summary, network, name)
     config = _set_division(config, data, summary, request)
-    minutes = _choose_minutes(request, config)
+    minutes = choose_minutes(request, config)
     takes_length = not request.sweep and not request.given_keys & LENGTH_KEYS
     if takes_length and (config.run.folder / CONFIG_FILE).is_file():
-        config, network = _read_begun_run(config, request, network, listener)
+        config, network = read_begun_run(config, request, network, listener)
         listener("choices", list_choices(config, minutes, None))
     else:
         plan, unplanned = None, config
         if minutes is not None:
             left = 60 * minutes - (time.monotonic() - began)
-            config, plan = _plan_training(config, request, summary, network, left)
+            config, plan = fit_into_time(config, request, summary, network, left)
             if plan is None and start is not None:
                 message = f"{minutes:g} minutes are too short to train on {summary.images:,} images here"
                 send_messages(listener)(f"{message}: a linear head is fitted to the frozen features instead")
@@ -131,7 +94,7 @@ def train_classifier(request: ClassifierRequest, listener: OnEvent) -> FinetuneR
             config, network = _prepare_start(config, unplanned, request, network, plan is not None, listener)
     trials: tuple[Trial, ...] = ()
     if request.sweep:
-        trials = _try_rates(config, rates, data, network, listener)
+        trials = try_rates(config, rates, data, network, listener)
         best = choose_best(trials)
         listener("chosen", {"rate": best.rate, "accuracy": best.accuracy})
         config = change_config(config, {"optimizer": {"learning_rate": best.rate}})
@@ -139,7 +102,7 @@ def train_classifier(request: ClassifierRequest, listener: OnEvent) -> FinetuneR
     scores = score_classifier(result, data, summary, listener)
     written = write_run_report(result, source=data, scores=scores, is_brief=minutes is not None, on_event=listener)
     judged = None if scores is None else scores.report
-    is_tested = judged is not None and _reports_on_test(config, summary)
+    is_tested = judged is not None and reports_on_test(config, summary)
     return FinetuneResult(
         model=result.model,
         folder=result.folder,
@@ -156,8 +119,8 @@ def train_classifier(request: ClassifierRequest, listener: OnEvent) -> FinetuneR
     )
 
 
-def _read_begun_run(
-    config: RunConfig, request: ClassifierRequest, network: ImageModel | None, listener: OnEvent
+def read_begun_run(
+    config: RunConfig, request: FinetuneRequest, network: ImageModel | None, listener: OnEvent
 ) -> tuple[RunConfig, ImageModel | None]:
     """Return the configuration of the run in the folder, with the settings that the user gives now, and its start.
 
@@ -181,7 +144,7 @@ def _read_begun_run(
 def _prepare_start(
     config: RunConfig,
     unplanned: RunConfig,
-    request: ClassifierRequest,
+    request: FinetuneRequest,
     network: ImageModel,
     is_planned: bool,
     listener: OnEvent,
@@ -195,21 +158,28 @@ def _prepare_start(
             config = change_config(config, {"model": {"keep_head": True}, "run": {"evaluate_start": True}})
         else:  # a head of zeros needs the paper's optimizer
             config = change_config(config, {"optimizer": unplanned.optimizer.model_dump()})
-    if config.model.keep_head or isinstance(request.start, ImageModel):
-        saved = save_start(start, config.run.folder, begun_from=network)
-        config = change_config(config, {"model": {"weights": str(saved)}})
-    return config, start
+    return save_changed_start(config, request, start, network), start
 
 
-def _reports_on_test(config: RunConfig, summary: DataSummary) -> bool:
+def save_changed_start(
+    config: RunConfig, request: FinetuneRequest, start: ImageModel, network: ImageModel
+) -> RunConfig:
+    """Save the model to start from if no name can load it again, and return the configuration that names it."""
+    if not config.model.keep_head and not isinstance(request.start, ImageModel):
+        return config
+    saved = save_start(start, config.run.folder, begun_from=network)
+    return change_config(config, {"model": {"weights": str(saved)}})
+
+
+def reports_on_test(config: RunConfig, summary: DataSummary) -> bool:
     """Return whether the test split reports: there is one, and it does not choose."""
     other = config.run.fewshot_data if config.schedule.choose_by == "fewshot" else None
     chooses = config.data.validate_on == "test" if other is None else other == config.data.source
     return summary.has_test and not chooses
 
 
-def _choose_settings(
-    request: ClassifierRequest, summary: DataSummary, network: ImageModel | None, name: str | None
+def choose_settings(
+    request: FinetuneRequest, summary: DataSummary, network: ImageModel | None, name: str | None
 ) -> tuple[RunConfig, list[float]]:
     """Return the configuration, chosen for the data or as a setting says, and the learning rates of a sweep."""
     data, data_name = request.data, name_data(request.data)
@@ -219,11 +189,20 @@ def _choose_settings(
         tree["data"]["source"] = data_name
         if isinstance(data, FlatFolder):
             tree["data"]["labels_from"] = data.labels_from
+        tree["data"] |= list_task_keys(data)
         tree["run"]["folder"] = str(request.folder or f"runs/{name_run_folder(data_name, name)}")
         return resolve(tree, request.settings), rates
 
     config, rates = choose(None)
     return (config, rates) if config.data.share is None else choose(config.data.share)
+
+
+def list_task_keys(data: Data) -> dict[str, str]:
+    """Return `data.task` and `data.labels` for data that says them; nothing for other data."""
+    if not isinstance(data, TaskData):
+        return {}
+    keys = {"task": data.kind, "labels": ",".join(data.columns)}
+    return {key: value for key, value in keys.items() if value}
 
 
 def _make_tree(
@@ -236,24 +215,24 @@ def _make_tree(
     return tree, [scale_learning_rate(rate, tree["data"]["batch_size"]) for rate in LEARNING_RATES]
 
 
-def _set_division(config: RunConfig, data: Data, summary: DataSummary, request: ClassifierRequest) -> RunConfig:
+def _set_division(config: RunConfig, data: Data, summary: DataSummary, request: FinetuneRequest) -> RunConfig:
     """Return the configuration with its validation images divided as their number requires, or as a setting says."""
     if "divide_validation" in request.given_keys or config.objective.kind != "classification":
         return config
     if config.schedule.choose_by == "fewshot" and not request.sweep:
         return config  # validation images choose nothing that halves could be kept out of
-    evaluation = _open_undecoded(config, data).evaluation
+    evaluation = open_undecoded(config, data).evaluation
     count = 0 if evaluation is None else len(evaluation)
-    division = choose_division(_reports_on_test(config, summary), count, request.sweep)
+    division = choose_division(reports_on_test(config, summary), count, request.sweep)
     return change_config(config, {"data": {"divide_validation": division}})
 
 
-def _open_undecoded(config: RunConfig, data: Data) -> TrainingData:
+def open_undecoded(config: RunConfig, data: Data) -> TrainingData:
     """Open the images of a training without decoding them into memory."""
     return open_training_data(change_config(config, {"data": {"in_memory": False}}).data, data)
 
 
-def _choose_minutes(request: ClassifierRequest, config: RunConfig) -> float | None:
+def choose_minutes(request: FinetuneRequest, config: RunConfig) -> float | None:
     """Return the time that the training must fit into: what was asked for, or some minutes without an NVIDIA GPU."""
     if request.minutes is not None:
         require_one_process("--minutes")
@@ -262,8 +241,8 @@ def _choose_minutes(request: ClassifierRequest, config: RunConfig) -> float | No
     return None if has_own_length or choose_device(config.run.device).type == "cuda" else CPU_MINUTES
 
 
-def _plan_training(
-    config: RunConfig, request: ClassifierRequest, summary: DataSummary, network: ImageModel | None, seconds: float
+def fit_into_time(
+    config: RunConfig, request: FinetuneRequest, summary: DataSummary, network: ImageModel | None, seconds: float
 ) -> tuple[RunConfig, Plan | None]:
     """Fit the training into the time that is left, and return its configuration.
 
@@ -276,7 +255,7 @@ def _plan_training(
     if device.type == "cuda" and not request.given_keys & COMPILER_KEYS:
         # Compiling takes a minute that a short training does not earn back.
         config = change_config(config, {"run": {"compile": False, "fused": False}})
-    opened = _open_undecoded(config, request.data)
+    opened = open_undecoded(config, request.data)
     sizes: list[tuple[int, int] | None] = [None]
     if network is not None and "image_size" not in request.given_keys and config.model.image_size != network.image_size:
         sizes.append(network.image_size)
@@ -290,7 +269,7 @@ def _plan_training(
         images=ImageCounts(
             training=len(opened.training),
             validation=0 if opened.evaluation is None else len(opened.evaluation),
-            test=len(open_data(request.data, "test")) if _reports_on_test(config, summary) else 0,
+            test=len(open_data(request.data, "test")) if reports_on_test(config, summary) else 0,
         ),
         pixel_bytes=3 * summary.pixels * summary.images,
         device=device,
@@ -329,7 +308,7 @@ def fit_start_head(network: ImageModel, config: RunConfig, data: Data, listener:
     Returns:
         None if the model's head is not a linear layer on its representation.
     """
-    training = _open_undecoded(config, data).training
+    training = open_undecoded(config, data).training
     fitted = copy_model(network)
     if config.model.image_size is not None:
         fitted.resize(config.model.image_size)
@@ -346,11 +325,11 @@ def fit_start_head(network: ImageModel, config: RunConfig, data: Data, listener:
     return fitted.cpu()
 
 
-def _try_rates(
+def try_rates(
     config: RunConfig, rates: Sequence[float], data: Data, start: ImageModel | None, listener: OnEvent
 ) -> tuple[Trial, ...]:
     """Train with each learning rate, and return the trials."""
-    if _open_undecoded(config, data).evaluation is None:
+    if open_undecoded(config, data).evaluation is None:
         raise ConfigError("a sweep chooses by a part that is held out: leave data.holdout and data.validate_on alone")
     trials = []
     trained = run_trials(config, rates, source=data, start=start, fewshot=open_training_fewshot, on_event=listener)
@@ -380,17 +359,17 @@ def score_classifier(result: TrainingResult, data: Data, summary: DataSummary, l
     except VitrailError as error:
         send_messages(listener)(f"the accuracy could not be measured: {error}")
         return None
-    if result.accuracy is not None and not _reports_on_test(result.config, summary):
+    if result.accuracy is not None and not reports_on_test(result.config, summary):
         report = replace(report, top1=result.accuracy)
     return ModelScores(report, scored, remark)
 
 
 def _open_judging_images(result: TrainingResult, data: Data, summary: DataSummary) -> tuple[Source | None, str]:
     """Return the images that judge a classifier, and a sentence about them."""
-    if _reports_on_test(result.config, summary):
+    if reports_on_test(result.config, summary):
         test = open_data(data, "test")
         return test, f"The {format_count(len(test), 'image')} of the test split, which chose nothing."
-    whole = _open_undecoded(result.config, data).evaluation
+    whole = open_undecoded(result.config, data).evaluation
     parts = divide_validation(result.config, whole)
     if len(parts) < 2:
         remark = "Images that were not trained on, but chose the weights: the accuracy may flatter."

@@ -17,17 +17,20 @@ from torch import Tensor
 from vitrail.data.check.overlap import LOOKS, LookedSplit, compare_looks, make_look
 from vitrail.data.check.overlap_page import make_page
 from vitrail.data.check.report import FACTS, NO_FILE, DataReport, SplitFacts
-from vitrail.data.open import Data, add_labels_from, name_data, open_splits
+from vitrail.data.check.targets import check_targets, find_bad_rows
+from vitrail.data.open import Data, add_labels_from, add_task, name_data, open_splits
 from vitrail.data.parallel import map_samples, resolve_worker_count
 from vitrail.data.sample_names import find_data_folder, identify_sample
 from vitrail.data.sources.flat_folder import FlatFolder, parse_labels_from
 from vitrail.data.sources.folder import FileSource
 from vitrail.data.sources.image_files import IMAGE_SUFFIXES, is_image_name
 from vitrail.data.sources.source import Source, make_printable
+from vitrail.data.task_data import recognise_data
 from vitrail.data.transforms.decode import EXTENSIONS, FORMATS, decode_to_pillow, read_format
 from vitrail.errors import ConfigError, DataError
 from vitrail.system.events import OnEvent, Progress, open_listener, send_progress
 from vitrail.system.files import check_out_file, write_out_file, write_out_text
+from vitrail.tasks.task import Task
 
 JOB_SIZE = 32
 """Samples in a job of a process, at least."""
@@ -39,6 +42,8 @@ def check_data(
     *,
     split: str | None = None,
     labels_from: str | None = None,
+    task: Task | str | None = None,
+    labels: str | Sequence[str] | None = None,
     against: Data | None = None,
     against_split: str | None = None,
     against_labels_from: str | None = None,
@@ -57,6 +62,9 @@ def check_data(
         split: one split; None checks all.
         labels_from: where the class stands in the names of a folder's images: "NAME_*" for cat_1.jpg, or a regular
             expression with one group.
+        task: "labels", "tags", "numbers", "levels" or "attributes", or the task of a model, which knows the names that
+            are allowed; None to recognise it.
+        labels: the columns to learn, such as "colour,shape"; None to find them.
         against: other data, such as a test set. Images of `data` that repeat one of it are found: those with the same
             pixels in any file format, and those that are nearly the same (resized, recompressed, slightly cropped,
             brighter, darker or mirrored).
@@ -83,14 +91,20 @@ def check_data(
         check_out_file(place, option)
     if against is None and any(each is not None for each in (page, names, against_split, against_labels_from)):
         raise ConfigError("page, names, against_split and against_labels_from go with against: name the other data too")
-    data = add_labels_from(data, labels_from)
+    data = recognise_data(add_task(add_labels_from(data, labels_from), task, labels))
     sources, others = open_splits(data, split), dict[str, Source]()
     if against is not None:
-        against = add_labels_from(against, against_labels_from)
+        against = recognise_data(add_labels_from(against, against_labels_from))
         others = open_splits(against, against_split)
         _check_other_data(data, sources, against, others)
     parts = [
-        SplitFacts(name, source, np.zeros(len(source), FACTS), ignored=list(_find_ignored(data, source)))
+        SplitFacts(
+            name,
+            source,
+            np.zeros(len(source), FACTS),
+            ignored=list(_find_ignored(data, source)),
+            bad_rows=find_bad_rows(source),
+        )
         for name, source in sources.items()
     ]
     with open_listener(on_event) as listener:
@@ -103,7 +117,7 @@ def check_data(
             looks = _examine_all(compared, workers, reading, with_looks=True, needs_labels=False)
             other = [LookedSplit(part.split, part.source, look) for part, look in zip(compared, looks, strict=True)]
             overlap = compare_looks(looked, other, send_progress(listener, "comparing"))
-        report = DataReport(parts, overlap)
+        report = DataReport(parts, overlap, check_targets(sources))
         if names is not None and overlap is not None:
             folder = find_data_folder(data)
             lines = (

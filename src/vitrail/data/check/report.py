@@ -17,8 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vitrail.data.check.finding import DataFinding as DataFinding
 from vitrail.data.check.overlap import Overlap
+from vitrail.data.check.targets import TargetReport, describe_cells
 from vitrail.data.order import Indices
+from vitrail.data.sources.annotated import LABELS
 from vitrail.data.sources.source import Source
 from vitrail.data.transforms.decode import FORMATS, MOST_PIXELS_SERVING
 from vitrail.system.results import Result, Rows
@@ -26,10 +29,16 @@ from vitrail.system.results import Result, Rows
 FINDING_KINDS = {
     "unreadable": "no image, or none that can be used",
     "truncated": "cut short",
+    "row": "a row that is no target",
     "leak": "also in another split",
     "repeated": "also in the data to compare with",
     "duplicate": "twice in its split",
     "classes": "splits whose classes differ",
+    "misspelt": "a rare name that is nearly a frequent one",
+    "outlier": "a number far from all others",
+    "empty": "a row with nothing to learn",
+    "missing": "columns with empty cells",
+    "constant": "what is the same everywhere",
     "extension": "not what the name says",
     "tiny": "shorter side below 32 pixels",
     "greyscale": "without colours",
@@ -37,7 +46,11 @@ FINDING_KINDS = {
     "ignored": "files that are not taken",
 }
 """The kinds of findings, the most serious first."""
-FAILING_KINDS = ("unreadable", "truncated", "leak", "repeated")
+FAILING_KINDS = ("unreadable", "truncated", "row", "leak", "repeated")
+TARGET_KINDS = ("misspelt", "outlier", "empty", "missing", "constant")
+"""The kinds of findings about targets."""
+MOST_ROWS = 30
+"""Rows of a table that people are shown."""
 TINY = 32
 """An image with a shorter side below this many pixels is tiny."""
 NO_FILE = 255
@@ -65,18 +78,6 @@ _COMMON = {
 Mask = NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class DataFinding:
-    """One problem of one sample, file or split."""
-
-    kind: str
-    """One of `KINDS`."""
-    split: str
-    name: str
-    """The path of the sample, or its name in the source, on one line."""
-    sentence: str
-
-
 @dataclass
 class SplitFacts:
     """The facts about the samples of one split."""
@@ -89,6 +90,23 @@ class SplitFacts:
     """Why samples cannot be used, by their numbers."""
     ignored: list[tuple[str, str]] = field(default_factory=list)
     """Files that are not used, with the reasons."""
+    bad_rows: frozenset[int] = frozenset()
+    """The numbers of samples whose rows are no targets."""
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the task is one label an image."""
+        return self.source.task.kind == LABELS
+
+    def classify(self, index: int) -> str:
+        """Return the kind of finding about a sample that cannot be used."""
+        return "row" if index in self.bad_rows else _classify(self.reasons[index])
+
+    def describe_target(self, index: int) -> str:
+        """Return what is to be learned of a sample, in words."""
+        if self.has_labels:
+            return self.class_name(int(self.facts["label"][index]))
+        return describe_cells(self.source.task, self.source.cells(index))
 
     @property
     def readable(self) -> Mask:
@@ -105,7 +123,8 @@ class SplitFacts:
 
     def count_classes(self) -> dict[str, Any]:
         """Count the images, the readable ones and those of each class; name the smallest, largest and empty classes."""
-        labels, counts = np.unique(self.facts["label"][self.readable], return_counts=True)
+        taken = self.readable if self.has_labels else np.zeros(len(self.facts), bool)
+        labels, counts = np.unique(self.facts["label"][taken], return_counts=True)
         classes = Counter(dict.fromkeys(self.source.classes, 0))
         for label, count in zip(labels.tolist(), counts.tolist(), strict=True):
             classes[self.class_name(label)] += count
@@ -128,6 +147,8 @@ class DataReport(Result):
     parts: list[SplitFacts]
     overlap: Overlap | None = None
     """The images that repeat one of another data set, if there was one to compare with."""
+    targets: TargetReport | None = None
+    """What a table says of the images, if there is one."""
 
     @property
     def failed(self) -> bool:
@@ -137,7 +158,8 @@ class DataReport(Result):
     @cached_property
     def counts(self) -> dict[str, int]:
         """The number of findings of each kind."""
-        counts = Counter(_classify(reason) for part in self.parts for reason in part.reasons.values())
+        counts = Counter(part.classify(index) for part in self.parts for index in part.reasons)
+        counts.update(finding.kind for finding in self._target_findings)
         counts.update({kind: len(pairs) for kind, pairs in self._twins.items()}, classes=len(self._compare_classes()))
         counts.update(repeated=0 if self.overlap is None else len(self.overlap))
         for part in self.parts:
@@ -148,7 +170,9 @@ class DataReport(Result):
     @property
     def notes(self) -> list[str]:
         """Remarks that apply to more than half of the images, and on images that could not be compared."""
-        return [*(_COMMON[kind] for kind in self._common), *([] if self.overlap is None else self.overlap.notes)]
+        targets = [] if self.targets is None else self.targets.notes
+        overlap = [] if self.overlap is None else self.overlap.notes
+        return [*(_COMMON[kind] for kind in self._common), *targets, *overlap]
 
     @property
     def classes(self) -> dict[str, dict[str, Any]]:
@@ -171,15 +195,17 @@ class DataReport(Result):
         if kind is None:
             for name in FINDING_KINDS:
                 yield from self.findings(name)
-        elif kind in ("unreadable", "truncated"):
+        elif kind in ("unreadable", "truncated", "row"):
             for part in self.parts:
-                broken = (index for index, reason in sorted(part.reasons.items()) if _classify(reason) == kind)
+                broken = (index for index in sorted(part.reasons) if part.classify(index) == kind)
                 yield from (DataFinding(kind, part.split, part.name(i), part.reasons[i]) for i in broken)
         elif kind in ("leak", "duplicate"):
             yield from (self._describe_twin(kind, *pair) for pair in self._twins[kind].tolist())
         elif kind == "repeated":
             repeats = () if self.overlap is None else self.overlap.repeats()
             yield from (DataFinding(kind, repeat.split, repeat.name, repeat.sentence) for repeat in repeats)
+        elif kind in TARGET_KINDS:
+            yield from (finding for finding in self._target_findings if finding.kind == kind)
         elif kind == "classes":
             yield from self._compare_classes()
         elif kind == "ignored":
@@ -192,12 +218,14 @@ class DataReport(Result):
     def lines(self) -> Iterator[str]:
         """Yield a few lines for a person to read."""
         for split, facts in self.classes.items():
-            yield f"{split}: {facts['images']:,} images, {facts['readable']:,} readable, {facts['classes']:,} classes"
+            classes = f", {facts['classes']:,} classes" if self._has_labels else ""
+            yield f"{split}: {facts['images']:,} images, {facts['readable']:,} readable{classes}"
             if facts["smallest"] is not None:
                 sides = [f"{name} ({facts['counts'][name]:,})" for name in (facts["smallest"], facts["largest"])]
                 yield f"{split}: from {sides[0]}, the smallest class, to {sides[1]}, the largest"
             if facts["empty"]:
                 yield f"{split}: no images of {_join_names(facts['empty'])}"
+        yield from () if self.targets is None else self.targets.lines
         for side, values in self.sizes.items():
             yield f"{side}: {values['min']} to {values['max']} pixels, median {values['median']:g}"
         if self.overlap is not None:
@@ -215,7 +243,17 @@ class DataReport(Result):
         for kind, examples in self.examples().items():
             sentences = "; ".join(f"{finding.name}: {finding.sentence}" for finding in examples)
             rows.append((kind, FINDING_KINDS[kind], f"{self.counts[kind]:,}", sentences))
-        return {"Findings": [("kind", "what it means", "number", "for example"), *rows]} if rows else {}
+        findings = [("kind", "what it means", "number", "for example"), *rows]
+        return {**({"Findings": findings} if rows else {}), **self.target_tables()}
+
+    def target_tables(self, most: int = MOST_ROWS) -> dict[str, list[list[str]]]:
+        """Return how often each tag or value occurs, the rarest first, and the range of each number, as text."""
+        tables = {}
+        for title, (head, *rows) in ({} if self.targets is None else self.targets.tables).items():
+            more = [[f"and {len(rows) - most:,} more", *[""] * (len(head) - 1)]] if len(rows) > most else []
+            shown = [[_format_cell(cell) for cell in row] for row in rows[:most]]
+            tables[title] = [[str(name) for name in head], *shown, *more]
+        return tables
 
     def examples(self, most: int = 3) -> dict[str, list[DataFinding]]:
         """Return the first findings of each kind that was found, the most serious kinds first."""
@@ -229,8 +267,17 @@ class DataReport(Result):
             "classes": self.classes,
             "sizes": self.sizes,
             "notes": self.notes,
+            **({} if self.targets is None else {"targets": self.targets.tables}),
             **({} if self.overlap is None else {"against": self.overlap.to_dict()}),
         }
+
+    @property
+    def _has_labels(self) -> bool:
+        return all(part.has_labels for part in self.parts)
+
+    @property
+    def _target_findings(self) -> Sequence[DataFinding]:
+        return () if self.targets is None else self.targets.findings
 
     @cached_property
     def _common(self) -> list[str]:
@@ -270,8 +317,7 @@ class DataReport(Result):
 
     def _describe_twin(self, kind: str, owner: int, index: int, other_owner: int, other_index: int) -> DataFinding:
         part, other = self.parts[owner], self.parts[other_owner]
-        here = part.class_name(int(part.facts["label"][index]))
-        there = other.class_name(int(other.facts["label"][other_index]))
+        here, there = part.describe_target(index), other.describe_target(other_index)
         sentence = f"the same content as {other.name(other_index)}" + (f" of {other.split}" if kind == "leak" else "")
         conflict = f", and conflicting labels: {here} here, {there} there" if here != there else ""
         return DataFinding(kind, part.split, part.name(index), sentence + conflict)
@@ -291,6 +337,10 @@ class DataReport(Result):
                 sentence = f"its classes are not those of {first.split}: {how}, so that labels do not agree"
                 findings.append(DataFinding("classes", part.split, part.split, sentence))
         return findings
+
+
+def _format_cell(cell: Any) -> str:
+    return f"{cell:,.4g}" if isinstance(cell, float) else f"{cell:,}" if isinstance(cell, int) else str(cell)
 
 
 def _classify(reason: str) -> str:

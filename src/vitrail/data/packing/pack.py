@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -19,21 +19,25 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail import __version__
-from vitrail.data.open import Data, add_labels_from, name_data, open_splits
+from vitrail.data.open import Data, add_labels_from, add_task, name_data, open_splits
 from vitrail.data.order import Order
 from vitrail.data.packing.pack_journal import BrokenRecord, PackJournal, Plan, read_finished_pack
 from vitrail.data.packing.pack_result import PackResult
+from vitrail.data.packing.typed_cells import type_cells
 from vitrail.data.packing.without_list import hash_list, leave_out, read_list
 from vitrail.data.packing.writers import WRITERS, PackedSample, ShardWriter
 from vitrail.data.parallel import map_samples, resolve_worker_count
 from vitrail.data.sample_names import find_data_folder, identify_sample, shorten_name
+from vitrail.data.sources.annotated import LABELS, AnnotatedSource
 from vitrail.data.sources.flat_folder import FlatFolder
 from vitrail.data.sources.folder import FileSource
 from vitrail.data.sources.shards import MANIFEST
-from vitrail.data.sources.source import Source, make_printable
+from vitrail.data.sources.source import Source, Subset, make_printable
+from vitrail.data.task_data import TaskData, recognise_data
 from vitrail.data.transforms.decode import EXTENSIONS, decode_to_pillow, read_format
 from vitrail.errors import ConfigError, DataError, did_you_mean
 from vitrail.system.events import OnEvent, open_listener, send_progress
+from vitrail.tasks.task import Task
 
 JOB_SIZE = 16
 """Samples in a job of a process."""
@@ -51,6 +55,8 @@ def pack_data(
     *,
     split: str | None = None,
     labels_from: str | None = None,
+    task: Task | str | None = None,
+    labels: str | Sequence[str] | None = None,
     format: str = "tar",
     shard_mb: float = 100,
     resize: int | None = None,
@@ -71,6 +77,8 @@ def pack_data(
         split: one split; None packs all.
         labels_from: where the class stands in the names of a folder's images: "NAME_*" for cat_1.jpg, or a regular
             expression with one group.
+        task: "labels", "tags", "numbers", "levels" or "attributes"; None to recognise it.
+        labels: the columns to learn, such as "colour,shape"; None to find them.
         format: "tar" (WebDataset layout) or "parquet" (Hugging Face layout).
         shard_mb: the approximate size of a shard in megabytes.
         resize: an image with a longer shorter side becomes a JPEG with a shorter side of this many pixels. All other
@@ -91,7 +99,7 @@ def pack_data(
         DataError: a sample cannot be read and `skip_broken` is False, or the shards cannot be written.
     """
     _check_options(format, shard_mb, resize)
-    data = add_labels_from(data, labels_from)
+    data = recognise_data(add_task(add_labels_from(data, labels_from), task, labels))
     workers, out, folder = resolve_worker_count(workers), Path(out).expanduser(), find_data_folder(data)
     if folder and Path(name_data(data)).expanduser().is_dir() and out.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{out} lies inside {name_data(data)} and would become a part of it: give another folder")
@@ -130,13 +138,15 @@ def _check_options(format: str, shard_mb: float, resize: int | None) -> None:
 
 
 def _make_plan(data: Data, sources: dict[str, Source], folder: Path | None, options: dict[str, Any]) -> Plan:
-    return {
+    plan = {
         "vitrail": __version__,
         "source": _choose_title(data),
         "options": options,
         "classes": _agree_on_classes(sources),
         "samples": {name: _identify_samples(source, folder) for name, source in sources.items()},
     }
+    task = _agree_on_task(sources)
+    return plan if task is None else {**plan, "task": task.model_dump(mode="json")}
 
 
 def _pack_split(
@@ -220,7 +230,8 @@ def _prepare_sample(source: Source, index: int, resize: int | None) -> PackedSam
     elif isinstance(content, Tensor):
         kind = "PNG"
         content = _encode(image, kind)
-    return PackedSample(content, EXTENSIONS[kind][0], sample.label)
+    cells = None if source.task.kind == LABELS else type_cells(source.task, source.cells(index))
+    return PackedSample(content, EXTENSIONS[kind][0], sample.label, cells)
 
 
 def _to_pillow(pixels: Tensor) -> Image.Image:
@@ -255,6 +266,14 @@ def _agree_on_classes(sources: dict[str, Source]) -> list[str]:
     return list(lists.pop())
 
 
+def _agree_on_task(sources: dict[str, Source]) -> Task | None:
+    """Return the task of all splits; None for one label an image."""
+    tasks = [source.task for source in sources.values()]
+    if any(task.kind != tasks[0].kind or (task.kind != LABELS and task != tasks[0]) for task in tasks):
+        raise DataError(f"{', '.join(sources)} have different tasks: pack one split at a time")
+    return None if tasks[0].kind == LABELS else tasks[0]
+
+
 def _identify_samples(source: Source, folder: Path | None) -> dict[str, Any]:
     """Return the number of samples and a hash of their names and labels."""
     digest = hashlib.sha256()
@@ -262,16 +281,25 @@ def _identify_samples(source: Source, folder: Path | None) -> dict[str, Any]:
         stop = min(start + HASH_CHUNK, len(source))
         names = (identify_sample(source, index, folder) for index in range(start, stop))
         digest.update(source.labels(start, stop).astype("<i8").tobytes() + "\n".join(names).encode())
+        if source.task.kind != LABELS:
+            for name, values in sorted(source.targets(start, stop).items()):
+                digest.update(name.encode() + values.astype(values.dtype.newbyteorder("<")).tobytes())
     return {"number": len(source), "sha256": digest.hexdigest()}
 
 
 def _hash_sizes(source: Source) -> str:
     """Return a hash of the file sizes, which shows whether the files have changed."""
     digest = hashlib.sha256()
-    paths = map(source.path, range(len(source))) if isinstance(source, FileSource) else getattr(source, "paths", ())
-    for path in paths:
+    for path in _list_files(source):
         digest.update(f"{_read_size(path)} ".encode())
     return digest.hexdigest()
+
+
+def _list_files(source: Source) -> Iterable[Path]:
+    if isinstance(source, Subset) and isinstance(source.whole, AnnotatedSource):
+        source = source.whole
+    source = source.images if isinstance(source, AnnotatedSource) else source
+    return map(source.path, range(len(source))) if isinstance(source, FileSource) else getattr(source, "paths", ())
 
 
 def _read_size(path: Path) -> int:
@@ -284,6 +312,8 @@ def _read_size(path: Path) -> int:
 
 def _choose_title(data: Data) -> str:
     """Return a name of the data set that is the same on every machine."""
+    if isinstance(data, TaskData):
+        return _choose_title(data.data)
     if isinstance(data, str | Path | FlatFolder):
         name = name_data(data)
         return make_printable(Path(name).expanduser().resolve().name) if find_data_folder(data) else name

@@ -23,10 +23,11 @@ from vitrail.data.sources.source import make_printable
 from vitrail.errors import ConfigError, DataError
 from vitrail.system.files import flush_to_disk, move_into_place, sha256, write_whole
 from vitrail.system.locks import lock_file
+from vitrail.tasks.registry import read_task
 
 FOLDER, JOURNAL, PLAN, LOCK = ".unfinished", "journal.jsonl", "plan.json", "lock"
 CLASSES, SUMS = "classes.txt", "SHA256SUMS"
-COMPARED = ("options", "classes", "samples")
+COMPARED = ("options", "classes", "samples", "task")
 """The keys that must be equal for two plans to be the same."""
 
 Plan = dict[str, Any]
@@ -107,7 +108,8 @@ class PackJournal:
 
     def start_shard(self, split: str) -> ShardWriter:
         """Return a writer for the next shard of a split."""
-        return self.writer(self._temporary_path(split), len(self.shards[split]), self.plan["classes"])
+        task = read_task(self.plan["task"]) if "task" in self.plan else None
+        return self.writer(self._temporary_path(split), len(self.shards[split]), self.plan["classes"], task)
 
     def add_shard(self, writer: ShardWriter, split: str, samples: int, position: int) -> None:
         """Complete a shard: close it, rename it, and add it to the journal."""
@@ -202,7 +204,7 @@ def check_same_pack(out: Path, existing: Any, plan: Plan) -> None:
     """Raise a ConfigError if the folder holds a pack with another plan."""
     existing = existing if isinstance(existing, dict) else {}
     plan = json.loads(json.dumps(plan))  # as JSON: there, a tuple is a list
-    if all(existing.get(key) == plan[key] for key in COMPARED):
+    if all(existing.get(key) == plan.get(key) for key in COMPARED):
         return
     theirs, ours = existing.get("options") or {}, plan["options"]
     differences = [

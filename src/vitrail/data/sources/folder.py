@@ -9,9 +9,10 @@ import json
 import logging
 import os
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class FileSource(Source):
 
     reads_in_threads = True
 
-    def __init__(self, root: Path, table: MappedTable, classes: tuple[str, ...]) -> None:
+    def __init__(self, root: Path, table: MappedTable | Mapping[str, Any], classes: tuple[str, ...]) -> None:
         self.root, self.table, self.classes = root, table, classes
         self._real_root = os.path.realpath(root)
 
@@ -139,11 +140,11 @@ def open_csv(path: Path, split: str | None = None) -> FileSource:
     )
     if not len(files):
         raise DataError(f"{path} lists no images" + (f" in the split {split!r}" if split else ""))
-    _check_base(path, files)
+    check_base(path, files)
     return files
 
 
-def _check_base(path: Path, files: FileSource) -> None:
+def check_base(path: Path, files: FileSource) -> None:
     """Raise a DataError if the paths of a CSV seem to be relative to the working directory."""
     name = Path(files.stored_name(0))
     if not name.is_absolute() and not os.path.lexists(files.path(0)) and os.path.lexists(name):

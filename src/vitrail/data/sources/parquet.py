@@ -31,20 +31,25 @@ MOST_CACHED = 128_000_000
 class ParquetSource(Source):
     """The rows of one or more Parquet files."""
 
-    def __init__(self, paths: Sequence[Path], classes: tuple[str, ...] = ()) -> None:
+    def __init__(self, paths: Sequence[Path], classes: tuple[str, ...] = (), needs_labels: bool = True) -> None:
         self.paths = tuple(paths)
         self._clear_cache()
         groups, largest = [], 1
         for number, path in enumerate(self.paths):
-            metadata = _call_pyarrow(path, "read_metadata")
+            metadata = call_pyarrow(path, "read_metadata")
             for group in range(metadata.num_row_groups):
                 facts = metadata.row_group(group)
                 groups.append((number, group, facts.num_rows))
                 largest = max(largest, facts.total_byte_size)
         self.row_groups = np.array(groups, dtype=np.int64).reshape(-1, 3)
         self.starts = np.r_[0, np.cumsum(self.row_groups[:, 2])]
-        self.image, self.label, named = _find_columns(_call_pyarrow(self.paths[0], "read_schema"), self.paths[0])
-        self.classes = classes or named
+        schema, self.label = call_pyarrow(self.paths[0], "read_schema"), ""
+        self.image = find_image_column(schema, self.paths[0])
+        if needs_labels:
+            self.label = _find_label_column(schema, self.paths[0])
+            self.classes = classes or tuple(find_names(read_features(schema).get(self.label)) or ())
+        else:
+            self.classes = ()
         self.cached_groups = max(MOST_CACHED // largest, 1)
         self.block = max(int(self.row_groups[:, 2].max(initial=1)), 1)
         # A block may span two groups, and all groups of a window should stay cached.
@@ -66,7 +71,7 @@ class ParquetSource(Source):
         content = content.get("bytes") if isinstance(content, dict) else content
         if not isinstance(content, bytes):
             raise DataError("holds no bytes: an image that is only named by a path is not read")
-        label = labels[row].as_py()
+        label = labels[row].as_py() if self.label else -1
         if not isinstance(label, int):
             raise DataError("has no label" if label is None else f"its label is {label!r}, not a number")
         return Sample(content, label)
@@ -92,7 +97,7 @@ class ParquetSource(Source):
         if group not in self._labels:
             while len(self._labels) >= MOST_LABEL_GROUPS:
                 self._labels.popitem(last=False)
-            table = self._read_columns(group, [self.label])
+            table = self._read_columns(group, [self.label] if self.label else [])
             labels = table.column(0).to_pylist() if table.num_columns else [None] * int(self.row_groups[group, 2])
             self._labels[group] = np.array([clip_label(label) for label in labels], dtype=np.int64)
         self._labels.move_to_end(group)
@@ -102,7 +107,7 @@ class ParquetSource(Source):
         if number not in self._files:
             while len(self._files) >= MOST_OPEN:
                 self._files.popitem(last=False)[1].close()
-            self._files[number] = _call_pyarrow(self.paths[number], "ParquetFile")
+            self._files[number] = call_pyarrow(self.paths[number], "ParquetFile")
         self._files.move_to_end(number)
         return self._files[number]
 
@@ -110,10 +115,11 @@ class ParquetSource(Source):
         if group not in self._groups:
             while len(self._groups) > self.cached_groups:
                 self._groups.popitem(last=False)
-            table = self._read_columns(group, [self.image, self.label])
-            if set(table.column_names) != {self.image, self.label}:
-                raise DataError(f"lacks one of the columns {self.image} and {self.label}")
-            self._groups[group] = (table.column(self.image), table.column(self.label))
+            names = [self.image, self.label] if self.label else [self.image]
+            table = self._read_columns(group, names)
+            if set(table.column_names) != set(names):
+                raise DataError(f"lacks one of the columns {' and '.join(names)}")
+            self._groups[group] = (table.column(self.image), table.column(names[-1]))
         self._groups.move_to_end(group)
         return self._groups[group]
 
@@ -130,7 +136,7 @@ class ParquetSource(Source):
         self._labels: OrderedDict[int, Indices] = OrderedDict()
 
 
-def _call_pyarrow(path: Path, function: str) -> Any:
+def call_pyarrow(path: Path, function: str) -> Any:
     """Call a function of pyarrow.parquet on a file; its errors become DataErrors."""
     try:
         import pyarrow as pa
@@ -148,20 +154,56 @@ def _call_pyarrow(path: Path, function: str) -> Any:
         raise DataError(f"{make_printable(path)} is not a Parquet file: {str(error).splitlines()[0]}") from None
 
 
-def _find_columns(schema: Any, path: Path) -> tuple[str, str, tuple[str, ...]]:
-    """Return the names of the image column, the label column, and the classes if the file has them."""
+def find_image_column(schema: Any, path: Path) -> str:
+    """Return the name of the column of images; raise a DataError if there is none."""
     image = next((name for name in IMAGE_COLUMNS if name in schema.names), None)
-    label = next((name for name in LABEL_COLUMNS if name in schema.names), None)
-    if image is None or label is None:
-        raise DataError(
-            f"{make_printable(path)} has the columns {', '.join(schema.names)}: it needs one of "
-            f"{', '.join(IMAGE_COLUMNS)} and one of {', '.join(LABEL_COLUMNS)}"
-        )
+    if image is None:
+        raise DataError(_explain_columns(schema, path))
     kind = str(schema.field(image).type)
     if kind.startswith(("int", "uint", "bool", "float", "double", "halffloat", "decimal", "date", "time")):
         raise DataError(f"{make_printable(path)}: the column {image} holds {kind}, not images: they are bytes")
+    return image
+
+
+def _find_label_column(schema: Any, path: Path) -> str:
+    label = next((name for name in LABEL_COLUMNS if name in schema.names), None)
+    if label is None:
+        raise DataError(_explain_columns(schema, path))
+    return label
+
+
+def _explain_columns(schema: Any, path: Path) -> str:
+    return (
+        f"{make_printable(path)} has the columns {', '.join(schema.names)}: it needs one of "
+        f"{', '.join(IMAGE_COLUMNS)} and one of {', '.join(LABEL_COLUMNS)}"
+    )
+
+
+def read_features(schema: Any) -> dict[str, Any]:
+    """Return what the library `datasets` says of the columns; empty if it says nothing."""
     try:
         features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
-        return image, label, tuple(map(str, features[label]["names"]))
+        return features if isinstance(features, dict) else {}
     except (ValueError, KeyError, TypeError, RecursionError):
-        return image, label, ()
+        return {}
+
+
+def find_names(feature: Any) -> Sequence[str] | None:
+    """Return the names of classes that a column, or a column of lists, has in such a record; None if it has none."""
+    inner = feature.get("feature", feature) if isinstance(feature, dict) else None
+    names = inner.get("names") if isinstance(inner, dict) else None
+    return [str(name) for name in names] if isinstance(names, list) else None
+
+
+def name_classes(cells: list[Any], names: Sequence[str] | None) -> list[Any]:
+    """Return cells with the names of classes in place of their numbers."""
+    if names is None:
+        return cells
+    return [
+        name_classes(cell, names)
+        if isinstance(cell, list)
+        else str(names[cell])
+        if isinstance(cell, int) and 0 <= cell < len(names)
+        else cell
+        for cell in cells
+    ]

@@ -25,6 +25,8 @@ from vitrail.system.files import open_regular_file
 RECORD_DTYPE = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("length", "<u4"), ("label", "<i4")])
 NO_LABEL = -1
 HEADER_BYTES = 512
+MOST_TEXT_BYTES = 1 << 20
+"""What is read of a .cls or .json."""
 MOST_OPEN = 64
 INDEX = "index"
 MANIFEST = "dataset.json"
@@ -36,8 +38,8 @@ class TarSource(Source):
 
     block, window = 64, 4096
 
-    def __init__(self, paths: Sequence[Path], classes: tuple[str, ...]) -> None:
-        self.paths, self.classes = tuple(paths), classes
+    def __init__(self, paths: Sequence[Path], classes: tuple[str, ...], needs_labels: bool = True) -> None:
+        self.paths, self.classes, self.needs_labels = tuple(paths), classes, needs_labels
         self.table, self.column = open_packed_index(self.paths) or (self._scan_shards(), INDEX)
         self._open: OrderedDict[tuple[int, int], Any] = OrderedDict()
 
@@ -62,7 +64,7 @@ class TarSource(Source):
     def read(self, index: int) -> Sample:
         record = self._record(index)
         content = self._read(int(record["shard"]), int(record["offset"]), int(record["length"]))
-        if record["label"] == NO_LABEL:
+        if record["label"] == NO_LABEL and self.needs_labels:
             raise DataError("has no label: expected a .cls or .json beside it")
         return Sample(content, int(record["label"]))
 
@@ -150,9 +152,24 @@ def _build_index(paths: Sequence[Path], classes: tuple[str, ...], folder: Path) 
 
 def scan_tar(path: Path, numbers: dict[str, int]) -> Iterator[tuple[int, int, int]]:
     """Yield (offset, length, label) of each image in a tar; raise a DataError if the tar is damaged."""
+    for offset, length, texts in _scan_samples(path):
+        label = NO_LABEL
+        for suffix, text in texts:
+            label = _read_label(text, suffix, numbers)
+        yield offset, length, label
+
+
+def scan_tar_records(path: Path) -> Iterator[str]:
+    """Yield the text of the .json beside each image in a tar, in the order of `scan_tar`; empty if there is none."""
+    for _, _, texts in _scan_samples(path):
+        yield next((text for suffix, text in texts if suffix == "json"), "")
+
+
+def _scan_samples(path: Path) -> Iterator[tuple[int, int, list[tuple[str, str]]]]:
+    """Yield (offset, length, texts) of each image in a tar; texts are those of its .cls and .json, with the suffix."""
     try:
         with open_regular_file(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
-            key, image, label, end = None, None, NO_LABEL, 0
+            key, image, texts, end = None, None, list[tuple[str, str]](), 0
             for member in tar:
                 end = member.offset_data + -(-member.size // HEADER_BYTES) * HEADER_BYTES
                 if not member.isfile():
@@ -160,14 +177,14 @@ def scan_tar(path: Path, numbers: dict[str, int]) -> Iterator[tuple[int, int, in
                 member_key, suffix = _split_name(member.name)
                 if member_key != key:
                     if image is not None:
-                        yield *image, label
-                    key, image, label = member_key, None, NO_LABEL
+                        yield *image, texts
+                    key, image, texts = member_key, None, []
                 if f".{suffix}" in IMAGE_SUFFIXES and image is None:  # key.seg.png is not the image of key
                     image = (member.offset_data, min(member.size, MOST_BYTES + 1))
                 elif suffix in ("cls", "json"):
-                    label = _read_label(tar, member, suffix, numbers)
+                    texts.append((suffix, _read_text(tar, member)))
             if image is not None:
-                yield *image, label
+                yield *image, texts
         _check_tar_end(path, end)
     except (tarfile.TarError, OSError, EOFError) as error:
         raise DataError(f"{make_printable(path)} is not a whole tar file: {error}") from None
@@ -193,10 +210,13 @@ def _split_name(name: str) -> tuple[str, str]:
     return f"{folder}/{stem}", suffix.lower()
 
 
-def _read_label(tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str, numbers: dict[str, int]) -> int:
-    """Return the label of a file with a number or a class name; `NO_LABEL` for anything else."""
+def _read_text(tar: tarfile.TarFile, member: tarfile.TarInfo) -> str:
     file = tar.extractfile(member)
-    text = file.read(1 << 20).decode("utf-8", "replace").strip() if file else ""
+    return file.read(MOST_TEXT_BYTES).decode("utf-8", "replace").strip() if file else ""
+
+
+def _read_label(text: str, suffix: str, numbers: dict[str, int]) -> int:
+    """Return the label of a file with a number or a class name; `NO_LABEL` for anything else."""
     if suffix == "json":
         try:
             value = json.loads(text)

@@ -25,7 +25,7 @@ from vitrail.data.sources.image_files import make_printable as make_printable
 from vitrail.errors import ConfigError, DataError
 from vitrail.system.files import read_regular_file
 from vitrail.tasks.labels import LABEL, Labels
-from vitrail.tasks.task import Targets, Task
+from vitrail.tasks.task import Cell, Targets, Task
 
 SPLITS = {
     "train": ("train", "training"),
@@ -90,6 +90,10 @@ class Source(ABC):
     def targets(self, start: int, stop: int) -> Targets:
         """Return the targets of samples `start` to `stop` by name, without reading images."""
         return {LABEL: self.labels(start, stop)}
+
+    def cells(self, index: int) -> Mapping[str, Cell]:
+        """Return what a table says about a sample, by column; nothing by default, for labels need no table."""
+        return {}
 
     def strata(self, start: int, stop: int) -> Indices:
         """Return the numbers of the strata of samples `start` to `stop`: their labels, or groups with similar targets.
@@ -167,6 +171,9 @@ class Subset(Source):
         low, high, chosen = self._find_range(start, stop)
         return {name: values[chosen] for name, values in self.whole.targets(low, high).items()}
 
+    def cells(self, index: int) -> Mapping[str, Cell]:
+        return self.whole.cells(int(self.indices[index]))
+
     def strata(self, start: int, stop: int) -> Indices:
         low, high, chosen = self._find_range(start, stop)
         return self.whole.strata(low, high)[chosen]
@@ -191,7 +198,9 @@ def compute_fingerprint(source: Source) -> str:
     It does not depend on where the data is stored.
     """
     count = len(source)
-    digest = hashlib.blake2b(f"{count} {source.classes}".encode("utf-8", "surrogateescape"), digest_size=16)
+    digest = hashlib.blake2b(
+        f"{count} {source.classes or source.task.output_names}".encode("utf-8", "surrogateescape"), digest_size=16
+    )
     for index in range(0, count, max(count // FINGERPRINT_SAMPLES, 1)):
         target = _describe_target(source, index)
         digest.update(f"\0{source.identity(index)}\0{target}".encode("utf-8", "surrogateescape"))

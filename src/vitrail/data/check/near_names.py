@@ -1,0 +1,62 @@
+"""Find names that are probably misspelt: rare ones that differ from a frequent one by a letter, or by their case."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+SHORTEST, LONGEST = 4, 100
+"""Letters of names that are compared."""
+TIMES_RARER = 10
+"""How many times rarer than its neighbour a name is that differs by a letter."""
+_SPACES = re.compile(r"[\W_]+")
+
+
+def find_misspelt(counts: Mapping[str, int]) -> dict[str, str]:
+    """Return for each name that is probably misspelt the more frequent one that was probably meant.
+
+    Args:
+        counts: how often each name occurs. A name that differs from another by its case or its spaces alone is
+            misspelt if it is rarer. One that differs by a letter (one more, one less, another, or two swapped) is
+            misspelt if it is at least 10 times rarer and has four letters or more. Names that differ by a digit, such
+            as room1 and room2, are not misspelt.
+    """
+    by_trace: dict[str, list[str]] = {}
+    for name, count in counts.items():
+        if count:
+            for trace in set(_list_traces(_fold(name))):
+                by_trace.setdefault(trace, []).append(name)
+    found: dict[str, str] = {}
+    for name in counts:
+        near = {other for trace in _list_traces(_fold(name)) for other in by_trace.get(trace, ()) if other != name}
+        meant = [other for other in near if _is_misspelt(name, other, counts)]
+        if meant:
+            found[name] = max(meant, key=lambda other: (counts[other], other))
+    return {name: meant for name, meant in found.items() if meant not in found}
+
+
+def _fold(name: str) -> str:
+    """Return a name without case, spaces and punctuation; a name of nothing else stays as it is."""
+    return (_SPACES.sub("", name.casefold()) or name)[:LONGEST]
+
+
+def _list_traces(name: str) -> Iterator[str]:
+    """Yield a name, and it without each of its letters: two names that differ by a letter share one of these."""
+    yield name
+    if len(name) >= SHORTEST:
+        yield from (name[:place] + name[place + 1 :] for place in range(len(name)))
+
+
+def _is_misspelt(name: str, other: str, counts: Mapping[str, int]) -> bool:
+    ours, theirs = _fold(name), _fold(other)
+    if ours == theirs:
+        return (counts[name], name) < (counts[other], other)
+    if counts[name] * TIMES_RARER > counts[other] or min(len(ours), len(theirs)) < SHORTEST:
+        return False
+    # Equal letters at both ends leave at most one letter each, or two that are swapped.
+    while ours and theirs and ours[0] == theirs[0]:
+        ours, theirs = ours[1:], theirs[1:]
+    while ours and theirs and ours[-1] == theirs[-1]:
+        ours, theirs = ours[:-1], theirs[:-1]
+    is_near = max(len(ours), len(theirs)) <= 1 or (len(ours) == 2 and ours == theirs[::-1])
+    return is_near and not any(letter.isdigit() for letter in ours + theirs)

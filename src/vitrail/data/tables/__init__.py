@@ -1,0 +1,1 @@
+"""Tables about images: their rows, whatever file they stand in, and the task that their columns tell."""

@@ -1,0 +1,189 @@
+"""Data with another task than one label an image: tags, numbers, levels or attributes, which a table tells.
+
+    image,tags                      image,indoor,cat            image,age,height
+    a.jpg,indoor|cat                a.jpg,1,1                   a.jpg,34,1.72
+
+The table is a CSV, a record in JSON on each line (.jsonl), a list of records (.json), the columns of Parquet files, the
+JSON beside the images of tar shards, or a list of (image, target) in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vitrail.data.locate import match_all_splits
+from vitrail.data.order import Indices
+from vitrail.data.sources.annotated import LABELS, AnnotatedSource
+from vitrail.data.sources.folder import FileSource, check_base
+from vitrail.data.sources.source import Source, Subset
+from vitrail.data.tables.open_table import read_table, stamp_table
+from vitrail.data.tables.recognise import ColumnGuide, fit_columns, learn_task
+from vitrail.data.tables.row_table import RowTable
+from vitrail.errors import ConfigError, DataError
+from vitrail.tasks.registry import find_task
+from vitrail.tasks.task import Task
+
+if TYPE_CHECKING:
+    from vitrail.data.open import Data
+
+REASONS_SHOWN = 3
+"""How many reasons an error lists if no row can be used."""
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """Data, and what is learned from it. Functions take it as DATA; `add_task` makes it.
+
+    Nothing else is decided here, so a record of it opens the same samples everywhere.
+    """
+
+    data: Any
+    """The data itself: the name of a data set, a list, or a dictionary of lists."""
+    task: Task | str | None = None
+    """A task, which a model has learned; or a kind of task; None to recognise it."""
+    columns: tuple[str, ...] = ()
+    """The columns to learn; none to find them."""
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of the task; None to recognise it."""
+        return self.task.kind if isinstance(self.task, Task) else self.task
+
+
+def recognise_task(data: Data) -> Task:
+    """Return the task that data tells: `Labels` for images in class folders, and whatever the columns of a table are.
+
+    Raises:
+        ConfigError: the columns that are named do not go together.
+        DataError: the data cannot be read, or does not tell what to learn.
+    """
+    from vitrail.data.open import list_splits, open_data
+
+    wrapped = data if isinstance(data, TaskData) else TaskData(data)
+    if (found := open_annotated(wrapped)) is not None:
+        return found[0].task
+    splits = list_splits(wrapped.data)
+    return open_data(wrapped.data, splits[0] if splits else None).task
+
+
+def recognise_data(data: Data) -> Data:
+    """Return data as functions take it: with its task if a table tells another than one label; else as it is."""
+    if isinstance(data, TaskData):
+        return data
+    found = open_annotated(TaskData(data))
+    return data if found is None else TaskData(data, found[0].task)
+
+
+def open_annotated(data: TaskData) -> tuple[AnnotatedSource, dict[str, Indices]] | None:
+    """Return all samples of data with a table, and for each split the numbers of its samples.
+
+    Returns:
+        None for data that `open_data` opens without its task: one label an image, in a layout without this record.
+    """
+    if isinstance(data.data, Source):
+        return None
+    try:
+        stamp = stamp_table(data.data)
+        return _build(data) if stamp is None else _build_once(data, stamp)
+    except OSError as error:
+        raise DataError(f"{_name(data)} cannot be opened: {error.strerror or error}") from None
+
+
+def open_part(data: TaskData, split: str | None = None) -> Source:
+    """Return the samples of one split of data that `open_annotated` opens, or all of them."""
+    found = open_annotated(data)
+    assert found is not None
+    source, splits = found
+    return source if split is None else Subset(source, splits[split])
+
+
+@lru_cache(maxsize=4)
+def _build_once(data: TaskData, stamp: str) -> tuple[AnnotatedSource, dict[str, Indices]] | None:
+    """Build the samples of a table in text, which is read once by all who open its splits."""
+    return _build(data)
+
+
+def _build(data: TaskData) -> tuple[AnnotatedSource, dict[str, Indices]] | None:
+    is_plain = data.task in (None, LABELS) and not data.columns
+    keep = data.columns if not isinstance(data.task, Task) else ()
+    table = read_table(data.data, keep, labels_only=is_plain)
+    if table is None:
+        if not is_plain:
+            raise DataError(_explain_missing_table(data))
+        return None
+    if any(column not in table.columns for column in keep):
+        table = read_table(data.data, (), labels_only=False) or table  # with all columns, so that the error names them
+    if (task := _find_task(data, table)) is None:
+        return None
+    images = table.open_images()
+    if isinstance(images, FileSource) and table.file is not None:
+        check_base(table.file, images)
+    source = AnnotatedSource(images, task, table.select(task.columns), table.places, table.problems)
+    if len(source.broken_rows) == len(source):
+        reasons = "\n".join(f"  {reason}" for reason in list(source.broken_rows.values())[:REASONS_SHOWN])
+        raise DataError(f"{table.title}: no row can be used\n{reasons}")
+    return source, _divide(table)
+
+
+def _find_task(data: TaskData, table: RowTable) -> Task | None:
+    """Return the task with the columns of a table; None if the data opens without this record."""
+    if isinstance(data.task, Task):
+        return fit_columns(data.task, table, data.columns)
+    if table.task is not None and data.kind in (None, table.task.kind) and not data.columns:
+        return fit_columns(table.task, table, ())
+    kind, columns = ColumnGuide(table, data.kind, data.columns).choose()
+    if kind == LABELS and not data.columns and columns[0] in table.plain_labels:
+        return None
+    return learn_task(table, kind, columns)
+
+
+def _divide(table: RowTable) -> dict[str, Indices]:
+    """Return the rows of each split. Rows that do not tell theirs, for they are broken, are of the first."""
+    if table.splits is None:
+        return {}
+    known = {split for index, split in enumerate(table.splits) if split is not None or index not in table.problems}
+    matches = match_all_splits(table.title, {split or "" for split in known})
+    if not matches:
+        return {}
+    ours = {theirs: place for place, (_, theirs) in enumerate(matches)}
+    numbers = np.fromiter((ours.get(split or "", 0) for split in table.splits), np.int64, len(table))
+    return {name: np.flatnonzero(numbers == place) for place, (name, _) in enumerate(matches)}
+
+
+def _explain_missing_table(data: TaskData) -> str:
+    what = f"task = {data.kind!r}" if data.kind else f"labels = {','.join(data.columns)!r}"
+    return (
+        f"{_name(data)} has no table, which {what} needs: write a CSV with a column `image` and a column for "
+        "what to learn beside the images, and give the CSV"
+    )
+
+
+def _name(data: TaskData) -> str:
+    from vitrail.data.open import name_data
+
+    return name_data(data)
+
+
+def make_task_data(data: Any, task: Task | str | None, labels: Any) -> TaskData:
+    """Return data with its task and columns, which are checked as far as that needs no file.
+
+    Raises:
+        ConfigError: there is no such task, or `labels` names no column.
+    """
+    if isinstance(data, TaskData):
+        data = data.data
+    if isinstance(task, str):
+        find_task(task)
+    if isinstance(labels, str):
+        labels = labels.split(",")
+    names = tuple(str(name).strip() for name in labels or ())
+    if labels is not None and (not names or not all(names) or len(set(names)) < len(names)):
+        raise ConfigError(f"labels = {','.join(names)!r}: name columns, each once, such as 'colour,shape'")
+    if isinstance(data, Mapping):
+        data = dict(data)
+    return TaskData(data, task, names)

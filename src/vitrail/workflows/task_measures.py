@@ -1,0 +1,172 @@
+"""How good a model is at a task, by images that did not choose it: what `finetune` reports, for any task but labels.
+
+The images that chose the weights also tune the task, such as a threshold for each tag. Others are measured: those of
+the test split, or the second half of the validation images.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitrail.data.open import Data, open_data
+from vitrail.data.sources.source import Source
+from vitrail.errors import WeightsError
+from vitrail.inference.batches import InferenceOptions, open_model, run_batches
+from vitrail.model.base import ImageModel
+from vitrail.system.events import OnEvent, Progress, send_progress
+from vitrail.system.files import write_whole
+from vitrail.system.intervals import Estimate
+from vitrail.system.results import format_count, to_plain
+from vitrail.tasks.task import Array, Measure, Targets, Task, TaskMeasures
+from vitrail.training.build import divide_validation
+from vitrail.training.config import RunConfig
+
+MEASURES_FILE = "measures.json"
+"""The file, in the folder of a run, with the measures of its model."""
+
+
+class AnsweredImages(NamedTuple):
+    """What a model answers for images, and what is true of them."""
+
+    values: Array
+    """(N, V) float64, see `Task.activate`."""
+    targets: Targets
+
+
+class JudgingImages(NamedTuple):
+    """The images that tune a task, and those that are measured."""
+
+    tuning: Source | None
+    measured: Source | None
+    remark: str
+    """A sentence about those that are measured."""
+    flatters: bool = False
+    """Whether they also chose, because there are no others."""
+
+
+@dataclass(frozen=True)
+class TaskJudgement:
+    """A task as its images have tuned it, and the measures on others."""
+
+    task: Task
+    measures: TaskMeasures
+    images: int
+    """The number of images that were measured."""
+    remark: str
+    flatters: bool
+
+    def list_measures(self) -> list[dict[str, Any]]:
+        """Return name, value and interval of each measure, for JSON."""
+        return [
+            {"name": each.name, **to_plain(each.estimate), "is_share": each.is_share} for each in self.measures.measures
+        ]
+
+    def describe(self) -> str:
+        """Return what the model card says."""
+        measured = ", ".join(f"{each.name} {format_estimate(each)}" for each in self.measures.measures)
+        return f"{self.remark} Measured on them: {measured}."
+
+    def write(self, folder: Path) -> None:
+        """Write the measures as JSON."""
+        content = {**describe_judgement(self), "tables": to_plain(self.measures.tables)}
+        write_whole(folder / MEASURES_FILE, json.dumps(content, indent=1, ensure_ascii=False).encode())
+
+
+def describe_judgement(judgement: TaskJudgement) -> dict[str, Any]:
+    """Return the values of a `measures` event."""
+    return {
+        "task": judgement.task.kind,
+        "images": judgement.images,
+        "remark": judgement.remark,
+        "flatters": judgement.flatters,
+        "measures": judgement.list_measures(),
+    }
+
+
+def format_estimate(measure: Measure) -> str:
+    """Return the value of a measure with its interval as text."""
+    estimate, form = measure.estimate, "{:.1%}" if measure.is_share else "{:.4g}"
+    if not isinstance(estimate, Estimate) or estimate.value != estimate.value:
+        return "not known"
+    value, low, high = (form.format(number) for number in (estimate.value, estimate.low, estimate.high))
+    return f"{value} (95% interval {low} to {high})"
+
+
+def choose_judging_images(config: RunConfig, evaluation: Source | None, test: Source | None) -> JudgingImages:
+    """Return the images that tune and those that are measured.
+
+    Args:
+        config: says how the validation images are divided.
+        evaluation: the validation images, which chose the weights.
+        test: the images of the test split, if they chose nothing.
+    """
+    parts = divide_validation(config, evaluation)
+    if test is not None:
+        remark = f"The {format_count(len(test), 'image')} of the test split chose nothing."
+        return JudgingImages(evaluation, test, remark)
+    if len(parts) > 1:
+        remark = f"{format_count(len(parts[1]), 'image')} were not trained on and chose nothing."
+        return JudgingImages(parts[0], parts[1], remark)
+    remark = "The images were not trained on, but chose the weights: the measures may flatter."
+    return JudgingImages(evaluation, evaluation, remark, flatters=True)
+
+
+def judge_task(
+    task: Task, tuning: AnsweredImages | None, measured: AnsweredImages | None, images: JudgingImages
+) -> TaskJudgement | None:
+    """Tune a task on some images and measure it on others; return None if there are none to measure."""
+    if measured is None or not len(measured.values):
+        return None
+    if tuning is not None and len(tuning.values):
+        task = task.tune(tuning.values, tuning.targets)
+    measures = task.measure(measured.values, measured.targets)
+    return TaskJudgement(task, measures, len(measured.values), images.remark, images.flatters)
+
+
+def judge_model(
+    model: ImageModel, images: JudgingImages, options: InferenceOptions, listener: OnEvent
+) -> TaskJudgement | None:
+    """Measure a model on the images that judge it; return None if there are none."""
+    progress = send_progress(listener, "measuring")
+    tuning, measured = (
+        None if source is None else answer_images(model, source, options, progress)
+        for source in (images.tuning, images.measured)
+    )
+    return judge_task(model.task, tuning, measured, images)
+
+
+def open_test(data: Data, is_wanted: bool) -> Source | None:
+    """Open the test split, if the model is to be measured on it."""
+    return open_data(data, "test") if is_wanted else None
+
+
+def answer_images(
+    model: ImageModel, source: Source, options: InferenceOptions, progress: Progress | None = None
+) -> AnsweredImages:
+    """Return the answers for all images that can be read."""
+    outputs: list[Tensor] = []
+    indices: list[Tensor] = []
+    for batch, computed in run_batches(open_model(model, options), source, options, progress=progress):
+        assert computed.logits is not None
+        outputs.append(computed.logits.cpu()[batch.mask])
+        indices.append(batch.indices[batch.mask])
+    return activate_outputs(model.task, torch.cat(outputs), source, torch.cat(indices))
+
+
+def activate_outputs(task: Task, outputs: Tensor, source: Source, indices: Tensor) -> AnsweredImages:
+    """Return the answers that (N, K) outputs for images with these numbers in the source mean.
+
+    Raises:
+        WeightsError: the outputs are not finite.
+    """
+    if not torch.isfinite(outputs).all():
+        raise WeightsError("the model's outputs are not finite: the weights are damaged, or the precision is too low")
+    rows, targets = indices.numpy(), source.targets(0, len(source))
+    values: Array = task.activate(outputs.double()).numpy()
+    return AnsweredImages(values, {name: array[rows] for name, array in targets.items()})

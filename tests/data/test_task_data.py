@@ -1,0 +1,296 @@
+"""Data with a task: every layout gives the same targets, and what is to be learned is recognised."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+from pictures import make_folder, make_parquet, picture
+from task_tables import AGES, COUNT, LAYOUTS, SPLITS, TAGS, make_layout, write_csv
+
+import vitrail
+from vitrail.data.loader import EvaluationLoader, TrainingLoader
+from vitrail.data.open import add_task, list_splits, open_data
+from vitrail.data.sources.memory import InMemorySource
+from vitrail.data.sources.source import compute_fingerprint, halve_source, hold_out, take_share
+from vitrail.data.task_data import TaskData, recognise_data, recognise_task
+from vitrail.errors import ConfigError, DataError
+from vitrail.tasks.tags import Tags
+
+NAMES = ("cat", "indoor", "outdoor")
+TRUTH = np.array([[name in tags for name in NAMES] for tags in TAGS], np.float32)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tags_are_the_same_in_every_layout(tmp_path, layout):
+    data = add_task(make_layout(tmp_path, layout), "tags")
+    assert list_splits(data) == (() if layout == "list" else ("train", "val"))
+    task = recognise_task(data)
+    assert task.kind == "tags"
+    assert task.names == NAMES
+    parts = {None: range(COUNT)} if layout == "list" else {"train": range(16), "val": range(16, COUNT)}
+    for split, rows in parts.items():
+        source = open_data(data, split)
+        assert source.task == task
+        assert np.array_equal(source.targets(0, len(source))["tags"], TRUTH[list(rows)])
+        first = source.read_checked(0)
+        assert first.content == picture(rows[0])
+        assert np.array_equal(first.targets["tags"], TRUTH[rows[0]])
+
+
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "csv-columns"])
+def test_numbers_are_the_same_in_every_layout(tmp_path, layout):
+    data = add_task(make_layout(tmp_path, layout), None, "age")
+    task = recognise_task(data)
+    assert (task.kind, task.columns) == ("numbers", ("age",))
+    source = open_data(data, None if layout == "list" else "train")
+    assert source.targets(0, len(source))["numbers"].ravel().tolist() == AGES[: len(source)]
+
+
+@pytest.mark.parametrize("layout", ["csv", "csv-json", "csv-columns", "jsonl", "json", "list", "dict"])
+def test_finetune_finds_the_task_without_being_told(tmp_path, layout):
+    if layout in ("list", "dict", "jsonl", "json"):
+        rows = make_layout(tmp_path, layout)
+        assert recognise_task(rows).kind == "tags"  # the column is called tags
+    else:
+        assert recognise_task(make_layout(tmp_path, layout)).kind == "tags"
+
+
+@pytest.mark.parametrize(
+    ("head", "rows", "labels", "expected"),
+    [
+        ("image,label", ["0.png,a", "1.png,b"], None, ("labels", ("label",))),
+        ("image,label", ["0.png,3", "1.png,7"], None, ("labels", ("label",))),
+        ("image,label", ["0.png,a|b", "1.png,b"], None, ("tags", ("label",))),
+        ("image,label", ["0.png,3.5", "1.png,7"], None, ("numbers", ("label",))),
+        ("image,label", [f"{i}.png,{i}" for i in range(30)], None, ("labels", ("label",))),
+        ("image,age,name", [f"{i}.png,{i},x" for i in range(30)], "age", ("numbers", ("age",))),
+        ("image,stars,name", [f"{i}.png,{i % 5},x" for i in range(30)], "stars", ("labels", ("stars",))),
+        ("image,wet,cold", ["0.png,1,0", "1.png,0,1"], None, ("tags", ("wet", "cold"))),
+        ("image,width,height", ["0.png,1.5,2", "1.png,3,4"], None, ("numbers", ("width", "height"))),
+        (
+            "image,colour,shape",
+            ["0.png,red,box", "1.png,blue,box"],
+            "colour,shape",
+            ("attributes", ("colour", "shape")),
+        ),
+        ("image,label,wet,cold", ["0.png,a,1,0", "1.png,b,0,1"], None, ("labels", ("label",))),
+        (",image,age", ["0,0.png,1.5", "1,1.png,2.5"], None, ("numbers", ("age",))),
+    ],
+)
+def test_what_columns_tell(tmp_path, head, rows, labels, expected):
+    data = add_task(write_csv(tmp_path, head, rows, 2), None, labels)
+    task = recognise_task(data)
+    columns = task.columns if task.kind != "labels" or isinstance(data, TaskData) else ("label",)
+    assert (task.kind, columns) == expected
+
+
+def test_levels_only_when_asked_for(tmp_path):
+    path = write_csv(tmp_path, "image,label", [f"{i}.png,{i % 5}" for i in range(10)], 1)
+    assert recognise_task(path).kind == "labels"
+    assert recognise_task(add_task(path, "levels")).names == ("0", "1", "2", "3", "4")
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"task": "tagz"}, "did you mean 'tags'"),
+        ({"labels": "colr"}, "did you mean 'colour'"),
+        ({"labels": ""}, "name columns"),
+        ({"labels": "colour,colour"}, "each once"),
+        ({"task": "tags", "labels": "colour,words"}, "columns of 0 and 1"),
+        ({"task": "numbers", "labels": "colour"}, "leave it out of labels"),
+        ({"task": "labels", "labels": "colour,age"}, "attributes learns several"),
+        ({"labels": "colour,words"}, "labels='words' alone"),
+        ({"labels": "colour,age"}, "labels='age' alone"),
+        ({"labels": "empty"}, "fill it"),
+        ({"task": "levels"}, "say which to learn"),
+    ],
+)
+def test_impossible_choices_say_what_to_do_next(tmp_path, options, error):
+    rows = [f"{i}.png,{'rb'[i % 2]},a|b,{i / 3},," for i in range(30)]
+    path = write_csv(tmp_path, "image,colour,words,age,empty,other", rows, 1)
+    with pytest.raises((ConfigError, DataError), match=error):
+        open_data(add_task(path, **options))
+
+
+def test_class_folders_have_no_table(tmp_path):
+    folder = make_folder(tmp_path / "photos", {"ant": 4, "bee": 4})
+    assert recognise_task(folder).names == ("ant", "bee")
+    assert recognise_data(folder) == folder
+    assert add_task(folder) == folder
+    assert open_data(add_task(folder, "labels")).classes == ("ant", "bee")
+    with pytest.raises(DataError, match=r"has no table.*write a CSV"):
+        open_data(add_task(folder, "tags"))
+
+
+def test_labels_from_a_column_of_ones_choice(tmp_path):
+    """Ordinary classification of another column, whose classes are those of all splits."""
+    rows = [f"{i}.png,{'rgb'[i % 3]},{'train' if i < 6 else 'test'}" for i in range(9)]
+    data = add_task(write_csv(tmp_path, "image,colour,split", rows, 9), "labels", "colour")
+    train = open_data(data, "train")
+    assert train.classes == ("b", "g", "r")
+    assert train.labels(0, 3).tolist() == [2, 1, 0]
+    sample = train.read_checked(1)
+    assert (sample.label, sample.targets) == (1, None)
+
+
+def test_a_plain_csv_and_its_task_open_the_same(tmp_path):
+    path = write_csv(tmp_path, "image,label", [f"{i}.png,{'ab'[i % 2]}" for i in range(8)], 8)
+    plain, wrapped = open_data(path), open_data(add_task(path, "labels"))
+    assert type(plain) is type(wrapped)
+    assert compute_fingerprint(plain) == compute_fingerprint(wrapped)
+
+
+def test_parquet_of_classes_is_not_read_to_recognise_it(tmp_path, monkeypatch):
+    make_parquet(tmp_path / "0.parquet", [0, 1, 0, 1], names=("ant", "bee"))
+    from vitrail.data.tables import shard_tables
+
+    monkeypatch.setattr(shard_tables, "_read_row_groups", None)
+    assert recognise_task(tmp_path).names == ("ant", "bee")
+
+
+def test_a_models_task_fits_another_layout(tmp_path):
+    listed, columns = tmp_path / "a", tmp_path / "b"
+    listed.mkdir()
+    columns.mkdir()
+    learned = recognise_task(make_layout(listed, "csv"))
+    source = open_data(TaskData(make_layout(columns, "csv-columns"), learned), "train")
+    assert source.task == learned.model_copy(update={"column": None})
+    assert np.array_equal(source.targets(0, 16)["tags"], TRUTH[:16])
+    again = open_data(TaskData(listed / "rows.csv", source.task, ("tags",)), "train")
+    assert np.array_equal(again.targets(0, 16)["tags"], TRUTH[:16])
+    ages = recognise_task(add_task(listed / "rows.csv", None, "age"))
+    with pytest.raises(DataError, match="no column 'age'"):
+        open_data(TaskData(columns / "rows.csv", ages), "train")
+
+
+def test_whatever_wraps_a_source_keeps_its_targets(tmp_path):
+    path = make_layout(tmp_path, "csv")
+    source = open_data(add_task(path, "tags"), "train")
+    rest, held = hold_out(source, 0.25, seed=3)
+    assert len(rest) + len(held) == 16
+    assert held.targets(0, len(held))["tags"][:, 2].sum() == len(held) / 2  # of each stratum the same share
+    memory = InMemorySource(held)
+    assert memory.task == source.task
+    assert np.array_equal(memory.read(1).targets["tags"], held.targets(1, 2)["tags"][0])
+    assert len(take_share(source, 0.5, 0)) == 8
+    assert sum(map(len, halve_source(source))) == 16
+    assert held.cells(0)["tags"] in ("outdoor", "indoor|cat")
+    again = pickle.loads(pickle.dumps(held))
+    assert np.array_equal(again.targets(0, len(held))["tags"], held.targets(0, len(held))["tags"])
+
+
+def test_the_same_images_are_held_out_wherever_the_table_lies(tmp_path):
+    names = []
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+        path = write_csv(folder, "image,tags", [f"{i}.png,{'|'.join(TAGS[i])}" for i in range(COUNT)], COUNT)
+        held = open_data(add_task(path, "tags"), "val")
+        names.append([held.identity(index) for index in range(len(held))])
+    assert names[0] == names[1]
+    assert len(names[0]) == 2
+
+
+def test_a_fingerprint_sees_targets_and_names(tmp_path):
+    prints = set()
+    for words in ("a|b", "a|c", "b|a"):
+        path = write_csv(tmp_path, "image,tags", [f"0.png,{words}", "1.png,a"], 2)
+        prints.add(compute_fingerprint(open_data(add_task(path, "tags"))))
+    assert len(prints) == 2  # the order of tags in a cell does not matter
+
+
+def test_loaders_give_named_targets(tmp_path):
+    data = add_task(make_layout(tmp_path, "jsonl"), None, "age")
+    batch = next(TrainingLoader(open_data(data, "train"), 4, 16, seed=1))
+    assert batch.targets["numbers"].ravel().tolist() == [AGES[index] for index in batch.indices.tolist()]
+    preprocessing = vitrail.config.Preprocessing(image_size=16)
+    batch = next(iter(EvaluationLoader(open_data(data, "val"), preprocessing, 8)))
+    assert batch.targets["numbers"].ravel().tolist() == AGES[16:]
+
+
+@pytest.mark.parametrize("form", ["tar", "parquet"])
+@pytest.mark.parametrize(
+    ("layout", "task", "labels"),
+    [
+        ("csv", "tags", None),
+        ("csv-columns", "tags", None),
+        ("csv", "numbers", "age"),
+        ("jsonl", "levels", "age"),
+        ("dict", "attributes", "age"),
+        ("list", "tags", "tags"),
+    ],
+)
+def test_packed_targets_open_with_the_same_task(tmp_path, form, layout, task, labels):
+    data = add_task(make_layout(tmp_path, layout), task, labels)
+    out = tmp_path.with_name(tmp_path.name + "-packed")
+    vitrail.pack_data(data, out, format=form, shuffle=False, workers=1)
+    assert list_splits(out) == list_splits(data)
+    for split in list_splits(data) or [None]:
+        ours, theirs = open_data(data, split), open_data(out, split)
+        assert theirs.task == ours.task
+        assert recognise_task(out) == ours.task
+        for name, values in ours.targets(0, len(ours)).items():
+            assert np.array_equal(theirs.targets(0, len(theirs))[name], values)
+        assert theirs.read_checked(1).content == ours.read_checked(1).content
+    again = vitrail.pack_data(data, out, format=form, shuffle=False, workers=1)  # only checks
+    assert again.samples == COUNT
+    assert json.loads((out / "dataset.json").read_text())["task"]["kind"] == task
+
+
+def test_another_task_is_another_pack(tmp_path):
+    path, out = make_layout(tmp_path, "csv"), tmp_path.with_name(tmp_path.name + "-out")
+    vitrail.pack_data(add_task(path, "tags"), out, workers=1)
+    with pytest.raises(ConfigError, match="pack of something else"):
+        vitrail.pack_data(add_task(path, None, "age"), out, workers=1)
+
+
+def test_a_task_for_an_open_source(tmp_path):
+    source = open_data(add_task(make_layout(tmp_path, "csv"), "tags"), "train")
+    assert add_task(source, "tags") is source
+    assert recognise_task(source) == source.task
+    with pytest.raises(ConfigError, match="is open already"):
+        add_task(source, "numbers")
+
+
+def test_a_task_that_knows_other_tags(tmp_path):
+    """Rows with tags that a model does not know are bad, and no others."""
+    path = make_layout(tmp_path, "csv")
+    source = open_data(TaskData(path, Tags(names=("cat", "indoor"), column="tags")), "train")
+    with pytest.raises(DataError, match="line 2: 'outdoor' is no tag"):
+        source.read(0)
+    assert source.read(1).targets["tags"].tolist() == [1, 1]
+    assert SPLITS.count("train") == len(source)
+
+
+def test_hub_columns(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets", reason="the extra `datasets` is not installed")
+    from vitrail.data.sources import hub
+
+    features = datasets.Features(
+        image=datasets.Image(),
+        tags=datasets.Sequence(datasets.ClassLabel(names=["x", "y"])),
+        age=datasets.Value("float32"),
+    )
+    rows = {
+        split: datasets.Dataset.from_dict(
+            {
+                "image": [{"bytes": picture(i), "path": None} for i in range(4)],
+                "tags": [[0], [0, 1], [1], []],
+                "age": [first, 2.5, 3.5, None],
+            },
+            features=features,
+        )
+        for split, first in (("train", 1.5), ("test", 9.5))
+    }
+    monkeypatch.setattr(hub, "list_hub_splits", lambda name: set(rows))
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, split, revision: rows[split])
+    source = open_data(add_task("hf:someone/something", "tags"), "test")
+    assert source.task.names == ("x", "y")
+    assert source.targets(0, 4)["tags"].tolist() == [[1, 0], [1, 1], [0, 1], [0, 0]]
+    assert source.read(2).content == picture(2)
+    ages = open_data(add_task("hf:someone/something", None, "age"), "test").targets(0, 4)["numbers"].ravel()
+    assert ages[:3].tolist() == [9.5, 2.5, 3.5]
+    assert np.isnan(ages[3])
