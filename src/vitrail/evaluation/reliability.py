@@ -94,6 +94,7 @@ def fit_reliability(
     options: InferenceOptions | None = None,
     labels: LabelMap | None = None,
     data: str = "",
+    most: int = MOST_IMAGES,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> FittedReliability | None:
@@ -107,7 +108,8 @@ def fit_reliability(
         options: device, precision, batch size, worker processes.
         labels: which classes of the model are right for which of the data; by default they are matched by name.
         data: the name of the data, for the record.
-        seed: decides the order of the images, and which are drawn if there are more than `MOST_IMAGES`.
+        most: images that are used; of more, so many are drawn.
+        seed: decides the order of the images, and which are drawn.
         progress: called after each batch with the number of images done and of all images.
 
     Returns:
@@ -124,7 +126,7 @@ def fit_reliability(
     known = source if labels is None else select_known_images(source, labels)
     if len(known) < LEAST_KNOWN:
         return None
-    outputs = compute_outputs(engine, draw_images(known, MOST_IMAGES, seed), options, labels, seed, progress)
+    outputs = compute_outputs(engine, draw_images(known, most, seed), options, labels, seed, progress)
     if len(outputs) < LEAST_KNOWN:
         return None
     scores = {kind: UnknownScore.fit(kind, outputs.logits, outputs.embeddings) for kind in list_scores(engine)}
