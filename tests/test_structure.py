@@ -17,7 +17,7 @@ SOURCE = Path(vitrail.__file__).parent
 LAYERS = [
     ["errors"],
     ["config", "system"],
-    ["tasks"],
+    ["tasks", "reliability"],
     ["model", "data"],
     ["weights", "objectives", "fast"],
     ["recipes", "inference"],

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         VitrailError,
         WeightsError,
     )
+    from vitrail.evaluation.calibrate import calibrate
     from vitrail.evaluation.compare import compare_models
     from vitrail.evaluation.evaluate import evaluate
     from vitrail.evaluation.fewshot import fewshot
@@ -102,6 +103,7 @@ _HOMES = {
     "VitrailError": "vitrail.errors",
     "WeightsError": "vitrail.errors",
     "bench": "vitrail.benchmark.bench",
+    "calibrate": "vitrail.evaluation.calibrate",
     "check_data": "vitrail.data.check.check",
     "compare_models": "vitrail.evaluation.compare",
     "convert": "vitrail.weights.convert",
@@ -156,6 +158,7 @@ __all__ = [
     "VitrailError",
     "WeightsError",
     "bench",
+    "calibrate",
     "check_data",
     "compare_models",
     "convert",

@@ -47,6 +47,10 @@ class Model:
     task: str = "labels"
     lines: tuple[AnswerLine, ...] = ()
     """What is answered, for another task than labels."""
+    set_size: int = 0
+    """Labels in a set, for a model that gives sets."""
+    is_unknown: bool | None = None
+    """What it says of every image, if it tells unknown ones."""
 
     def told(self) -> dict[str, Any]:
         told = {name: getattr(self, name) for name in ("name", "classes", "layers", "attention")}
@@ -54,7 +58,17 @@ class Model:
         answers = f"{self.classes:,} class{'' if self.classes == 1 else 'es'}" if task == "labels" else self.task
         lines = len(self.lines) or min(self.classes, 5)
         about = {"task": task, "answers": answers if task else None, "lines": lines}
+        about |= {"coverage": self.set_size > 0, "unknown": self.is_unknown is not None}
         return {**told, **about, "image_size": [224, 224], "embedding": 384}
+
+    def judged(self, query: dict[str, str]) -> dict[str, Any]:
+        """What is said of how far the answer can be relied on."""
+        about: dict[str, Any] = {}
+        if "coverage" in query:
+            rows = [*zip(self.labels, self.shares, strict=False)][: self.set_size]
+            labels = [{"label": name, "probability": share} for name, share in rows]
+            about = {"coverage": float(query["coverage"]), "set": labels}
+        return about if self.is_unknown is None else {**about, "unknown": self.is_unknown, "known_share": 0.01}
 
     def answered(self, top: int) -> list[dict[str, Any]]:
         """The lines of an answer."""
@@ -206,7 +220,8 @@ class Handler(BaseHTTPRequestHandler):
             self.json({"model": model.name, "embedding": [0.0] * 384, "timing": TIMING})
         else:
             lines = model.answered(int(query["top"]))
-            self.json({"model": model.name, "task": model.task, "answer": {}, "lines": lines, "timing": TIMING})
+            about = {"task": model.task, "answer": {}, "lines": lines, **model.judged(query)}
+            self.json({"model": model.name, **about, "timing": TIMING})
 
     def attention(self, model: Model, image: Image.Image, query: dict[str, str]) -> None:
         if not model.attention:

@@ -85,6 +85,8 @@ def test_models_are_listed(client):
         "layers": 2,
         "attention": True,
         "embedding": 32,
+        "coverage": False,
+        "unknown": False,
     }
     assert [model["name"] for model in told["models"]] == ["tiny", "other", "plain", "resnet"]
     assert told["models"][3]["layers"] is None

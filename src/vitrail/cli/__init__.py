@@ -11,6 +11,7 @@ import typer
 
 from vitrail.cli import (
     bench,
+    calibrate,
     convert,
     data,
     doctor,
@@ -42,6 +43,7 @@ app.command()(quickstart.quickstart)
 app.command()(train.train)
 app.command()(finetune.finetune)
 app.command()(evaluate.evaluate)
+app.command()(calibrate.calibrate)
 app.command()(fewshot.fewshot)
 app.command()(predict.predict)
 app.command()(inspect.inspect)

@@ -23,7 +23,10 @@ PERCENT = len("probability")
 """Width of the last column, in characters."""
 
 Row = dict[str, Any]
-"""The values of a `prediction` event: file, labels, error; of another task also task, answer, lines, cells."""
+"""The values of a `prediction` event: file, labels, error; of another task also task, answer, lines, cells; and, if
+asked for, unknown and known_share."""
+UNKNOWN = ("unknown", "known_share")
+"""Columns of CSV and keys of JSON for images that the model may not know."""
 CHOSEN, CONSIDERED = "* ", "  "
 """What stands in a table before parts of an answer, and before what was only considered."""
 Lines = Callable[[Row], Iterator[str]]
@@ -48,6 +51,13 @@ def predict(
     embed: Annotated[
         Path | None, typer.Option(help="out.parquet or out.npz: write the representation of each image there.")
     ] = None,
+    coverage: Annotated[
+        float | None,
+        typer.Option(help="0.95: print the set of labels that holds the right one in 95% of images, not the best."),
+    ] = None,
+    unknown: Annotated[
+        bool, typer.Option("--unknown", help="Also say which images look like nothing that the model knows.")
+    ] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 32,
     device: Annotated[
         str, typer.Option(autocompletion=complete_device, help="cpu, cuda, mps, …; a GPU where there is one.")
@@ -79,6 +89,8 @@ def predict(
             choose_weights(PANE if model is None else model, which),
             top=top,
             embed=embed,
+            coverage=coverage,
+            unknown=unknown,
             batch_size=batch_size,
             device=device,
             precision=precision,
@@ -98,6 +110,7 @@ class RowPrinter:
         self._encoding = sys.stdout.encoding or "utf-8"
         self._lines: Lines = _tab_lines
         self._has_bar = True
+        self._has_table = False
 
     def __enter__(self) -> Self:
         from vitrail.system.event_display import EventDisplay
@@ -112,25 +125,27 @@ class RowPrinter:
         if kind == "message":
             print(values["text"], file=sys.stderr)
         elif kind == "images":
-            self._begin(values["files"], values["labels"], values.get("columns"))
+            self._begin(values["files"], values["labels"], values.get("columns"), "tells_unknown" in values)
         elif kind == "prediction":
             self._print_prediction(values)
         elif self._has_bar:
             self._display(kind, values)
 
-    def _begin(self, files: list[str], labels: list[str], columns: list[str] | None) -> None:
+    def _begin(self, files: list[str], labels: list[str], columns: list[str] | None, tells_unknown: bool) -> None:
         """Choose how rows are printed; `columns` are the cells of an answer, None for labels."""
+        more = UNKNOWN if tells_unknown else ()
         if not self._has_model:
             announce_pane("--model MODEL takes another")
         heading = None
         if self._as_json:
             self._lines = _json_lines if columns is None else _json_answer
         elif self._as_csv and columns is not None:
-            heading, self._lines = _csv_line("file", *columns), _csv_answer
+            heading, self._lines = _csv_line("file", *columns, *more), _csv_answer
         elif self._as_csv:
-            heading, self._lines = _csv_line("file", "rank", "label", "probability"), _csv_lines
+            heading, self._lines = _csv_line("file", "rank", "label", "probability", *more), _csv_lines
         elif self._stdout.isatty():
             heading, self._lines = _make_table(files, labels, has_answers=columns is not None)
+            self._has_table = True
         elif columns is not None:
             self._lines = _tab_answer
         if heading is not None and labels:
@@ -143,6 +158,8 @@ class RowPrinter:
             print(f"left out: {_display_file(row['file'])}: {row['error']}", file=sys.stderr)
         for line in self._lines(row) if row["labels"] or "answer" in row else ():
             self._print_line(line)
+        if row.get("unknown") and self._has_table:
+            self._print_line(f"{GAP}looks like nothing that the model knows")
 
     def _print_line(self, line: str) -> None:
         text = line.encode(self._encoding, "backslashreplace").decode(self._encoding)
@@ -165,22 +182,36 @@ def _json_lines(row: Row) -> Iterator[str]:
     import json
 
     labels = [{"label": label, "probability": _round_to_float32(probability)} for label, probability in row["labels"]]
-    yield json.dumps({"file": row["file"], "labels": labels})
+    yield json.dumps({"file": row["file"], "labels": labels, **_unknown_cells(row)})
 
 
 def _json_answer(row: Row) -> Iterator[str]:
     import json
 
-    yield json.dumps({name: row[name] for name in ("file", "task", "answer")})
+    yield json.dumps({**{name: row[name] for name in ("file", "task", "answer")}, **_unknown_cells(row)})
 
 
 def _csv_lines(row: Row) -> Iterator[str]:
     for rank, (label, probability) in enumerate(row["labels"], start=1):
-        yield _csv_line(row["file"], rank, label, _round_to_float32(probability))
+        yield _csv_line(row["file"], rank, label, _round_to_float32(probability), *_csv_unknown(row))
 
 
 def _csv_answer(row: Row) -> Iterator[str]:
-    yield _csv_line(row["file"], *row["cells"].values())
+    yield _csv_line(row["file"], *row["cells"].values(), *_csv_unknown(row))
+
+
+def _unknown_cells(row: Row) -> Row:
+    """Return what is said of unknown images; nothing if it was not asked for."""
+    return {name: row[name] for name in UNKNOWN if name in row}
+
+
+def _csv_unknown(row: Row) -> list[str | float]:
+    return [str(cell).lower() if isinstance(cell, bool) else cell for cell in _unknown_cells(row).values()]
+
+
+def _tab_words(row: Row) -> list[str]:
+    """Return the column of a text line that says whether the image is known; none if it was not asked for."""
+    return ["unknown" if row["unknown"] else "known"] if "unknown" in row else []
 
 
 def _csv_line(*cells: str | float) -> str:
@@ -197,7 +228,7 @@ def _tab_lines(row: Row) -> Iterator[str]:
     from vitrail.data.sources.image_files import make_printable
 
     guesses = [cell for label, probability in row["labels"] for cell in (make_printable(label), f"{probability:.4f}")]
-    yield "\t".join([make_printable(row["file"]), *guesses])
+    yield "\t".join([make_printable(row["file"]), *_tab_words(row), *guesses])
 
 
 def _tab_answer(row: Row) -> Iterator[str]:
@@ -206,7 +237,7 @@ def _tab_answer(row: Row) -> Iterator[str]:
 
     chosen = [line for line in row["lines"] if line["is_chosen"]]
     cells = [make_printable(cell) for line in chosen for cell in (line["name"], line["text"])]
-    yield "\t".join([make_printable(row["file"]), *cells])
+    yield "\t".join([make_printable(row["file"]), *_tab_words(row), *cells])
 
 
 def _make_table(files: list[str], names: list[str], has_answers: bool) -> tuple[str, Lines]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vitrail.errors import ConfigError, did_you_mean
 from vitrail.exporting.check import compare_with_model
+from vitrail.exporting.check_embedding import check_embedding
 from vitrail.exporting.graphs import ExportGraph, build_graph
 from vitrail.exporting.images import CALIBRATED, pick_images, prepare_calibration, split_for_calibration
 from vitrail.exporting.int8 import write_int8
@@ -36,6 +37,8 @@ KINDS: dict[str, tuple[str, Callable[[ExportGraph, Path], None], Callable[[Path]
 }
 """For each kind: the suffix of its file, the function that writes it, the function that opens it. Of several kinds with
 one suffix, the first is taken if none is named."""
+READ_BACK = ("onnx", "onnx-int8", "openvino")
+"""Kinds that `vitrail predict` and `vitrail serve` run."""
 
 
 def export(
@@ -80,7 +83,7 @@ def export(
     suffix, write, open_export = find_kind(to)
     target = check_target(Path(target), suffix)  # before the weights are read
     with open_listener(on_event) as listener:
-        graph, model_bytes = _open_graph(model, size, with_preprocessing, dynamic_size, listener)
+        graph, model_bytes = _open_graph(model, size, with_preprocessing, dynamic_size, to in READ_BACK, listener)
         calibrates = to == "onnx-int8" and images is not None
         most = CHECKED if to != "onnx-int8" else CHECKED_INT8 + CALIBRATED if calibrates else CHECKED_INT8
         picked = pick_images(graph, images, most)
@@ -92,6 +95,8 @@ def export(
             else:
                 write(graph, draft)
             listener("comparing", {"images": len(picked.measured), "images_from": picked.measured_on})
+            if len(graph.outputs) > 1:
+                check_embedding(graph, draft, picked, is_rounded=to == "onnx-int8")
             return compare_with_model(
                 to,
                 graph,
@@ -107,7 +112,12 @@ def export(
 
 
 def _open_graph(
-    model: Model, size: Size | None, with_preprocessing: bool, dynamic_size: bool, on_event: OnEvent
+    model: Model,
+    size: Size | None,
+    with_preprocessing: bool,
+    dynamic_size: bool,
+    gives_embedding: bool,
+    on_event: OnEvent,
 ) -> tuple[ExportGraph, int]:
     """Return the graph of a model, of which only the copy for the export is kept, and the bytes of its own weights."""
     check_model(model)
@@ -116,7 +126,7 @@ def _open_graph(
         on_event("loading", {"model": str(model)})
         model, new_size = load(model, image_size=new_size), None
     model_bytes = sum(tensor.nbytes for tensor in model.state_dict().values())
-    return build_graph(model, with_preprocessing, dynamic_size, new_size), model_bytes
+    return build_graph(model, with_preprocessing, dynamic_size, new_size, gives_embedding), model_bytes
 
 
 def find_kind(to: str) -> tuple[str, Callable[[ExportGraph, Path], None], Callable[[Path], ExportRunner]]:

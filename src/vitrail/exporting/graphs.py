@@ -25,6 +25,8 @@ from vitrail.model.create import share_model
 from vitrail.model.positions import compute_cubic_kernel
 from vitrail.model.vit import VisionTransformer
 
+EMBEDDING = "embedding"
+"""The name of the output that holds the representation."""
 MOST_WEIGHT = 2**15 - 0.5
 """The largest weight of a resize, in units of its last bit."""
 
@@ -40,6 +42,19 @@ class LogitsGraph(nn.Module):
         """(B, C, height, width) float32 → (B, K)."""
         logits: Tensor = self.model(images)
         return logits
+
+
+class LogitsAndEmbeddingGraph(nn.Module):
+    """Compute logits and the embedding from normalised images, in one pass."""
+
+    def __init__(self, model: ImageModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, C, height, width) float32 → (B, K) and (B, D)."""
+        features = self.model.forward_features(images)
+        return self.model.forward_head(features), self.model.pool_features(features)
 
 
 class PixelsGraph(nn.Module):
@@ -71,7 +86,7 @@ class PixelsGraph(nn.Module):
 class ExportGraph:
     """What is exported, and the names of its input and output."""
 
-    module: LogitsGraph | PixelsGraph
+    module: LogitsGraph | LogitsAndEmbeddingGraph | PixelsGraph
     input: str
     """`images`, or `pixels` if preprocessing is inside the graph."""
     output: str
@@ -80,6 +95,11 @@ class ExportGraph:
     """An input to trace with. Its batch size is 2, because torch treats 1 as a constant."""
     dynamic: dict[int, Any]
     """The dimensions of the input that may change."""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of all outputs: after the first one, the embedding if the file needs it to tell unknown images."""
+        return (self.output, EMBEDDING) if isinstance(self.module, LogitsAndEmbeddingGraph) else (self.output,)
 
     @property
     def any_size(self) -> bool:
@@ -102,6 +122,7 @@ def build_graph(
     with_preprocessing: bool = False,
     dynamic_size: bool = False,
     image_size: int | tuple[int, int] | None = None,
+    gives_embedding: bool = False,
 ) -> ExportGraph:
     """Return the graph of a copy of a model. The batch size may always change.
 
@@ -110,6 +131,7 @@ def build_graph(
         with_preprocessing: take the pixels of decoded images, of any size.
         dynamic_size: take normalised images of any size that the model can take; positions are interpolated.
         image_size: resize the copy.
+        gives_embedding: give the embedding too, where the model needs it to tell unknown images.
     """
     if with_preprocessing and dynamic_size:
         raise ConfigError(
@@ -131,8 +153,16 @@ def build_graph(
         dynamic = {0: batch, **changing}
     else:
         dynamic = {0: batch}
-    output = "logits" if model.num_classes else "embedding"
-    return ExportGraph(LogitsGraph(model).eval(), "images", output, torch.zeros(2, model.in_channels, *size), dynamic)
+    output, example = "logits" if model.num_classes else EMBEDDING, torch.zeros(2, model.in_channels, *size)
+    is_wanted = gives_embedding and bool(model.num_classes) and _compares_embeddings(model)
+    module = LogitsAndEmbeddingGraph(model) if is_wanted else LogitsGraph(model)
+    return ExportGraph(module.eval(), "images", output, example, dynamic)
+
+
+def _compares_embeddings(model: ImageModel) -> bool:
+    """Return whether unknown images are told by their embedding."""
+    unknown = None if model.reliability is None else model.reliability.unknown
+    return unknown is not None and unknown.needs_embeddings
 
 
 def copy_in_float32(model: ImageModel) -> ImageModel:
@@ -153,6 +183,8 @@ def collect_metadata(model: ImageModel) -> dict[str, str]:
             facts["classes"] = json.dumps(model.labels, ensure_ascii=False)
     if model.stored_task is not None:
         facts["task"] = json.dumps(model.stored_task.model_dump(mode="json"), ensure_ascii=False)
+    if model.reliability is not None:
+        facts["reliability"] = model.reliability.model_dump_json()
     if model.origin is not None and model.origin.licence is not None:
         facts["licence"] = model.origin.licence
     return facts

@@ -40,7 +40,7 @@ def write_onnx(graph: ExportGraph, path: Path) -> None:
                 program,
                 dynamo=True,
                 input_names=[graph.input],
-                output_names=[graph.output],
+                output_names=list(graph.outputs),
                 dynamic_shapes=(graph.dynamic,),
                 opset_version=OPSET,
                 verbose=False,

@@ -23,6 +23,8 @@ from vitrail.config import Preprocessing
 from vitrail.errors import ConfigError, NotApplicableError, WeightsError
 from vitrail.inference.class_names import make_display_labels
 from vitrail.model.base import ImageModel
+from vitrail.reliability.record import Reliability, require_unknown
+from vitrail.reliability.unknown import Familiarity
 from vitrail.system.device import choose_device
 from vitrail.tasks.labels import Labels
 from vitrail.tasks.task import Task
@@ -53,6 +55,7 @@ class Engine(ABC):
         precision: the precision that it computes in: fp32, bf16, fp16, fp8, int8, or "exported".
         device: where it takes images.
         runtime: the library that computes: PyTorch, onnxruntime or OpenVINO.
+        reliability: what its answers are worth, for sets of labels and for unknown images; None if nothing was fitted.
     """
 
     preprocessing: Preprocessing
@@ -62,6 +65,7 @@ class Engine(ABC):
     precision: str
     device: torch.device
     runtime: str
+    reliability: Reliability | None = None
 
     @property
     @abstractmethod
@@ -115,6 +119,19 @@ class Engine(ABC):
     def embed(self, pixels: Tensor) -> FloatArray:
         """Return the representations, (B, D), of (B, C, height, width) uint8 pixels."""
         return to_array(self._require(self.compute(pixels, logits=False, embeddings=True).embeddings))
+
+    def judge(self, output: EngineOutput) -> list[Familiarity]:
+        """Return whether each image of a batch looks like the known ones.
+
+        Args:
+            output: logits, or embeddings if `reliability.unknown.needs_embeddings`.
+
+        Raises:
+            ConfigError: no score of unknown images was fitted for the model.
+        """
+        unknown = require_unknown(self.reliability)
+        logits, embeddings = (None if rows is None else to_array(rows) for rows in output)
+        return [unknown.judge(score) for score in unknown.measure(logits, embeddings).tolist()]
 
     def make_blank(self, count: int = 1) -> Tensor:
         """Return black images, (count, C, height, width) uint8, for a first or a timed call."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from vitrail.inference.engine import FloatArray, Model
 from vitrail.inference.find_images import FoundImage, require_images
 from vitrail.inference.predictor import TOP, Prediction, Predictor, check_top
 from vitrail.inference.prepare import OneImage
+from vitrail.reliability.record import require_unknown
+from vitrail.reliability.unknown import Familiarity, describe_familiarity
 from vitrail.system.events import OnEvent, open_listener, send_messages, send_progress
 from vitrail.system.results import Result, Rows
 from vitrail.weights.source import PANE
@@ -35,15 +37,21 @@ class FilePrediction:
     """The name as given or found; "-" for standard input, "images[3]" for an image that is no file. Bytes that are not
     valid text appear as \\xff."""
     labels: tuple[tuple[str, float], ...] = ()
-    """The best labels with their probabilities; () for a model without classes, or of another task."""
+    """The best labels with their probabilities, or the set at the coverage that was asked for; () for a model without
+    classes, or of another task."""
     error: str | None = None
     answer: Answer | None = None
     """The answer of another task than labels: `content` is plain data, `lines` are for people."""
+    familiarity: Familiarity | None = None
+    """Whether the image looks like the known ones, if that was asked for."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the prediction as plain data."""
-        values = {"file": self.file, "labels": [list(label) for label in self.labels], "error": self.error}
-        return values if self.answer is None else {**values, **self.answer.to_dict(), "cells": self.answer.cells}
+        values: dict[str, Any] = {"file": self.file, "labels": [list(label) for label in self.labels]}
+        values["error"] = self.error
+        if self.answer is not None:
+            values |= {**self.answer.to_dict(), "cells": self.answer.cells}
+        return values if self.familiarity is None else {**values, **describe_familiarity(self.familiarity)}
 
 
 @dataclass(frozen=True, repr=False)
@@ -135,6 +143,8 @@ def predict(
     *,
     top: int = TOP,
     embed: bool | str | Path | None = None,
+    coverage: float | None = None,
+    unknown: bool = False,
     batch_size: int = 32,
     device: str = "auto",
     precision: str = "fp32",
@@ -149,7 +159,7 @@ def predict(
                      other values; for another task than labels also task, its kind, and columns, the names of the
                      cells of an answer
         prediction   file, labels, error: of one image, in order; labels are lists of a label and its probability;
-                     for another task also task, answer, lines and cells
+                     for another task also task, answer, lines and cells; with `unknown` also unknown and known_share
         progress     of the task "predicting"
 
     Args:
@@ -159,6 +169,9 @@ def predict(
         top: the number of labels for each image, or of other lines that a task has many of, at least 1.
         embed: True keeps the representation of each image in the result; the name of a .parquet or .npz file writes
             them there.
+        coverage: give the set of labels that holds the right one with this probability, such as 0.95, in place of
+            the best labels; `vitrail calibrate` must have fitted the model for it.
+        unknown: say of each image whether it looks like nothing that the model knows; likewise.
         batch_size: images that run at a time.
         device: cpu, cuda, mps, …; auto takes a GPU if the machine has one.
         precision: fp32, or faster and less exact: bf16, fp16 and fp8 (GPU), int8 (CPU); auto takes the fastest here.
@@ -185,33 +198,51 @@ def predict(
             raise ConfigError(
                 "the model has no classes, and therefore no labels: give embed=True, or write --embed out.parquet"
             )
+        if coverage is not None:
+            predictor.check_coverage(coverage)
+        if unknown:
+            require_unknown(predictor.engine.reliability)
         images_found: dict[str, Any] = {"files": [image.name for image in found], "labels": list(predictor.labels)}
         if predictor.labels and not predictor.engine.has_labels:
             images_found |= {"task": predictor.task.kind, "columns": list(list_cell_names(predictor.task))}
+        if unknown:
+            images_found |= {"tells_unknown": True}
         listener("images", images_found)
-        return _predict_all(predictor, found, top, bool(embed), path, listener)
+        return _predict_all(predictor, found, _Wanted(top, coverage, unknown, bool(embed)), path, listener)
+
+
+class _Wanted(NamedTuple):
+    """What is asked of each image."""
+
+    top: int
+    coverage: float | None
+    unknown: bool
+    embeds: bool
 
 
 def _predict_all(
-    predictor: Predictor, found: Sequence[FoundImage], top: int, embeds: bool, path: Path | None, listener: OnEvent
+    predictor: Predictor, found: Sequence[FoundImage], wanted: _Wanted, path: Path | None, listener: OnEvent
 ) -> PredictionResult:
     """Predict the images that were found; tell of each, and add its embedding to the file or to the result."""
     started, predictions, kept = time.perf_counter(), list[FilePrediction](), list[FloatArray]()
     progress = send_progress(listener, "predicting")
     stream = predictor.stream(
-        (image.content for image in found), probabilities=bool(predictor.labels), embeddings=embeds
+        (image.content for image in found),
+        probabilities=bool(predictor.labels),
+        embeddings=wanted.embeds,
+        familiarity=wanted.unknown,
     )
     progress(0, len(found))
     with _open_table(path, kept) as add, closing(stream) as coming:
         for prediction in coming:
-            row = _answer_image(predictor, prediction, found[prediction.index].name, top)
+            row = _answer_image(predictor, prediction, found[prediction.index].name, wanted)
             predictions.append(row)
             if prediction.embedding is not None:
                 add(row.file, prediction.embedding)
             progress(len(predictions), len(found))
             listener("prediction", row.to_dict())
     seconds, rows = time.perf_counter() - started, None
-    if embeds and path is None:
+    if wanted.embeds and path is None:
         rows = np.stack(kept) if kept else np.empty((0, predictor.engine.embedding_size or 0), np.float32)
     is_written = path is not None and any(each.error is None for each in predictions)
     return PredictionResult(tuple(predictions), predictor.labels, seconds, path if is_written else None, rows)
@@ -222,20 +253,27 @@ def _open_table(path: Path | None, kept: list[FloatArray]) -> AbstractContextMan
     return nullcontext(lambda name, embedding: kept.append(embedding)) if path is None else write_embeddings(path)
 
 
-def _answer_image(predictor: Predictor, prediction: Prediction, name: str, top: int) -> FilePrediction:
+def _answer_image(predictor: Predictor, prediction: Prediction, name: str, wanted: _Wanted) -> FilePrediction:
     if prediction.error is not None:
         return FilePrediction(name, error=str(prediction.error))
-    if prediction.values is None:
-        return FilePrediction(name)
-    if predictor.engine.has_labels:
-        return FilePrediction(name, tuple(predictor.rank_labels(prediction.values, top)))
-    return FilePrediction(name, answer=predictor.make_answer(prediction.values, top))
+    values, familiarity = prediction.values, prediction.familiarity
+    if values is None:
+        return FilePrediction(name, familiarity=familiarity)
+    if not predictor.engine.has_labels:
+        return FilePrediction(name, answer=predictor.make_answer(values, wanted.top), familiarity=familiarity)
+    if wanted.coverage is None:
+        labels = predictor.rank_labels(values, wanted.top)
+    else:
+        labels = predictor.form_set(values, wanted.coverage)
+    return FilePrediction(name, tuple(labels), familiarity=familiarity)
 
 
 def _describe(prediction: FilePrediction) -> str:
     """Return the best label or the answer in words; nothing if only the embedding was computed."""
     if prediction.error is not None:
         return f"left out: {prediction.error}"
+    words = "{} {:.1%}".format(*prediction.labels[0]) if prediction.labels else ""
     if prediction.answer is not None:
-        return prediction.answer.to_words()
-    return "{} {:.1%}".format(*prediction.labels[0]) if prediction.labels else ""
+        words = prediction.answer.to_words()
+    is_unknown = prediction.familiarity is not None and prediction.familiarity.is_unknown
+    return ", ".join(each for each in (words, "unknown" if is_unknown else "") if each)

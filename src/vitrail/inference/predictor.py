@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from vitrail.inference.answers import Answer, make_answer
 from vitrail.inference.engine import Engine, FloatArray, Model, get_model, open_engine, to_array
 from vitrail.inference.prepare import ALLOWED, OneImage, describe_image, fit_image, is_one_image, name_kind
 from vitrail.model.base import ImageModel
+from vitrail.reliability.record import require_sets, require_unknown
+from vitrail.reliability.sets import LabelSets, check_coverage
+from vitrail.reliability.unknown import Familiarity
 from vitrail.tasks.task import Task
 
 AHEAD = 2
@@ -32,6 +35,7 @@ AHEAD = 2
 MOST_THREADS = 16
 """Threads that decode for one call. Each may hold a large image in memory."""
 TOP = 5
+COVERAGE = 0.95
 RankedLabels = list[tuple[str, float]]
 """Labels and their probabilities, best first."""
 
@@ -50,6 +54,8 @@ class Prediction:
     """(D,) representation y, if requested."""
     error: VitrailError | None = None
     """Why the image cannot be used."""
+    familiarity: Familiarity | None = None
+    """Whether the image looks like the known ones, if requested."""
 
     @property
     def probabilities(self) -> FloatArray | None:
@@ -189,6 +195,52 @@ class Predictor:
         rows = [prediction.embedding for prediction in predictions if prediction.embedding is not None]
         return np.stack(rows) if rows else np.empty((0, self.engine.embedding_size or 0), np.float32)
 
+    def sets(
+        self, images: OneImage | Iterable[OneImage], coverage: float = COVERAGE
+    ) -> RankedLabels | list[RankedLabels]:
+        """Return the set of labels of an image, best first; for many images, a list of these.
+
+        The set holds the right label with a probability of at least `coverage`, for images drawn like those that
+        `vitrail calibrate` was given. No set is empty.
+
+        Args:
+            images: one image or many.
+            coverage: a share between 0 and 1.
+
+        Raises:
+            ConfigError: if the coverage is no share, or nothing was fitted for sets.
+            DataError, InputError: if an image cannot be used; the message names the image and the reason.
+        """
+        self.check_coverage(coverage)
+        rows = [self.form_set(row, coverage) for row in self._predict_values(images)]
+        return rows[0] if is_one_image(images) else rows
+
+    def unknown(self, images: OneImage | Iterable[OneImage]) -> Familiarity | list[Familiarity]:
+        """Return whether an image looks like nothing that the model knows; for many images, a list of these.
+
+        The result has `is_unknown`, which is True for about 5% of known images, and `share`, the share of known images
+        that look at least as strange.
+
+        Raises:
+            ConfigError: if no score of unknown images was fitted.
+            DataError, InputError: if an image cannot be used; the message names the image and the reason.
+        """
+        require_unknown(self.engine.reliability)
+        predictions = self._predict_or_raise(images, values=False, embeddings=False, familiarity=True)
+        rows = [each.familiarity for each in predictions if each.familiarity is not None]
+        return rows[0] if is_one_image(images) else rows
+
+    def check_coverage(self, coverage: float) -> None:
+        """Raise a ConfigError if the coverage is no share, or the model gives no sets of labels."""
+        check_coverage(coverage)
+        if not self.engine.has_labels:
+            raise ConfigError("sets of labels (coverage) are for models that give one label of several: leave it out")
+        require_sets(self.engine.reliability)
+
+    def form_set(self, probabilities: FloatArray, coverage: float) -> RankedLabels:
+        """Return the set of labels for the probabilities (K,) of one image, best first."""
+        return form_set(require_sets(self.engine.reliability), probabilities, self.labels, coverage)
+
     def rank_labels(self, probabilities: FloatArray, top: int = TOP) -> RankedLabels:
         """Return the `top` labels for the probabilities (K,) of one image, best first."""
         return rank_labels(probabilities, self.labels, top)
@@ -198,7 +250,12 @@ class Predictor:
         return make_answer(self.task, values, top)
 
     def stream(
-        self, images: Iterable[OneImage], *, probabilities: bool = True, embeddings: bool = False
+        self,
+        images: Iterable[OneImage],
+        *,
+        probabilities: bool = True,
+        embeddings: bool = False,
+        familiarity: bool = False,
     ) -> Generator[Prediction, None, None]:
         """Yield the prediction of each image, in order, as soon as its batch is computed.
 
@@ -209,16 +266,18 @@ class Predictor:
             images: the images. Do not change an array after you pass it: images are decoded ahead.
             probabilities: whether to compute the probability of every class; for another task, its values.
             embeddings: whether to compute the representation. Both together cost one pass through the model.
+            familiarity: whether to compute if the image looks like the known ones, in the same pass.
 
         Raises:
-            ConfigError: if probabilities are requested of a model without classes.
+            ConfigError: if probabilities are requested of a model without classes, or familiarity of one that no score
+                of unknown images was fitted for.
         """
         self.engine.check_request(probabilities, embeddings)
-        return self._predict_ahead(images, probabilities, embeddings)
+        if familiarity:
+            require_unknown(self.engine.reliability)
+        return self._predict_ahead(images, _Wanted(probabilities, embeddings, familiarity))
 
-    def _predict_ahead(
-        self, images: Iterable[OneImage], values: bool, embeddings: bool
-    ) -> Generator[Prediction, None, None]:
+    def _predict_ahead(self, images: Iterable[OneImage], wanted: _Wanted) -> Generator[Prediction, None, None]:
         remaining, done = iter(images), 0
         ahead: deque[tuple[str, Future[Tensor | VitrailError]]] = deque()
         pool = ThreadPoolExecutor(min(resolve_worker_count(None), MOST_THREADS), thread_name_prefix="vitrail-decode")
@@ -230,7 +289,7 @@ class Predictor:
                     return
                 batch = [ahead.popleft() for _ in range(min(self.batch_size, len(ahead)))]
                 names, prepared = [name for name, _ in batch], [pixels.result() for _, pixels in batch]
-                yield from self._predict_batch(done, names, prepared, values, embeddings)
+                yield from self._predict_batch(done, names, prepared, wanted)
                 done += len(batch)
         finally:
             pool.shutdown(cancel_futures=True)
@@ -241,12 +300,13 @@ class Predictor:
         return [prediction.values for prediction in predictions if prediction.values is not None]
 
     def _predict_or_raise(
-        self, images: OneImage | Iterable[OneImage], *, values: bool, embeddings: bool
+        self, images: OneImage | Iterable[OneImage], *, values: bool, embeddings: bool, familiarity: bool = False
     ) -> Generator[Prediction, None, None]:
         """Predict one image or many; raise an error with number and name for the first image that cannot be used."""
+        wanted = _Wanted(values, embeddings, familiarity)
         if is_one_image(images):  # without threads: they take a while to start
             name, prepared = describe_image(images), self._prepare_image(images)
-            (prediction,) = self._predict_batch(0, [name], [prepared], values, embeddings)
+            (prediction,) = self._predict_batch(0, [name], [prepared], wanted)
             if prediction.error is not None:
                 raise type(prediction.error)(f"{name}: {prediction.error}")
             yield prediction
@@ -258,7 +318,7 @@ class Predictor:
         if not isinstance(images, Iterable) or isinstance(images, Mapping):
             raise InputError(f"{name_kind(images)} is no image: give {ALLOWED}, or a list of these")
         many: Iterable[Any] = images
-        with closing(self._predict_ahead(many, values, embeddings)) as predictions:
+        with closing(self._predict_ahead(many, wanted)) as predictions:
             for prediction in predictions:
                 if prediction.error is not None:
                     raise type(prediction.error)(f"images[{prediction.index}], {prediction.name}: {prediction.error}")
@@ -269,28 +329,34 @@ class Predictor:
         first: int,
         names: Sequence[str],
         prepared: Sequence[Tensor | VitrailError],
-        values: bool,
-        embeddings: bool,
+        wanted: _Wanted,
     ) -> list[Prediction]:
         """Predict one batch of prepared images. `first` is the index of its first image."""
         usable = [pixels for pixels in prepared if isinstance(pixels, Tensor)]
-        computed = iter(self._compute(torch.stack(usable), values, embeddings) if usable else ())
+        computed = iter(self._compute(torch.stack(usable), wanted) if usable else ())
         return [
             Prediction(index, name, error=pixels)
             if isinstance(pixels, VitrailError)
-            else _refuse_non_finite(Prediction(index, name, *next(computed)))
+            else _make_prediction(index, name, *next(computed))
             for index, (name, pixels) in enumerate(zip(names, prepared, strict=True), start=first)
         ]
 
     def _compute(
-        self, pixels: Tensor, values: bool, embeddings: bool
-    ) -> Iterator[tuple[FloatArray | None, FloatArray | None]]:
-        """Turn pixels, (B, C, height, width) uint8, into the values and the embedding of each image."""
+        self, pixels: Tensor, wanted: _Wanted
+    ) -> Iterator[tuple[FloatArray | None, FloatArray | None, Familiarity | None]]:
+        """Turn pixels, (B, C, height, width) uint8, into values, embedding and familiarity of each image."""
         nothing = [None] * len(pixels)
-        logits, y = self.engine.compute(pixels, logits=values, embeddings=embeddings)
+        by_embeddings = wanted.familiarity and require_unknown(self.engine.reliability).needs_embeddings
+        output = self.engine.compute(
+            pixels,
+            logits=wanted.values or (wanted.familiarity and not by_embeddings),
+            embeddings=wanted.embeddings or by_embeddings,
+        )
+        logits, y = output
         return zip(
-            nothing if logits is None else to_array(self.task.activate(logits)),
-            nothing if y is None else to_array(y),
+            to_array(self.task.activate(logits)) if wanted.values and logits is not None else nothing,
+            to_array(y) if wanted.embeddings and y is not None else nothing,
+            self.engine.judge(output) if wanted.familiarity else nothing,
             strict=True,
         )
 
@@ -300,6 +366,20 @@ class Predictor:
             return fit_image(image, self.engine.preprocessing, self.most_pixels)
         except (DataError, InputError) as error:
             return detach_error(error)
+
+
+class _Wanted(NamedTuple):
+    """What to compute for each image."""
+
+    values: bool
+    embeddings: bool
+    familiarity: bool = False
+
+
+def form_set(sets: LabelSets, probabilities: FloatArray, labels: Sequence[str], coverage: float) -> RankedLabels:
+    """Return the set of labels for the probabilities (K,) of one image, best first."""
+    size = int(sets.select(probabilities[None], coverage).sum())
+    return rank_labels(probabilities, labels, size)
 
 
 def rank_labels(probabilities: FloatArray, labels: Sequence[str], top: int) -> RankedLabels:
@@ -314,9 +394,12 @@ def check_top(top: int) -> None:
         raise ConfigError(f"top = {top}: give 1 or more")
 
 
-def _refuse_non_finite(prediction: Prediction) -> Prediction:
-    """Replace the prediction by an error if it contains infinities or NaN."""
-    if all(row is None or np.isfinite(row).all() for row in (prediction.values, prediction.embedding)):
-        return prediction
+def _make_prediction(
+    index: int, name: str, values: FloatArray | None, embedding: FloatArray | None, familiarity: Familiarity | None
+) -> Prediction:
+    """Return the prediction for an image; one with an error if it contains infinities or NaN."""
+    scores = None if familiarity is None else np.float64(familiarity.score)
+    if all(row is None or np.isfinite(row).all() for row in (values, embedding, scores)):
+        return Prediction(index, name, values, embedding, familiarity=familiarity)
     error = InputError("the model's result for it is not a number: the weights may be damaged")
-    return Prediction(prediction.index, prediction.name, error=error)
+    return Prediction(index, name, error=error)

@@ -13,26 +13,34 @@ from numpy.typing import NDArray
 from vitrail.errors import MissingExtraError, WeightsError
 
 Array = NDArray[Any]
+SECOND_OUTPUT = "embedding"
+"""The name of the only second output that a file may have."""
 
 
 class Session(ABC):
-    """An opened file that computes its first output from one input.
+    """An opened file that computes its outputs from one input.
 
     Attributes:
         runtime: the library that computes.
         input_type: the type of the input as the library writes it, such as tensor(float) or f32.
         output_name: the name of the first output.
+        has_embedding: whether the second output is the embedding.
         metadata: texts that travel with the file.
     """
 
     runtime: str
     input_type: str
     output_name: str
+    has_embedding: bool
     metadata: Mapping[str, str]
 
-    @abstractmethod
     def run(self, inputs: Array) -> Array:
-        """Compute a batch; errors are the library's own."""
+        """Compute the first output for a batch; errors are the library's own."""
+        return self.run_all(inputs)[0]
+
+    @abstractmethod
+    def run_all(self, inputs: Array) -> Sequence[Array]:
+        """Compute the first output for a batch, and the embedding if there is one."""
 
 
 class OnnxSession(Session):
@@ -60,13 +68,15 @@ class OnnxSession(Session):
             self.metadata = self._session.get_modelmeta().custom_metadata_map
         except Exception as error:  # onnxruntime raises many kinds
             raise WeightsError(f"{path} is no ONNX file that onnxruntime can run: {error}") from None
-        (first, *others), (output, *_) = self._session.get_inputs(), self._session.get_outputs()
+        (first, *others), (output, *more) = self._session.get_inputs(), self._session.get_outputs()
         if others:
             raise WeightsError(f"{path} takes {1 + len(others)} inputs, not one of images")
         self._input_name, self.input_type, self.output_name = first.name, first.type, output.name
+        self.has_embedding = [each.name for each in more] == [SECOND_OUTPUT]
 
-    def run(self, inputs: Array) -> Array:
-        rows: Array = self._session.run(None, {self._input_name: inputs})[0]
+    def run_all(self, inputs: Array) -> Sequence[Array]:
+        names = [self.output_name, *([SECOND_OUTPUT] if self.has_embedding else [])]
+        rows: Sequence[Array] = self._session.run(names, {self._input_name: inputs})
         return rows
 
 
@@ -99,10 +109,11 @@ class OpenVinoSession(Session):
         self.input_type = model.input(0).get_element_type().get_type_name()
         self.output_name = output.get_any_name() if output.get_names() else ""
         self.metadata = {key: text.astype(str) for key, text in info.items()}
+        self.has_embedding = [each.get_any_name() for each in model.outputs[1:] if each.get_names()] == [SECOND_OUTPUT]
 
-    def run(self, inputs: Array) -> Array:
-        rows: Array = self._compiled(inputs)[0]
-        return rows
+    def run_all(self, inputs: Array) -> Sequence[Array]:
+        rows = self._compiled(inputs)
+        return [rows[0], rows[1]] if self.has_embedding else [rows[0]]
 
 
 def open_session(path: Path, threads: int | None = None) -> Session:

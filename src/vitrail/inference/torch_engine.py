@@ -63,7 +63,7 @@ class TorchEngine(Engine):
         self.device, self.threads = device, threads
         self.fast: FastModel | None = None
         self.preprocessing, self.class_names, self.task = model.preprocessing, model.labels, model.task
-        self.num_classes, self.precision = model.num_classes, precision
+        self.num_classes, self.precision, self.reliability = model.num_classes, precision, model.reliability
         self._autocast: torch.dtype | None = None
         if precision in ("fp16", "bf16", "auto") and (precision == "fp16" or isinstance(model, TimmModel)):
             self._use_autocast(precision)

@@ -13,6 +13,7 @@ from vitrail.config import Origin, Preprocessing, TrainingCost
 from vitrail.errors import ConfigError, InputError
 from vitrail.model.architecture import Architecture
 from vitrail.model.initialise import initialise_head
+from vitrail.reliability.record import Reliability
 from vitrail.tasks.labels import Labels
 from vitrail.tasks.task import Task
 
@@ -34,6 +35,8 @@ class ImageModel(nn.Module, ABC):
     """The fingerprint of the last training images, if known."""
     stored_task: Task | None
     """What the outputs mean, if they are not the classes of one label; see `task`."""
+    reliability: Reliability | None
+    """What the answers are worth, if `vitrail calibrate` has fitted it; another head or image size makes it None."""
     unused_tensors: dict[str, Tensor]
     """Tensors of the loaded checkpoint that the model does not need, by name, kept for a conversion back."""
 
@@ -48,6 +51,7 @@ class ImageModel(nn.Module, ABC):
         self.training_cost = None
         self.learned_from = None
         self.stored_task = None
+        self.reliability = None
         self.unused_tensors = {}
 
     @abstractmethod
@@ -127,8 +131,14 @@ class ImageModel(nn.Module, ABC):
             head = self.build_head()
         self.head = head.to(like.dtype).to_empty(device=like.device)
         initialise_head(self.head)
-        self.labels, self.stored_task = labels, None
+        self.labels, self.stored_task, self.reliability = labels, None, None
         return self
+
+    def _prepare_at_own_size(self) -> None:
+        """Let the preprocessing follow the model's image size. What was fitted at another size no longer holds."""
+        if self.preprocessing.image_size != self.image_size:
+            self.reliability = None
+        self.preprocessing = self.preprocessing.model_copy(update={"image_size": self.image_size})
 
     def _rebuild_architecture(self, **update: object) -> None:
         """Change fields of the architecture, and check it again."""

@@ -51,7 +51,7 @@ class BitResNet(ImageModel):
     def resize(self, image_size: int | tuple[int, int]) -> Self:
         """Change the image size of the preprocessing; the network itself runs at any size."""
         self._rebuild_architecture(image_size=image_size)
-        self.preprocessing = self.preprocessing.model_copy(update={"image_size": self.image_size})
+        self._prepare_at_own_size()
         return self
 
     def set_gradient_checkpointing(self, enabled: bool = True) -> None:

@@ -218,7 +218,7 @@ def copy_model(model: ImageModel, **options: Any) -> ImageModel:
     copied.load_state_dict({name: tensor.detach().clone() for name, tensor in model.state_dict().items()}, assign=True)
     copied.preprocessing, copied.labels = model.preprocessing, model.labels
     copied.origin, copied.training_cost, copied.learned_from = model.origin, model.training_cost, model.learned_from
-    copied.stored_task = model.stored_task
+    copied.stored_task, copied.reliability = model.stored_task, model.reliability
     copied.unused_tensors = dict(model.unused_tensors)
     return copied.eval()
 

@@ -89,7 +89,7 @@ class TimmModel(ImageModel):
         if target.image_size != self.image_size and hasattr(self.peer, "set_input_size"):
             self._change_network(target, lambda network: network.set_input_size(img_size=target.image_size))
         self.architecture = target
-        self.preprocessing = self.preprocessing.model_copy(update={"image_size": self.image_size})
+        self._prepare_at_own_size()
         return self
 
     def set_gradient_checkpointing(self, enabled: bool = True) -> None:

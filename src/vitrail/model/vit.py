@@ -165,7 +165,7 @@ class VisionTransformer(ImageModel):
             self.architecture = old
             raise
         self.grid = grid
-        self.preprocessing = self.preprocessing.model_copy(update={"image_size": self.image_size})
+        self._prepare_at_own_size()
         return self
 
     def explain_hidden_patches(self) -> str | None:

@@ -15,17 +15,27 @@ from PIL import Image
 from starlette.types import Receive, Scope, Send
 
 from vitrail.errors import did_you_mean
+from vitrail.inference.predictor import RankedLabels
+from vitrail.reliability.sets import check_coverage
+from vitrail.reliability.unknown import describe_familiarity
 from vitrail.serving.attention import Array
 from vitrail.serving.batching import DeadlinePassedError, QueueClosedError, QueueFullError, QueueResult
 from vitrail.serving.http_errors import Headers, HttpError, busy_error, closing_error
 from vitrail.serving.request_body import MULTIPART, UploadedFile, read_content_type, read_multipart
-from vitrail.serving.served_model import ANSWERING, ImageRequest, Operation, RolloutMaps, ServedModel
+from vitrail.serving.served_model import (
+    ANSWERING,
+    ImageRequest,
+    JudgedAnswer,
+    Operation,
+    RolloutMaps,
+    ServedModel,
+)
 from vitrail.serving.service import ModelBatcher, Service
 from vitrail.serving.settings import MOST_TOP, TOP
 
 OPTIONS = {
-    "classify": ("model", "top"),
-    "predict": ("model", "top"),
+    "classify": ("model", "top", "coverage"),
+    "predict": ("model", "top", "coverage"),
     "embed": ("model",),
     "attention": ("model", "layer"),
 }
@@ -44,6 +54,7 @@ class ImageQuery(NamedTuple):
     model: ServedModel
     batcher: ModelBatcher
     top: int
+    coverage: float | None
     layer: int
     is_multipart: bool
 
@@ -135,18 +146,22 @@ class ImageEndpoint:
             raise HttpError(422, f"{model.name} gives no representations: use {instead}", "no_embedding")
         if self.operation == "attention" and layers is None:
             raise HttpError(422, f"no attention to show: {model.rollout.why_none}", "no_attention")
-        top = _read_number(options, "top", TOP, MOST_TOP)
+        if "coverage" in options and not model.gives_sets:
+            wrong = f"nothing was fitted for sets of labels (coverage) of {model.name}: `vitrail calibrate` fits it"
+            raise HttpError(422, wrong, "no_sets")
+        top, coverage = _read_number(options, "top", TOP, MOST_TOP), _read_coverage(options)
         layer = _read_number(options, "layer", layers or 1, layers)
         is_multipart = read_content_type(scope["headers"]) == MULTIPART
         if is_multipart and self.operation == "attention":
             raise HttpError(415, "attention is shown for one image at a time: send the file itself")
-        return ImageQuery(model, batcher, top, layer, is_multipart)
+        return ImageQuery(model, batcher, top, coverage, layer, is_multipart)
 
     async def _compute(
         self, query: ImageQuery, contents: Sequence[bytes], receive: Receive
     ) -> list[QueueResult | Exception]:
         try:
-            futures = query.batcher.submit([ImageRequest(self.operation, content, query.top) for content in contents])
+            requests = [ImageRequest(self.operation, content, query.top, query.coverage) for content in contents]
+            futures = query.batcher.submit(requests)
         except QueueFullError as error:
             raise busy_error(error.retry_after) from None
         except QueueClosedError:
@@ -157,10 +172,26 @@ class ImageEndpoint:
     def _describe(self, result: Any) -> dict[str, Any]:
         if self.operation == "embed":
             return {"embedding": result}
+        if isinstance(result, JudgedAnswer):
+            return {**self._describe(result.result), **self._describe_judgement(result)}
         if self.operation == "predict":
             answer: dict[str, Any] = result.to_dict()
             return answer
-        return {"labels": [{"label": label, "probability": probability} for label, probability in result]}
+        return {"labels": _list_labels(result)}
+
+    def _describe_judgement(self, judged: JudgedAnswer) -> dict[str, Any]:
+        """Return the coverage with the set of labels, unless that is the answer itself, and what is known of unknown
+        images."""
+        content: dict[str, Any] = {}
+        if judged.coverage is not None:
+            content = {"coverage": judged.coverage}
+            if self.operation == "predict":
+                content["set"] = _list_labels(judged.label_set)
+        return content if judged.familiarity is None else {**content, **describe_familiarity(judged.familiarity)}
+
+
+def _list_labels(ranked: RankedLabels) -> list[dict[str, Any]]:
+    return [{"label": label, "probability": probability} for label, probability in ranked]
 
 
 async def _wait_while_connected(futures: Sequence[asyncio.Future[QueueResult]], receive: Receive) -> None:
@@ -203,6 +234,19 @@ def _read_number(options: dict[str, str], name: str, default: int, most: int | N
         bounds = "of 1 or more" if most is None else f"from 1 to {most}"
         raise HttpError(422, f"{name} = {text[:100]!r}: give a whole number {bounds}")
     return number
+
+
+def _read_coverage(options: dict[str, str]) -> float | None:
+    """Return the coverage that sets of labels should have; None if no set is wanted."""
+    text = options.get("coverage")
+    if text is None:
+        return None
+    try:
+        coverage = float(text[:20])
+        check_coverage(coverage)
+    except ValueError:  # a ConfigError is one
+        raise HttpError(422, f"coverage = {text[:20]!r}: give a share between 0 and 1, such as 0.95") from None
+    return coverage
 
 
 def _to_http_error(error: Exception) -> HttpError:

@@ -46,6 +46,12 @@ LINES = {
         "required": ["name", "text", "share", "is_chosen"],
     },
 }
+JUDGEMENT = {
+    "coverage": {**NUMBER, "description": "What was asked for, if a set of labels was."},
+    "unknown": {"type": "boolean", "description": "Whether the image looks like nothing that the model knows."},
+    "known_share": {**NUMBER, "description": "The share of known images that look at least as strange."},
+}
+"""Parts of an answer of models that `vitrail calibrate` has fitted."""
 ANSWER = {
     "task": {**TEXT, "description": "Its kind: labels, tags, …"},
     "answer": {"type": "object", "description": "What the task answers, as plain data."},
@@ -80,8 +86,13 @@ COMPONENTS = {
             "layers": NULLABLE,
             "attention": {"type": "boolean"},
             "embedding": NULLABLE,
+            "coverage": {"type": "boolean", "description": "Whether it gives sets of labels."},
+            "unknown": {"type": "boolean", "description": "Whether it tells unknown images."},
         },
-        "required": ["name", "image_size", "task", "answers", "lines", "classes", "layers", "attention", "embedding"],
+        "required": [
+            *("name", "image_size", "task", "answers", "lines", "classes", "layers", "attention", "embedding"),
+            *("coverage", "unknown"),
+        ],
     },
     "Models": {
         "type": "object",
@@ -95,6 +106,12 @@ def describe_api(settings: ServerSettings) -> dict[str, Any]:
     """Return the OpenAPI document of the server."""
     number = {"type": "integer", "minimum": 1, "maximum": MOST_TOP, "default": TOP}
     top = {"name": "top", "in": "query", "schema": number}
+    coverage = {
+        "name": "coverage",
+        "in": "query",
+        "schema": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+        "description": "A share such as 0.95: give the set of labels that holds the right one with it.",
+    }
     layer = {
         "name": "layer",
         "in": "query",
@@ -107,14 +124,14 @@ def describe_api(settings: ServerSettings) -> dict[str, Any]:
         "paths": {
             "/v1/classify": _describe_post(
                 "Ranked labels of an image, or of several",
-                [MODEL_OPTION, top],
-                _describe_json({"labels": LABELS}),
+                [MODEL_OPTION, top, coverage],
+                _describe_json({"labels": LABELS}, JUDGEMENT),
                 True,
             ),
             "/v1/predict": _describe_post(
                 "The answer for an image, or for several, whatever the model's task is",
-                [MODEL_OPTION, top],
-                _describe_json(ANSWER),
+                [MODEL_OPTION, top, coverage],
+                _describe_json(ANSWER, {**JUDGEMENT, "set": LABELS}),
                 True,
             ),
             "/v1/embed": _describe_post(
@@ -177,14 +194,15 @@ def _describe_post(summary: str, options: list[Any], answer: dict[str, Any], tak
     }
 
 
-def _describe_json(parts: dict[str, Any]) -> dict[str, Any]:
-    """Describe the answer for one image, and the answer for several, by their parts."""
+def _describe_json(parts: dict[str, Any], more: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Describe the answer for one image, and the answer for several, by their parts and those that may be missing."""
+    more = more or {}
     single = {
         "type": "object",
-        "properties": {"model": TEXT, **parts, "timing": TIMING},
+        "properties": {"model": TEXT, **parts, **more, "timing": TIMING},
         "required": ["model", *parts],
     }
-    row = {"type": "object", "properties": {"name": TEXT, **parts, "error": TEXT}, "required": ["name"]}
+    row = {"type": "object", "properties": {"name": TEXT, **parts, **more, "error": TEXT}, "required": ["name"]}
     several = {
         "type": "object",
         "properties": {"model": TEXT, "images": {"type": "array", "items": row}, "timing": TIMING},

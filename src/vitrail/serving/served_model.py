@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from vitrail.inference.answers import make_answer
-from vitrail.inference.engine import Engine, FloatArray, check_finite
-from vitrail.inference.predictor import rank_labels
+from vitrail.inference.engine import Engine, FloatArray, check_finite, to_array
+from vitrail.inference.predictor import RankedLabels, form_set, rank_labels
+from vitrail.reliability.record import require_sets, require_unknown
+from vitrail.reliability.unknown import Familiarity
 from vitrail.serving.attention import Array, AttentionRollout
 from vitrail.serving.http_errors import HttpError
 from vitrail.serving.image_decoding import Box, decode_upload, expect_decoding_seconds
@@ -30,6 +32,8 @@ class ImageRequest(NamedTuple):
     operation: Operation
     content: bytes
     top: int = TOP
+    coverage: float | None = None
+    """Of the set of labels, if one is wanted."""
 
 
 class DecodedRequest(NamedTuple):
@@ -39,6 +43,19 @@ class DecodedRequest(NamedTuple):
     pixels: Tensor
     top: int
     box: Box
+    coverage: float | None = None
+
+
+class JudgedAnswer(NamedTuple):
+    """An answer, and how far it can be relied on."""
+
+    result: Any
+    """As without: [(label, probability), …] or an Answer."""
+    coverage: float | None
+    label_set: RankedLabels
+    """The set at that coverage; empty if none was wanted."""
+    familiarity: Familiarity | None
+    """Whether the image looks like the known ones; None if the model cannot tell."""
 
 
 class RolloutMaps(NamedTuple):
@@ -74,6 +91,8 @@ class ServedModel:
             "layers": self.rollout.layers,
             "attention": self.rollout.layers is not None,
             "embedding": self.engine.embedding_size,
+            "coverage": self.gives_sets,
+            "unknown": self.tells_unknown,
         }
 
     @property
@@ -81,10 +100,20 @@ class ServedModel:
         """Whether the model has a head, and therefore a task."""
         return self.engine.num_classes > 0
 
+    @property
+    def gives_sets(self) -> bool:
+        """Whether sets of labels were fitted for the model."""
+        return self.engine.reliability is not None and self.engine.reliability.sets is not None
+
+    @property
+    def tells_unknown(self) -> bool:
+        """Whether a score of unknown images was fitted for the model."""
+        return self.engine.reliability is not None and self.engine.reliability.unknown is not None
+
     def decode(self, request: ImageRequest) -> DecodedRequest:
         """Decode and resize the image; raise an HttpError if it cannot be read."""
         pixels, box = decode_upload(request.content, self.engine.preprocessing)
-        return DecodedRequest(request.operation, pixels, request.top, box)
+        return DecodedRequest(request.operation, pixels, request.top, box, request.coverage)
 
     def expect_decoding_seconds(self, request: ImageRequest) -> float:
         """Return about how long `decode` takes."""
@@ -94,7 +123,8 @@ class ServedModel:
         """Return one result for each request.
 
         A result is [(label, probability), …] for "classify", an Answer for "predict", [float, …] for "embed" and a
-        RolloutMaps for "attention"; an HttpError if the numbers are not finite.
+        RolloutMaps for "attention"; an HttpError if the numbers are not finite. The first two are in a JudgedAnswer if
+        the model tells unknown images, or a set of labels is wanted.
         """
         results: list[Any] = [None] * len(batch)
         steps = ((ANSWERING, self._answer), (("embed",), self._embed), (("attention",), self._roll_out_attention))
@@ -116,15 +146,31 @@ class ServedModel:
         return (time.monotonic() - started) / batch
 
     def _answer(self, requests: Sequence[DecodedRequest], pixels: Tensor) -> list[Any]:
-        rows = self.engine.predict(pixels)
+        rows, familiarities = self._compute_values(pixels)
         return [
-            _find_error(row) or self._make_answer(request, row) for request, row in zip(requests, rows, strict=True)
+            _find_error(row) or self._make_answer(request, row, familiarity)
+            for request, row, familiarity in zip(requests, rows, familiarities, strict=True)
         ]
 
-    def _make_answer(self, request: DecodedRequest, values: FloatArray) -> Any:
+    def _compute_values(self, pixels: Tensor) -> tuple[FloatArray, Sequence[Familiarity | None]]:
+        """Return the values of the task, and whether each image looks like the known ones; None if that is not told."""
+        if not self.tells_unknown:
+            return self.engine.predict(pixels), [None] * len(pixels)
+        output = self.engine.compute(pixels, embeddings=require_unknown(self.engine.reliability).needs_embeddings)
+        assert output.logits is not None
+        return to_array(self.engine.task.activate(output.logits)), self.engine.judge(output)
+
+    def _make_answer(self, request: DecodedRequest, values: FloatArray, familiarity: Familiarity | None) -> Any:
+        label_set: RankedLabels = []
+        if request.coverage is not None:
+            label_set = form_set(require_sets(self.engine.reliability), values, self.labels, request.coverage)
         if request.operation == "classify":
-            return rank_labels(values, self.labels, request.top)
-        return make_answer(self.task, values, request.top)
+            result: Any = label_set or rank_labels(values, self.labels, request.top)
+        else:
+            result = make_answer(self.task, values, request.top)
+        if request.coverage is None and familiarity is None:
+            return result
+        return JudgedAnswer(result, request.coverage, label_set, familiarity)
 
     def _embed(self, requests: Sequence[DecodedRequest], pixels: Tensor) -> list[Any]:
         return [_find_error(row) or row.tolist() for row in self.engine.embed(pixels)]

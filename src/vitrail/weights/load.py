@@ -241,6 +241,7 @@ def _build_model(
             model = cast(Model, weight_format.finish_model(model, checkpoint.notes))
             model.preprocessing = checkpoint.preprocessing
             model.labels, model.stored_task = checkpoint.labels, checkpoint.task
+            model.reliability = checkpoint.reliability
             model.training_cost, model.learned_from = checkpoint.training_cost, checkpoint.learned_from
             model.origin = _describe_origin(name, weight_format, checkpoint, folder_files)
             checked.result()

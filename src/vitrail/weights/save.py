@@ -19,11 +19,13 @@ from torch import Tensor
 from vitrail.errors import WeightsError
 from vitrail.model.base import ImageModel
 from vitrail.model.timm_model import TimmModel
+from vitrail.reliability.record import Reliability
 from vitrail.system.files import flush_to_disk, rename_when_free
 from vitrail.weights.card import format_model_card
 from vitrail.weights.formats.base import FolderFiles, WeightFormat
-from vitrail.weights.formats.native import CHECKSUM_FILE, CHECKSUMMED_FILES, FORMAT
+from vitrail.weights.formats.native import CHECKSUM_FILE, CHECKSUMMED_FILES, FORMAT, RELIABILITY_FILE
 from vitrail.weights.load import FORMATS
+from vitrail.weights.source import PANE, locate_weights
 from vitrail.weights.tensor_rules import convert_to_theirs, match_tensors
 
 MODEL_CARD = "README.md"
@@ -48,13 +50,46 @@ def save(model: ImageModel, folder: str | Path, notes: str = "") -> Path:
 
 def _is_native(folder: Path) -> bool:
     """Return whether `save` has written a folder, and nothing else lies in it."""
-    expected = {*CHECKSUMMED_FILES, CHECKSUM_FILE, MODEL_CARD}
+    expected = {*CHECKSUMMED_FILES, RELIABILITY_FILE, CHECKSUM_FILE, MODEL_CARD}
     if not folder.is_dir() or {path.name for path in folder.iterdir()} - expected:
         return False
     try:
         return FolderFiles(folder).json("config.json").get("format") == FORMAT
     except WeightsError:
         return False
+
+
+def find_native_folder(source: str | Path) -> Path | None:
+    """Return the native folder that a name means, such as the model of a run; None if it is of another kind, of the
+    hub, or inside this package, where nothing may be written."""
+    if str(source) == PANE or str(source).startswith(("hf:", "timm:")):
+        return None
+    (first, *_) = locate_weights(source).files
+    return first.parent if _is_native(first.parent) else None
+
+
+def add_reliability(folder: Path, reliability: Reliability) -> None:
+    """Write into a native folder what was fitted for its model, in place of what was there. The folder is replaced as a
+    whole; its other files stay as they are."""
+    with draft_folder(folder, replace=True) as draft:
+        for path in folder.iterdir():
+            if path.name not in (RELIABILITY_FILE, CHECKSUM_FILE):
+                _link_or_copy(path, draft / path.name)
+        write_json(draft / RELIABILITY_FILE, reliability.model_dump(mode="json"))
+        FORMATS["native"].finish_folder(draft)
+
+
+def _link_or_copy(path: Path, copy: Path) -> None:
+    """Give a file a second name, or copy it where that is not possible."""
+    try:
+        os.link(path, copy)
+    except OSError:
+        shutil.copyfile(path, copy)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file for people and programs."""
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
 
 
 def write_model(model: ImageModel, weight_format: WeightFormat, folder: Path) -> None:
@@ -72,9 +107,7 @@ def write_model(model: ImageModel, weight_format: WeightFormat, folder: Path) ->
     tensors = convert_tensors(model, weight_format, weight_format.choose_dialect(model))
     write_tensors(tensors, folder / weight_format.weights_file)
     for name, content in config_files.items():
-        (folder / name).write_text(
-            json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n"
-        )
+        write_json(folder / name, content)
     weight_format.finish_folder(folder)
 
 

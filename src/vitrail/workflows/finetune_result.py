@@ -73,6 +73,9 @@ class FinetuneResult(Result):
         if self.suspects:
             remark = ", but most of these will be the model's own mistakes" if self.has_weak_suspects else ""
             rows.append(("perhaps mislabelled", f"{format_count(len(self.suspects), 'image')}{remark}"))
+        if (reliability := self.model.reliability) is not None:
+            how = "predict --coverage 0.95 --unknown"
+            rows.append(("calibrated", f"on {format_count(reliability.images, 'image')} that chose nothing: {how}"))
         rows.append(("weights", str(self.weights)))
         return rows if self.report is None else [*rows, ("report", str(self.report))]
 

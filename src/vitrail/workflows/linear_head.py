@@ -6,6 +6,7 @@ accuracy is honest, and an image whose prediction is confident of another class 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ from vitrail.inference.fastest_engine import open_fastest_engine
 from vitrail.inspection.scores import DoubtfulImage, ModelScores
 from vitrail.model.base import ImageModel
 from vitrail.model.heads import DistilledHead
+from vitrail.reliability.sets import LEAST_IMAGES
 from vitrail.system.device import choose_device
 from vitrail.system.events import OnEvent, Progress, open_listener, send_messages, send_progress
 from vitrail.system.files import hide_folders, short_name
@@ -43,6 +45,7 @@ from vitrail.training.resolve import Settings, flatten_settings, name_settings, 
 from vitrail.training.trained_model import linear_head_cost
 from vitrail.weights.load import load
 from vitrail.weights.save import save
+from vitrail.workflows.calibrate_trained import calibrate_trained
 from vitrail.workflows.finetune_result import MISLABELLED_FILE, REPORT_FILE, FinetuneResult
 from vitrail.workflows.finetune_settings import name_run_folder, summarise_data
 from vitrail.workflows.imbalance import choose_head_balance
@@ -145,6 +148,7 @@ def fit_linear_head(
             f"{hide_folders(name_model(start))}."
         )
         network.learned_from = compute_fingerprint(source)
+        calibrate_trained(network, _open_untouched_images(data, source), options, listener, data_name)
         saved = save_and_verify(network, folder, train, source, options, notes)
         scored, report = None, None
         if checked.predictions is not None:
@@ -163,6 +167,17 @@ def fit_linear_head(
         judged=None if scored is None else scored.report,
         report=report,
     )
+
+
+def _open_untouched_images(data: Data, source: Source) -> Source | None:
+    """Return the first split, of test and val, that can calibrate: neither chooses anything here. None if there is
+    none."""
+    for split in [name for name in ("test", "val") if name in list_splits(data)]:
+        with contextlib.suppress(DataError):
+            images = open_data(data, split)
+            if images.classes == source.classes and len(images) >= LEAST_IMAGES:
+                return images
+    return None
 
 
 def open_feature_engine(

@@ -37,6 +37,7 @@ from vitrail.training.run_folder import CONFIG_FILE
 from vitrail.training.run_training import run_training
 from vitrail.training.sweep import Trial, change_config, choose_best, run_trials
 from vitrail.weights.source import LAST_FOLDER
+from vitrail.workflows.calibrate_trained import calibrate_trained
 from vitrail.workflows.finetune_request import LENGTH_KEYS, FinetuneRequest
 from vitrail.workflows.finetune_result import FinetuneResult
 from vitrail.workflows.finetune_settings import (
@@ -102,6 +103,10 @@ def train_classifier(request: FinetuneRequest, listener: OnEvent) -> FinetuneRes
         config = change_config(config, {"optimizer": {"learning_rate": best.rate}})
     result = run_training(config, source=data, start=network, fewshot=open_training_fewshot, on_event=listener)
     scores = score_classifier(result, data, summary, listener)
+    if os.environ.get("RANK", "0") == "0":
+        options = InferenceOptions(batch_size=config.data.batch_size, device=config.run.device)
+        images = open_untouched_images(result, data, summary)
+        calibrate_trained(result.model, images, options, listener, data_name, result.weights)
     written = write_run_report(result, source=data, scores=scores, is_brief=minutes is not None, on_event=listener)
     judged = None if scores is None else scores.report
     is_tested = judged is not None and reports_on_test(config, summary)
@@ -365,6 +370,16 @@ def score_classifier(result: TrainingResult, data: Data, summary: DataSummary, l
     if result.accuracy is not None and not reports_on_test(result.config, summary):
         report = replace(report, top1=result.accuracy)
     return ModelScores(report, scored, remark)
+
+
+def open_untouched_images(result: TrainingResult, data: Data, summary: DataSummary) -> Source | None:
+    """Return the images that neither trained nor chose anything; None if there are none."""
+    if reports_on_test(result.config, summary):
+        return open_data(data, "test")
+    if result.config.data.divide_validation != "halves":
+        return None
+    parts = divide_validation(result.config, open_undecoded(result.config, data).evaluation)
+    return parts[1] if len(parts) > 1 else None
 
 
 def _open_judging_images(result: TrainingResult, data: Data, summary: DataSummary) -> tuple[Source | None, str]:

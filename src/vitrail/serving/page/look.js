@@ -2,15 +2,16 @@
 
 import { isWhole, paintOverlay, paintRamp, readMap } from "./attention_map.js";
 import { Trouble, ask, takeTurn, understood } from "./server.js";
-import { count, hasRivals, isUnsure, linesInWords, percent, timingInWords } from "./words.js";
+import { count, hasRivals, isUnsure, linesInWords, percent, setInWords, timingInWords } from "./words.js";
 
 const TOP = 5; // lines of an answer, where a task has many
+const COVERAGE = 0.95; // of the set of labels, where the model gives one
 const SMALL = 128; // pixels of a photo that is enlarged as it is, without smoothing
 
 export class Look {
   /** `model` is null until the models are known. `card` holds the photo, and what all its looks share. */
   constructor(card, model) {
-    Object.assign(this, { card, model, state: "new", lines: null, timing: null, trouble: null, wait: 0 });
+    Object.assign(this, { card, model, state: "new", lines: null, labels: [], strange: false, timing: null, trouble: null, wait: 0 });
     const maps = new Map(); // by layer: each is fetched once
     Object.assign(this, { layer: model?.layers ?? null, maps, mapTrouble: null, isFetching: false, drawn: null });
     this.root = document.querySelector("#look").content.firstElementChild.cloneNode(true);
@@ -70,10 +71,12 @@ export class Look {
         this.state = "asked";
         this.paint();
         // A model without a task is asked for its embedding: whether the file is an image, and how long it takes.
-        const verb = this.model.task ? `predict?top=${TOP}&` : "embed?";
+        const set = this.model.coverage ? `coverage=${COVERAGE}&` : "";
+        const verb = this.model.task ? `predict?top=${TOP}&${set}` : "embed?";
         const response = await ask(`/v1/${verb}model=${encodeURIComponent(this.model.name)}`, this.request(signal));
-        const { lines, timing } = await understood(response, (answer) => answer.json());
-        Object.assign(this, { state: "done", lines: lines ?? [], timing });
+        const { lines, set: labels, unknown, timing } = await understood(response, (answer) => answer.json());
+        const strange = unknown === true;
+        Object.assign(this, { state: "done", lines: lines ?? [], labels: labels ?? [], strange, timing });
       });
     } catch (error) {
       if (signal.aborted) return; // the card was closed, and may be open again by now
@@ -161,6 +164,9 @@ export class Look {
       else this.paintParts(lines ?? room);
       this.listed = lines;
     }
+    this.one(".strange").hidden = !this.strange;
+    this.one(".set").hidden = this.labels.length === 0;
+    this.one(".set").textContent = setInWords(this.labels, COVERAGE);
     this.one(".without").hidden = model === null || Boolean(model.task) || isPending;
     const numbers = count(model?.embedding ?? 0, "number");
     this.one(".without").textContent = `This model has no classes: it gives ${numbers}.`;
@@ -258,7 +264,8 @@ export class Look {
 
   inWords() {
     if (this.state === "failed") return this.trouble.message;
-    return this.lines.length === 0 ? "looked at" : linesInWords(this.model.task, this.lines);
+    const doubt = this.strange ? "does not look like anything the model was trained on; " : "";
+    return doubt + (this.lines.length === 0 ? "looked at" : linesInWords(this.model.task, this.lines));
   }
 }
 

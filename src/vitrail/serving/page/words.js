@@ -2,6 +2,8 @@
 
 const CLEAR_LEAD = 20; // percentage points by which the best answer must lead not to be called unsure
 
+const MOST_NAMED = 8; // labels of a set, in a sentence
+
 const ONE_OF_SEVERAL = ["labels", "levels"]; // tasks whose first line is the answer, and the others its rivals
 
 /** Whether an answer is its first line, with rivals; otherwise each of its lines stands for itself. */
@@ -38,6 +40,14 @@ export function linesInWords(task, lines) {
   const doubt = task === "labels" && isUnsure(lines) ? "unsure: " : "";
   const said = hasRivals(task) ? lines : chosen(lines);
   return said.length > 0 ? doubt + said.map(({ name, text }) => `${name}, ${text}`).join("; ") : "none is likely enough";
+}
+
+/** A set of labels, and how often such a set holds the right one. */
+export function setInWords(labels, coverage) {
+  const names = labels.slice(0, MOST_NAMED).map(({ label }) => label);
+  if (labels.length > MOST_NAMED) names.push(`${labels.length - MOST_NAMED} more`);
+  const share = Math.round(coverage * 100);
+  return `${names.join(", ")}: for ${share} of 100 images like those known, such a set holds the right label.`;
 }
 
 /** What two answers must share to be the same: the names of what was chosen, and values that are not how sure it is. */

@@ -21,6 +21,7 @@ from vitrail.model.architecture import Architecture, Backbone, VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.model.relative_bias import CLASS_TOKEN_ROWS
 from vitrail.model.variants import SIZES
+from vitrail.reliability.record import Reliability
 from vitrail.system.files import read_regular_file
 from vitrail.tasks.task import Task
 from vitrail.weights.files import TensorInfo, check_link
@@ -116,6 +117,7 @@ class CheckpointInfo:
     licence: str | None = None
     training_cost: TrainingCost | None = None
     learned_from: str | None = None
+    reliability: Reliability | None = None
     unused_tensors: list[str] = field(default_factory=list)
     """Names of tensors that the model does not need; they are kept, so that a conversion back is complete."""
     ignored_tensors: list[str] = field(default_factory=list)

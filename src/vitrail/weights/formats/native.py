@@ -1,6 +1,7 @@
 """vitrail's own folder: model.safetensors, config.json, README.md, and SHA256SUMS with the hashes of the first two.
 
 config.json holds the architecture, the preprocessing, the labels and the origin. `sha256sum -c` can check SHA256SUMS.
+A calibrated model has a fifth file, reliability.json, whose hash is in SHA256SUMS too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from vitrail.config import Origin, Preprocessing, TrainingCost
 from vitrail.errors import ConfigError, WeightsError
 from vitrail.model.architecture import Architecture, ResNetArchitecture, TimmArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
+from vitrail.reliability.record import Reliability, read_reliability
 from vitrail.system.files import sha256
 from vitrail.tasks.registry import read_task
 from vitrail.tasks.task import Task
@@ -22,6 +24,8 @@ from vitrail.weights.tensor_rules import TensorRule
 FORMAT, VERSION = "vitrail", 1
 CHECKSUM_FILE = "SHA256SUMS"
 CHECKSUMMED_FILES = ("model.safetensors", "config.json")
+RELIABILITY_FILE = "reliability.json"
+"""What `vitrail calibrate` has fitted, if it has."""
 UNUSED_PREFIX = "set_aside/"
 """Prefix of the names of tensors that the model does not need."""
 FAMILIES: dict[str, Any] = {"vit": VitArchitecture, "resnet": ResNetArchitecture, "timm": TimmArchitecture}
@@ -71,6 +75,7 @@ class NativeFormat(WeightFormat):
                 task=_read_task(config),
                 training_cost=None if config.training_cost is None else TrainingCost(**config.training_cost),
                 learned_from=config.learned_from,
+                reliability=_read_reliability(folder_files, config),
                 unused_tensors=[name for name in tensors if name.startswith(UNUSED_PREFIX)],
             )
         except ConfigError as error:
@@ -103,6 +108,7 @@ class NativeFormat(WeightFormat):
         (folder / CHECKSUM_FILE).write_text(format_checksums(folder), encoding="utf-8", newline="\n")
 
     def make_config_files(self, model: ImageModel) -> dict[str, Any]:
+        reliability = model.reliability
         return {
             "config.json": {
                 **describe_config(
@@ -110,7 +116,8 @@ class NativeFormat(WeightFormat):
                 ),
                 "training_cost": None if (cost := model.training_cost) is None else cost.model_dump(mode="json"),
                 "learned_from": model.learned_from,
-            }
+            },
+            **({} if reliability is None else {RELIABILITY_FILE: reliability.model_dump(mode="json")}),
         }
 
 
@@ -144,9 +151,25 @@ def _read_task(config: NativeConfig) -> Task | None:
     return task
 
 
+def _read_reliability(folder_files: FolderFiles, config: NativeConfig) -> Reliability | None:
+    """Return what was fitted for the model, if it fits the model; None if nothing was."""
+    values = folder_files.json(RELIABILITY_FILE)
+    if not values:
+        return None
+    try:
+        return read_reliability(values, config.architecture.get("num_classes", 0), config.task is None)
+    except ConfigError as error:
+        raise WeightsError(f"{RELIABILITY_FILE}: {error}") from None
+
+
 def format_checksums(folder: Path) -> str:
     """Return the content of SHA256SUMS for a folder, in the format of `sha256sum`."""
-    return "".join(f"{sha256(folder / name)}  {name}\n" for name in CHECKSUMMED_FILES)
+    return "".join(f"{sha256(folder / name)}  {name}\n" for name in _list_checksummed(folder))
+
+
+def _list_checksummed(folder: Path) -> tuple[str, ...]:
+    """Return the names of the files whose hashes are kept."""
+    return (*CHECKSUMMED_FILES, *([RELIABILITY_FILE] if (folder / RELIABILITY_FILE).exists() else []))
 
 
 def check_checksums(folder: Path) -> None:
@@ -158,6 +181,8 @@ def check_checksums(folder: Path) -> None:
         if not (folder / name).is_file():
             raise WeightsError(f"{folder} has no {name}: a native folder keeps the names it was written with")
     lines = checksums.splitlines()  # in any order: a person may have run sha256sum again
-    actual = zip(CHECKSUMMED_FILES, format_checksums(folder).splitlines(), strict=True)
+    if any(line.endswith(f" {RELIABILITY_FILE}") for line in lines) and not (folder / RELIABILITY_FILE).is_file():
+        raise WeightsError(f"{folder} has no {RELIABILITY_FILE}, which {CHECKSUM_FILE} names")
+    actual = zip(_list_checksummed(folder), format_checksums(folder).splitlines(), strict=True)
     if wrong := [name for name, line in actual if line not in lines]:
         raise WeightsError(f"{folder}: {' and '.join(wrong)} is not as it was written: see {CHECKSUM_FILE}")
