@@ -185,7 +185,7 @@ def predict(
             raise ConfigError(
                 "the model has no classes, and therefore no labels: give embed=True, or write --embed out.parquet"
             )
-        images_found = {"files": [image.name for image in found], "labels": list(predictor.labels)}
+        images_found: dict[str, Any] = {"files": [image.name for image in found], "labels": list(predictor.labels)}
         if predictor.labels and not predictor.engine.has_labels:
             images_found |= {"task": predictor.task.kind, "columns": list(list_cell_names(predictor.task))}
         listener("images", images_found)
