@@ -20,8 +20,9 @@ from vitrail.data.sources.annotated import AnnotatedSource
 from vitrail.data.sources.list_source import ListSource
 from vitrail.data.transforms.preprocess import prepare
 from vitrail.errors import ConfigError, DataError
+from vitrail.evaluation.answered_images import answer_all
 from vitrail.evaluation.report import compute_macro_f1, estimate_macro_f1
-from vitrail.evaluation.score_task import answer_all, score_task
+from vitrail.evaluation.score_task import score_task
 from vitrail.inference.batches import InferenceOptions, open_model, single_rank
 from vitrail.system.intervals import estimate_mean_share, wilson_interval
 from vitrail.tasks.attributes import Attributes

@@ -14,18 +14,23 @@ import vitrail
 from commands import runner
 from vitrail.data.sources.source import Subset, compute_fingerprint
 from vitrail.errors import ConfigError, Stopped
-from vitrail.inference.batches import InferenceOptions
+from vitrail.evaluation.answered_images import AnsweredImages, answer_all
+from vitrail.inference.batches import InferenceOptions, open_model, single_rank
 from vitrail.training.build import divide_validation, open_training_data
 from vitrail.training.config import RunConfig
 from vitrail.workflows.finetune import finetune
 from vitrail.workflows.finetune_result import TaskResult
-from vitrail.workflows.task_measures import answer_images, choose_judging_images
+from vitrail.workflows.task_measures import choose_judging_images
 
 CPU = InferenceOptions(device="cpu")
 KINDS = ["tags", "numbers", "levels", "attributes"]
 SMALL = {"image_size": 16, "in_channels": 1, "width": 32, "depth": 1, "num_heads": 2, "mlp_dim": 64}
 QUIET = {"run.report": False}
 SHORT = {**QUIET, "run.trackers": (), "schedule.steps": 12, "data.batch_size": 32, "run.evaluate_every": 4}
+
+
+def answer_images(model, source) -> AnsweredImages:
+    return answer_all(open_model(model, CPU), source, CPU, single_rank(CPU))
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +73,7 @@ def test_a_head_in_seconds(kind, start, here):
     assert 10 < result.evaluated < 40, "half of what is held out"
     loaded = vitrail.load(result.folder)
     assert loaded.task == result.model.task == result.judgement.task
-    values = answer_images(loaded, source, CPU)
+    values = answer_images(loaded, source)
     assert np.isfinite(values.values).all()
     written = json.loads((result.folder / "measures.json").read_text())
     assert written["measures"] == events[-1][1]["measures"]
@@ -139,10 +144,10 @@ def test_the_measures_are_those_of_the_saved_model(trained):
     loaded = vitrail.load(result.folder)
     assert loaded.task == result.model.task == result.judgement.task
     halves = divide_validation(result.config, open_training_data(result.config.data, digits_for("tags")).evaluation)
-    tuned, measured = (answer_images(loaded, half, CPU) for half in halves)
-    found = {each.name: each.estimate.value for each in loaded.task.measure(*measured).measures}
+    tuned, measured = (answer_images(loaded, half) for half in halves)
+    found = {each.name: each.estimate.value for each in loaded.task.measure(measured.values, measured.targets).measures}
     assert found == pytest.approx({name: each.value for name, each in result.measures.items()})
-    assert loaded.task.tune(*tuned) == loaded.task
+    assert loaded.task.tune(tuned.values, tuned.targets) == loaded.task
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from vitrail.data.sources.source import Source
 from vitrail.data.transforms.decode import decode_image, to_channels
 from vitrail.errors import DataError
+from vitrail.evaluation.answered_images import AnsweredImages
 from vitrail.evaluation.report import EvaluationReport, Mistake
-from vitrail.evaluation.score_task import AnsweredImages
 from vitrail.evaluation.task_report import TaskReport
 from vitrail.inference.class_names import translate_wnid
 from vitrail.system.figures import BLUE, FAINT, INK, VERMILION, new_figure, replace_unprintable, set_title

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,35 +16,18 @@ import vitrail
 from vitrail.data.loader import BrokenSample
 from vitrail.data.open import Data, add_task, choose_test_split, list_splits, open_data
 from vitrail.data.sources.source import Source
-from vitrail.errors import ConfigError, DataError, WeightsError
+from vitrail.errors import ConfigError, DataError
+from vitrail.evaluation.answered_images import AnsweredImages, answer_all
 from vitrail.evaluation.task_report import LeftOut, TaskReport, WorstImage
-from vitrail.inference.batches import InferenceOptions, open_model, run_batches, single_rank
+from vitrail.inference.batches import InferenceOptions, open_model, single_rank
 from vitrail.inference.engine import Engine, Model
 from vitrail.system.device import device_name
 from vitrail.system.events import Progress
 from vitrail.system.ranks import Ranks
-from vitrail.tasks.task import Array, Targets, Task
+from vitrail.tasks.task import Task
 
 MOST_WORST = 100
 """Images with the worst answers in a report."""
-
-
-@dataclass(frozen=True)
-class AnsweredImages:
-    """The model's values and the targets of all images that could be used, in the order of the source."""
-
-    indices: Array
-    """(N,) int64: the images' numbers in the source."""
-    values: Array
-    """(N, V) float64."""
-    targets: Targets
-    losses: Array
-    """(N,) float64."""
-    broken: tuple[BrokenSample, ...]
-    """Images that could not be used."""
-
-    def __len__(self) -> int:
-        return len(self.indices)
 
 
 def score_task(
@@ -82,17 +65,11 @@ def score_task(
     seconds = time.perf_counter() - began
     if not len(answered):
         raise DataError(f"none of the images can be used; the first, {_say_broken(answered.broken[0])}")
-    task = engine.task
-    report = TaskReport(
-        model=names[0],
-        data=names[1],
-        part=names[2],
-        kind=task.kind,
-        images=len(answered),
-        left_out=tuple(LeftOut(each.index, each.name, each.reason) for each in answered.broken),
-        measured=task.measure(answered.values, answered.targets),
-        worst=list_worst(task, answered, source),
-        worst_words=task.worst_words,
+    report = make_task_report(
+        engine.task,
+        answered,
+        source,
+        names,
         about={
             "device": f"{ranks.size} × {device_name(engine.device)}",
             "runtime": engine.runtime,
@@ -104,6 +81,28 @@ def score_task(
         },
     )
     return report, answered
+
+
+def make_task_report(
+    task: Task,
+    answered: AnsweredImages,
+    source: Source,
+    names: tuple[str, str, str | None],
+    about: dict[str, Any] | None = None,
+) -> TaskReport:
+    """Return a report on answers for images of a source; the other arguments are those of `score_task`."""
+    return TaskReport(
+        model=names[0],
+        data=names[1],
+        part=names[2],
+        kind=task.kind,
+        images=len(answered),
+        left_out=tuple(LeftOut(each.index, each.name, each.reason) for each in answered.broken),
+        measured=task.measure(answered.values, answered.targets),
+        worst=list_worst(task, answered, source),
+        worst_words=task.worst_words,
+        about=about or {},
+    )
 
 
 def open_task_data(
@@ -147,52 +146,6 @@ def require_same_task(wanted: Task, found: Task) -> None:
 
 def _list_names(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
-
-
-def answer_all(
-    engine: Engine, source: Source, options: InferenceOptions, ranks: Ranks, progress: Progress | None = None
-) -> AnsweredImages:
-    """Run the model over all images. Every rank gets all values; they depend on batches and ranks by rounding only."""
-    task = engine.task
-    empty = task.allocate(0)  # a rank may get no image at all
-    indices, values = [np.empty(0, np.int64)], [np.empty((0, len(task.value_names)))]
-    losses, targets, broken = [np.empty(0)], [empty], list[BrokenSample]()
-    for batch, output in run_batches(engine, source, options, ranks, progress):
-        assert output.logits is not None
-        mask, logits = batch.mask, output.logits.cpu()[batch.mask]
-        if not torch.isfinite(logits).all():
-            raise WeightsError(
-                "the model's outputs are not finite: its weights are damaged, or the precision is too low"
-            )
-        known = {name: each[mask] for name, each in batch.targets.items()}
-        indices.append(batch.indices[mask].numpy())
-        values.append(task.activate(logits.double()).numpy())
-        losses.append(task.compute_losses(logits.float(), known).double().numpy())
-        targets.append({name: each.numpy() for name, each in known.items()})
-        broken += batch.broken
-    own = AnsweredImages(
-        np.concatenate(indices), np.concatenate(values), _concatenate(targets), np.concatenate(losses), tuple(broken)
-    )
-    return _merge(ranks.gather(own))
-
-
-def _merge(parts: Sequence[AnsweredImages]) -> AnsweredImages:
-    """Return the images of all ranks in the order of the source."""
-    indices = np.concatenate([part.indices for part in parts])
-    order = np.argsort(indices, kind="stable")
-    targets = _concatenate([part.targets for part in parts])
-    broken = {each.index: each for part in parts for each in part.broken}
-    return AnsweredImages(
-        indices[order],
-        np.concatenate([part.values for part in parts])[order],
-        {name: each[order] for name, each in targets.items()},
-        np.concatenate([part.losses for part in parts])[order],
-        tuple(broken[index] for index in sorted(broken)),
-    )
-
-
-def _concatenate(parts: Sequence[Targets]) -> Targets:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def list_worst(task: Task, answered: AnsweredImages, source: Source, most: int = MOST_WORST) -> tuple[WorstImage, ...]:

@@ -14,7 +14,7 @@ from vitrail.inspection.image_choice import choose_from_source, choose_photograp
 from vitrail.inspection.images import MOST
 from vitrail.inspection.inspect import REPORT, inspect_loaded, name_models, open_run_images
 from vitrail.inspection.score_images import LabelledImages, score_images
-from vitrail.inspection.scores import AnyScores, ModelScores
+from vitrail.inspection.scores import AnyScores
 from vitrail.model.base import ImageModel
 from vitrail.model.cost import compute_cost
 from vitrail.system.device import choose_device
@@ -33,7 +33,7 @@ def write_run_report(
     result: TrainingResult,
     *,
     source: Data | None = None,
-    scores: ModelScores | None = None,
+    scores: AnyScores | None = None,
     is_brief: bool = False,
     on_event: OnEvent = ignore_event,
 ) -> TrainingResult:
@@ -127,7 +127,7 @@ def write_inside_report(
 
 
 def write_scored_report(
-    model: ImageModel, name: str, folder: Path, scores: ModelScores, *, on_event: OnEvent = ignore_event
+    model: ImageModel, name: str, folder: Path, scores: AnyScores, *, on_event: OnEvent = ignore_event
 ) -> Path:
     """Write `folder`/report.html about a classifier that was made without a training run, and return its path.
 

@@ -16,6 +16,7 @@ import torch
 from vitrail.data.open import Data, name_data, open_training_images
 from vitrail.data.sources.source import Source, compute_fingerprint
 from vitrail.errors import VitrailError
+from vitrail.evaluation.answered_images import AnsweredImages, read_outputs
 from vitrail.evaluation.features import Features, extract_features
 from vitrail.evaluation.linear_classifier import LinearClassifier
 from vitrail.evaluation.task_head import TaskExamples, fit_task_head
@@ -41,13 +42,11 @@ from vitrail.workflows.linear_head import (
     resolve_options,
     save_and_verify,
 )
-from vitrail.workflows.run_report import write_inside_report, write_report
+from vitrail.workflows.run_report import write_inside_report, write_report, write_scored_report
 from vitrail.workflows.start_model import name_model, open_start
 from vitrail.workflows.task_measures import (
-    AnsweredImages,
     JudgingImages,
     TaskJudgement,
-    activate_outputs,
     choose_judging_images,
     describe_judgement,
     judge_task,
@@ -70,7 +69,7 @@ class Part(NamedTuple):
     def answer(self, outputs: LinearClassifier) -> AnsweredImages:
         """Return what a head answers for these images."""
         computed = outputs.scores(self.features.values)
-        return activate_outputs(self.source.task, computed, self.source, self.features.indices)
+        return read_outputs(self.source.task, computed, dict(self.examples.targets), self.features.indices)
 
 
 def fit_linear_task_head(
@@ -123,7 +122,7 @@ def fit_linear_task_head(
     tuning = None if images.tuning is None else extract(images.tuning)
     measured = tuning if images.flatters or images.measured is None else extract(images.measured)
     fitted = fit_task_head(train.source.task, train.examples, None if tuning is None else tuning.examples)
-    judgement = _judge(fitted.outputs, tuning, measured, images)
+    judgement = _judge(fitted.outputs, tuning, measured, images, short_name(data_name))
     if judgement is not None:
         listener("measures", describe_judgement(judgement))
     held_out = [] if summary.has_validation else [tuning, None if summary.has_test or images.flatters else measured]
@@ -147,8 +146,13 @@ def fit_linear_task_head(
     saved = save_and_verify(network, folder, train.features, train.source, options, notes)
     report = None
     if config.run.report:
-        shown, title = images.measured or parts.training, short_name(data_name)
-        report = write_report(folder, partial(write_inside_report, network, folder, shown, title), listener)
+        title = short_name(data_name)
+        make = (
+            partial(write_inside_report, network, folder, parts.training, title)
+            if judgement is None
+            else partial(write_scored_report, network, title, folder, judgement.scores)
+        )
+        report = write_report(folder, lambda on_event: make(on_event=on_event), listener)
     return TaskResult(
         model=network.cpu(),
         folder=folder,
@@ -204,12 +208,12 @@ def fill_task_head(network: ImageModel, outputs: LinearClassifier, task: Task) -
 
 
 def _judge(
-    outputs: LinearClassifier, tuning: Part | None, measured: Part | None, images: JudgingImages
+    outputs: LinearClassifier, tuning: Part | None, measured: Part | None, images: JudgingImages, data: str
 ) -> TaskJudgement | None:
     """Measure a fitted head on features."""
     if tuning is None or measured is None:
         return None
-    return judge_task(tuning.source.task, tuning.answer(outputs), measured.answer(outputs), images)
+    return judge_task(tuning.source.task, tuning.answer(outputs), measured.answer(outputs), images, data)
 
 
 def _join(parts: Sequence[Part]) -> TaskExamples:

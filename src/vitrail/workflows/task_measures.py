@@ -11,32 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 from vitrail.data.open import Data, open_data
 from vitrail.data.sources.source import Source
-from vitrail.errors import WeightsError
-from vitrail.inference.batches import InferenceOptions, open_model, run_batches
+from vitrail.evaluation.answered_images import AnsweredImages, answer_all
+from vitrail.evaluation.score_task import make_task_report
+from vitrail.evaluation.task_report import TaskReport
+from vitrail.inference.batches import InferenceOptions, open_model, single_rank
+from vitrail.inspection.scores import TaskModelScores
 from vitrail.model.base import ImageModel
-from vitrail.system.events import OnEvent, Progress, send_progress
+from vitrail.system.events import OnEvent, send_progress
 from vitrail.system.files import write_whole
 from vitrail.system.intervals import Estimate
 from vitrail.system.results import format_count, to_plain
-from vitrail.tasks.task import Array, Measure, Targets, Task, TaskMeasures
+from vitrail.tasks.task import Measure, Task, TaskMeasures
 from vitrail.training.build import divide_validation
 from vitrail.training.config import RunConfig
 
 MEASURES_FILE = "measures.json"
 """The file, in the folder of a run, with the measures of its model."""
-
-
-class AnsweredImages(NamedTuple):
-    """What a model answers for images, and what is true of them."""
-
-    values: Array
-    """(N, V) float64, see `Task.activate`."""
-    targets: Targets
 
 
 class JudgingImages(NamedTuple):
@@ -55,11 +47,25 @@ class TaskJudgement:
     """A task as its images have tuned it, and the measures on others."""
 
     task: Task
-    measures: TaskMeasures
-    images: int
-    """The number of images that were measured."""
+    report: TaskReport
+    source: Source
+    """The images that were measured."""
     remark: str
     flatters: bool
+
+    @property
+    def measures(self) -> TaskMeasures:
+        return self.report.measured
+
+    @property
+    def images(self) -> int:
+        """The number of images that were measured."""
+        return self.report.images
+
+    @property
+    def scores(self) -> TaskModelScores:
+        """What the page about the model says of them."""
+        return TaskModelScores(self.report, self.source, self.remark)
 
     def list_measures(self) -> list[dict[str, Any]]:
         """Return name, value and interval of each measure, for JSON."""
@@ -118,55 +124,33 @@ def choose_judging_images(config: RunConfig, evaluation: Source | None, test: So
 
 
 def judge_task(
-    task: Task, tuning: AnsweredImages | None, measured: AnsweredImages | None, images: JudgingImages
+    task: Task, tuning: AnsweredImages | None, measured: AnsweredImages | None, images: JudgingImages, data: str
 ) -> TaskJudgement | None:
-    """Tune a task on some images and measure it on others; return None if there are none to measure."""
-    if measured is None or not len(measured.values):
+    """Tune a task on some images and measure it on others; return None if there are none to measure.
+
+    `data` is the name of the data, and of the model, on the page about it.
+    """
+    if measured is None or not len(measured) or images.measured is None:
         return None
-    if tuning is not None and len(tuning.values):
+    if tuning is not None and len(tuning):
         task = task.tune(tuning.values, tuning.targets)
-    measures = task.measure(measured.values, measured.targets)
-    return TaskJudgement(task, measures, len(measured.values), images.remark, images.flatters)
+    report = make_task_report(task, measured, images.measured, (data, data, None))
+    return TaskJudgement(task, report, images.measured, images.remark, images.flatters)
 
 
 def judge_model(
-    model: ImageModel, images: JudgingImages, options: InferenceOptions, listener: OnEvent
+    model: ImageModel, images: JudgingImages, options: InferenceOptions, data: str, listener: OnEvent
 ) -> TaskJudgement | None:
     """Measure a model on the images that judge it; return None if there are none."""
     progress = send_progress(listener, "measuring")
+    engine, ranks = open_model(model, options), single_rank(options)
     tuning, measured = (
-        None if source is None else answer_images(model, source, options, progress)
+        None if source is None else answer_all(engine, source, options, ranks, progress)
         for source in (images.tuning, images.measured)
     )
-    return judge_task(model.task, tuning, measured, images)
+    return judge_task(model.task, tuning, measured, images, data)
 
 
 def open_test(data: Data, is_wanted: bool) -> Source | None:
     """Open the test split, if the model is to be measured on it."""
     return open_data(data, "test") if is_wanted else None
-
-
-def answer_images(
-    model: ImageModel, source: Source, options: InferenceOptions, progress: Progress | None = None
-) -> AnsweredImages:
-    """Return the answers for all images that can be read."""
-    outputs: list[Tensor] = []
-    indices: list[Tensor] = []
-    for batch, computed in run_batches(open_model(model, options), source, options, progress=progress):
-        assert computed.logits is not None
-        outputs.append(computed.logits.cpu()[batch.mask])
-        indices.append(batch.indices[batch.mask])
-    return activate_outputs(model.task, torch.cat(outputs), source, torch.cat(indices))
-
-
-def activate_outputs(task: Task, outputs: Tensor, source: Source, indices: Tensor) -> AnsweredImages:
-    """Return the answers that (N, K) outputs for images with these numbers in the source mean.
-
-    Raises:
-        WeightsError: the outputs are not finite.
-    """
-    if not torch.isfinite(outputs).all():
-        raise WeightsError("the model's outputs are not finite: the weights are damaged, or the precision is too low")
-    rows, targets = indices.numpy(), source.targets(0, len(source))
-    values: Array = task.activate(outputs.double()).numpy()
-    return AnsweredImages(values, {name: array[rows] for name, array in targets.items()})

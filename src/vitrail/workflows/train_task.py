@@ -16,6 +16,7 @@ from vitrail.evaluation.training_fewshot import open_training_fewshot
 from vitrail.inference.batches import InferenceOptions
 from vitrail.model.base import ImageModel
 from vitrail.system.events import OnEvent, send_messages
+from vitrail.system.files import short_name
 from vitrail.training.config import RunConfig
 from vitrail.training.result import TrainingResult
 from vitrail.training.run_folder import CONFIG_FILE, START_FOLDER
@@ -99,7 +100,8 @@ def train_task(request: FinetuneRequest, listener: OnEvent) -> TaskResult:
         config = change_config(config, {"optimizer": {"learning_rate": best.rate}})
     result = run_training(config, source=data, start=network, fewshot=open_training_fewshot, on_event=listener)
     judgement = judge_run(result, request, summary, listener)
-    written = write_run_report(result, source=data, is_brief=minutes is not None, on_event=listener)
+    scores = None if judgement is None else judgement.scores
+    written = write_run_report(result, source=data, scores=scores, is_brief=minutes is not None, on_event=listener)
     return TaskResult(
         model=result.model,
         folder=result.folder,
@@ -169,7 +171,7 @@ def judge_run(
         test = open_test(request.data, reports_on_test(config, summary))
         images = choose_judging_images(config, open_undecoded(config, request.data).evaluation, test)
         options = InferenceOptions(batch_size=config.data.batch_size, device=config.run.device)
-        judgement = judge_model(result.model, images, options, listener)
+        judgement = judge_model(result.model, images, options, short_name(name_data(request.data)), listener)
     except VitrailError as error:
         send_messages(listener)(f"the model could not be measured: {error}")
         return None
