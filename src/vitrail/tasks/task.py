@@ -1,7 +1,8 @@
 """The interface of a task: what a target looks like, its loss, its metrics, and how outputs become an answer.
 
 A task is a small record that is stored with the weights. Data, training, evaluation, export and serving ask it what
-they need to know, so a new task is one file here and an entry in `registry.py`.
+they need to know, so a new task is one file here and an entry in `registry.py`; outside of the package it is one file
+that calls `register_task`, such as examples/own_task.py.
 
     cells of a row ─ encode ─► targets ─┐
     images ─ model ─► outputs ──────────┴─ compute_losses ─► loss
@@ -191,10 +192,14 @@ class Task(Config):
     def compare(self, expected: Array, found: Array) -> float:
         """Return how well (N, V) values of an export agree with the model's: the share of images with the same answer.
 
-        By default answers are the same if the same lines of `describe` are chosen, whatever their probabilities.
+        By default answers are the same if the chosen lines of `describe` are: the names of those with a share, whatever
+        their shares, and the names and texts of the others.
         """
         answers = [
-            [{line.name for line in self.describe(row) if line.is_chosen} for row in values]
+            [
+                {(line.name, line.text if line.share is None else "") for line in self.describe(row) if line.is_chosen}
+                for row in values
+            ]
             for values in (expected, found)
         ]
         return float(np.mean([a == b for a, b in zip(*answers, strict=True)]))
