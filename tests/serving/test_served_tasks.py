@@ -160,7 +160,7 @@ def choose(page: Page, name: str) -> Locator:
     """Choose a model, and return the photo's card once it has answered."""
     page.locator("#model").select_option(name)
     here = card(page, "a.png")
-    here.locator(".look[aria-busy=false]").wait_for()
+    here.locator(".look[aria-busy=false]").first.wait_for()
     return here
 
 
