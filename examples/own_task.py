@@ -120,8 +120,7 @@ def draw_squares(count: int, seed: int, most: int = 9) -> tuple[Tensor, Tensor]:
 def train_counter(folder: Path, steps: int) -> None:
     """Train a small model for a number of steps, and write it with its task."""
     torch.manual_seed(0)
-    shape = {"image_size": 32, "width": 64, "depth": 2, "mlp_dim": 128, "num_heads": 2}
-    model = vitrail.create_model("Ti/8", num_classes=0, **shape)
+    model = vitrail.create_model("Ti/8", image_size=32, width=64, depth=2, mlp_dim=128, num_heads=2, num_classes=0)
     model.give_task(Counts()).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for step in range(steps):
