@@ -153,7 +153,7 @@ def test_one_image_that_makes_no_numbers_is_told_and_its_neighbours_are_answered
 
         return given
 
-    for name in ("classify", "embed"):
+    for name in ("predict", "embed"):
         monkeypatch.setattr(model.engine, name, spoilt(getattr(model.engine, name)))
     found = model.compute(ready)
     assert [one for place, one in enumerate(found) if place not in (2, 3)] == good[:2] + good[4:]

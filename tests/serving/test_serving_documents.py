@@ -59,7 +59,7 @@ def test_the_limits_are_the_ones_told():
 
 
 def test_the_line_at_the_start_is_the_one_told():
-    values = {"classes": {"pane": 200}, "url": "http://127.0.0.1:8000", "needs_token": False}
+    values = {"answers": {"pane": "200 classes"}, "url": "http://127.0.0.1:8000", "needs_token": False}
     assert f"\n{_describe_server({**values, 'limits': ServerSettings().summarise_limits()})}\n" in PAGE
 
 

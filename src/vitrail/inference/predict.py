@@ -202,7 +202,7 @@ def predict(
             predictor.check_coverage(coverage)
         if unknown:
             require_unknown(predictor.engine.reliability)
-        images_found = {"files": [image.name for image in found], "labels": list(predictor.labels)}
+        images_found: dict[str, Any] = {"files": [image.name for image in found], "labels": list(predictor.labels)}
         if predictor.labels and not predictor.engine.has_labels:
             images_found |= {"task": predictor.task.kind, "columns": list(list_cell_names(predictor.task))}
         if unknown:
