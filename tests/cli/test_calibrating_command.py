@@ -58,6 +58,13 @@ def test_one_of_the_two_alone(predict):
     assert predict("--csv")[1].splitlines()[0] == "file,rank,label,probability"
 
 
+def test_a_model_without_classes_tells_unknown_images(predict, folder):
+    model = vitrail.create_model("Ti/4", num_classes=0, image_size=16, width=32, depth=1, num_heads=2, mlp_dim=32)
+    result = vitrail.calibrate(model, draw_noise(120), device="cpu", on_event=lambda kind, values: None)
+    vitrail.save(result.model, folder / "bare")
+    assert [line.split("\t")[1] for line in predict("--unknown", model="bare")[1].splitlines()] == ["known", "unknown"]
+
+
 @pytest.mark.parametrize(
     ("words", "model", "reason"),
     [

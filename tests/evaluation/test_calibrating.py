@@ -102,6 +102,14 @@ def test_a_record_is_a_part_of_the_weights(tmp_path):
     assert vitrail.load(again).reliability == model.reliability
 
 
+def test_a_conversion_says_what_it_loses(tmp_path):
+    native, timm = (vitrail.convert(calibrated_model(), tmp_path / to, to, on_event=quiet) for to in ("native", "timm"))
+    assert not any("vitrail calibrate" in note for note in native.notes)
+    assert any("vitrail calibrate" in note for note in timm.notes)
+    assert vitrail.load(native.folder).reliability == calibrate_once().reliability
+    assert vitrail.load(timm.folder).reliability is None
+
+
 @pytest.mark.parametrize("change", ["resize", "replace_head", "give_task"])
 def test_what_no_longer_holds_is_dropped(change):
     model = calibrated_model()

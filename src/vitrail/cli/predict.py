@@ -156,7 +156,7 @@ class RowPrinter:
     def _print_prediction(self, row: Row) -> None:
         if row["error"] is not None:
             print(f"left out: {_display_file(row['file'])}: {row['error']}", file=sys.stderr)
-        for line in self._lines(row) if row["labels"] or "answer" in row else ():
+        for line in self._lines(row) if row["labels"] or "answer" in row or "unknown" in row else ():
             self._print_line(line)
         if row.get("unknown") and self._has_table:
             self._print_line(f"{GAP}looks like nothing that the model knows")

@@ -99,8 +99,8 @@ def calibrate(
 
     The images must be like those that the model will see, and must neither have trained it nor chosen anything.
 
-    Events: `message` (text) while a faster precision is prepared, and the progress of the tasks "calibrating" and
-    "unlike".
+    Events: `message` (text) while a faster precision is prepared, and the progress of the task "calibrating", over the
+    images and then over the unlike ones.
 
     Args:
         model: a loaded model, which stays as it is, or anything that `vitrail.load` takes.

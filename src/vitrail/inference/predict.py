@@ -194,7 +194,7 @@ def predict(
             precision=precision,
             on_message=send_messages(listener),
         )
-        if not predictor.labels and not embed:
+        if not predictor.labels and not embed and not unknown:
             raise ConfigError(
                 "the model has no classes, and therefore no labels: give embed=True, or write --embed out.parquet"
             )

@@ -142,7 +142,7 @@ class ServedModel:
         for count in (1, batch):
             pixels = self.engine.make_blank(count)
             started = time.monotonic()
-            check_finite(self.engine.predict(pixels) if self.has_answers else self.engine.embed(pixels), self.name)
+            check_finite(self._compute_values(pixels)[0] if self.has_answers else self.engine.embed(pixels), self.name)
         return (time.monotonic() - started) / batch
 
     def _answer(self, requests: Sequence[DecodedRequest], pixels: Tensor) -> list[Any]:

@@ -29,6 +29,10 @@ TOLERANCE = 1e-3
 """Largest allowed difference, in standard deviations of an output. A faithful conversion has 0, one that must change
 the eps of a norm about 1e-4, a wrong one 0.1 and more."""
 SEED, IMAGES = 0, 2
+LOST_RELIABILITY = (
+    "this format has no place for what `vitrail calibrate` fitted, for sets of labels and unknown images: --to native "
+    "keeps it"
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -132,7 +136,11 @@ def convert(
             max_difference=certificate.max_difference,
             relative_difference=certificate.relative_difference,
             preprocessing_note=certificate.preprocessing_note,
-            notes=(*certificate.notes, *filter(None, (certificate.resize_note, certificate.task_note))),
+            notes=(
+                *certificate.notes,
+                *filter(None, (certificate.resize_note, certificate.task_note)),
+                *([LOST_RELIABILITY] if model.reliability is not None and to != "native" else []),
+            ),
         )
         listener("converted", result.to_dict())
         return result if push is None else replace(result, url=push_to_hub(folder, push))
