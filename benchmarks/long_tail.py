@@ -55,6 +55,7 @@ SETTINGS: dict[str, Any] = {
     "run.evaluate_every": 125,
     "run.checkpoint_every": 125,
     "run.precision": "bf16",
+    "run.threads": 1,
     "run.trackers": (),
     "run.report": False,
 }
