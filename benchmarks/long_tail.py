@@ -38,7 +38,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "loss": {"objective.balance": "loss"},
     "sampling": {"objective.balance": "none", "data.balance": 1.0},
     "half-sampling": {"objective.balance": "none", "data.balance": 0.5},
-    "sampling-and-logits": {"objective.balance": "logits", "data.balance": 0.25},
+    "quarter-sampling-and-logits": {"objective.balance": "logits", "data.balance": 0.25},
+    "half-sampling-and-logits": {"objective.balance": "logits", "data.balance": 0.5},
 }
 """What each arm sets; "chosen" leaves it to `finetune`."""
 SETTINGS: dict[str, Any] = {
@@ -55,6 +56,7 @@ SETTINGS: dict[str, Any] = {
     "run.evaluate_every": 125,
     "run.checkpoint_every": 125,
     "run.precision": "bf16",
+    "run.threads": 1,
     "run.trackers": (),
     "run.report": False,
 }
