@@ -65,6 +65,7 @@ def test_the_file_names_its_task(exported, kind):
     assert read_task(json.loads(metadata["task"])) == TASKS[kind]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OTHERS)
 def test_with_preprocessing_inside_pixels_become_values(tmp_path, kind):
     model = make_task_model(kind)
@@ -80,6 +81,7 @@ def test_with_preprocessing_inside_pixels_become_values(tmp_path, kind):
     assert expected.std(axis=0).max() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OTHERS)
 def test_a_program_of_torch_gives_the_outputs(tmp_path, kind):
     model = make_task_model(kind)
@@ -128,6 +130,7 @@ def test_bytes_of_a_photo_are_answered_by_the_file(exported):
     assert theirs(file.getvalue())["tags"] == ours(file.getvalue())["tags"]
 
 
+@pytest.mark.slow
 def test_the_block_on_the_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
