@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vitrail.data.open import Data, add_labels_from, choose_test_split, list_splits, name_data, open_data
 from vitrail.data.sources.source import Source
+from vitrail.data.task_data import recognise_data
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.evaluate import has_learned_from, open_scored_part
 from vitrail.evaluation.labels import LabelMap, read_label_map
@@ -132,12 +133,14 @@ def calibrate(
         raise ConfigError(f"{model} is an exported file: calibrate the model that it was made from, and export that")
     data = add_labels_from(data, labels_from)
     place = _choose_place(model, out)
-    source, part = open_scored_part(data, split)
     with open_listener(on_event) as listener:
         loaded = share_model(model) if isinstance(model, ImageModel) else load(model)
         engine = open_engine(
             loaded, device=device, precision=precision, batch=batch_size, on_message=send_messages(listener)
         )
+        if engine.task.kind != "labels":
+            data = recognise_data(data)  # targets are not needed, so those of any task will do
+        source, part = open_scored_part(data, split)
         where = name_data(data) if part is None else f"the split {part} of {name_data(data)}"
         if has_learned_from(engine, source, data):
             raise ConfigError(

@@ -15,9 +15,9 @@ from vitrail.config import TrainingCost
 from vitrail.data.open import Data, add_labels_from, name_data
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError, VitrailError
-from vitrail.evaluation.evaluate import open_data_for, score_model
+from vitrail.evaluation.evaluate import open_scored_part, score_model
 from vitrail.evaluation.report import ClassScore, format_estimate
-from vitrail.evaluation.score_task import score_task
+from vitrail.evaluation.score_task import read_as_task, require_same_task, score_task
 from vitrail.inference.batches import InferenceOptions, open_model
 from vitrail.inference.engine import Engine, Model, name_model
 from vitrail.model.base import ImageModel
@@ -210,7 +210,8 @@ def compare_models(
                 engine = open_model(model, options, on_message=send_messages(listener))
                 _require_same_measure(rows, engine, kinds)
                 try:
-                    source, part = open_data_for(engine, data, split, labels)
+                    source, part = open_scored_part(read_as_task(data, engine.task, labels), split)
+                    require_same_task(engine.task, source.task)
                 except DataError as error:
                     unopened.append(error)
                     raise

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import vitrail
-from vitrail.data.open import Data, add_labels_from, add_task, choose_test_split, list_splits, name_data, open_data
+from vitrail.data.open import Data, add_labels_from, choose_test_split, list_splits, name_data, open_data
 from vitrail.data.sources.source import Source, compute_fingerprint
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.figures import draw_report, draw_task_report
@@ -23,7 +23,7 @@ from vitrail.evaluation.labels import LabelMap, match_classes, read_label_map
 from vitrail.evaluation.predictions import PredictionTable, predict_all, select_known_images
 from vitrail.evaluation.real import count_real_hits, read_real_labels
 from vitrail.evaluation.report import EvaluationReport, RealAccuracy, make_report
-from vitrail.evaluation.score_task import open_task_data, require_same_task, score_task
+from vitrail.evaluation.score_task import read_as_task, require_same_task, score_task
 from vitrail.evaluation.task_report import TaskReport
 from vitrail.inference import class_names
 from vitrail.inference.batches import InferenceOptions, open_model, single_rank
@@ -102,7 +102,9 @@ def evaluate(
         engine = open_model(model, options, ranks, on_message=send_messages(listener))
         if engine.num_classes and engine.task.kind != "labels":
             _refuse_label_options(engine.task.kind, {"real": real, "mapping": mapping, "among": among or None})
-        source, part = open_data_for(engine, data, split, labels)
+        data = read_as_task(data, engine.task, labels)
+        source, part = open_scored_part(data, split)
+        require_same_task(engine.task, source.task)
         names = (name_model(model), name_data(data), part)
         place = _choose_folder(folder, names, engine.precision)
         progress = send_progress(listener, "evaluating")
@@ -222,19 +224,6 @@ def has_learned_from(engine: Engine, source: Source, data: Data) -> bool:
         return False
     whole = [] if list_splits(data) else [open_data(data)]
     return learned in {compute_fingerprint(each) for each in (source, *whole)}
-
-
-def open_data_for(
-    engine: Engine, data: Data, split: str | None, labels: str | Sequence[str] | None = None
-) -> tuple[Source, str | None]:
-    """Open the given split as the model's task reads it, else the one for testing, else everything; with its name."""
-    if engine.task.kind != "labels":
-        return open_task_data(data, engine.task, split, labels)
-    if labels is not None:
-        data = add_task(data, "labels", labels)
-    source, part = open_scored_part(data, split)
-    require_same_task(engine.task, source.task)
-    return source, part
 
 
 def open_scored_part(data: Data, split: str | None) -> tuple[Source, str | None]:

@@ -14,7 +14,7 @@ import torch
 
 import vitrail
 from vitrail.data.loader import BrokenSample
-from vitrail.data.open import Data, add_task, choose_test_split, list_splits, open_data
+from vitrail.data.open import Data, add_task
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.answered_images import AnsweredImages, answer_all
@@ -105,15 +105,12 @@ def make_task_report(
     )
 
 
-def open_task_data(
-    data: Data, task: Task, split: str | None = None, labels: str | Sequence[str] | None = None
-) -> tuple[Source, str | None]:
-    """Open the given split of data as a task reads it, else the one for testing, else everything; with its name.
+def read_as_task(data: Data, task: Task, labels: str | Sequence[str] | None = None) -> Data:
+    """Return data as a model reads it, so that whatever opens it finds the model's targets.
 
     Args:
         data: anything that `open_data` takes. A Source is open already, and must have this task.
-        task: of the model: its tags, its columns.
-        split: train, val or test.
+        task: of the model: its tags, its columns. Data for labels stays as it is.
         labels: the columns that hold the targets, if they have other names than in the training data.
 
     Raises:
@@ -124,10 +121,10 @@ def open_task_data(
         if labels is not None:
             raise ConfigError("labels: this data is open already; name its columns where it is opened")
         require_same_task(task, data.task)
-    else:
-        data = add_task(data, task, labels)
-    split = split or choose_test_split(data) or ("train" if "train" in list_splits(data) else None)
-    return open_data(data, split), split
+        return data
+    if task.kind == "labels":
+        return data if labels is None else add_task(data, "labels", labels)
+    return add_task(data, task, labels)
 
 
 def require_same_task(wanted: Task, found: Task) -> None:

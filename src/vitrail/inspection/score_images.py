@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from vitrail.data.open import Data, add_task, list_splits, open_data
+from vitrail.data.open import Data, list_splits, open_data
 from vitrail.data.sources.image_files import IMAGE_SUFFIXES
 from vitrail.data.sources.source import Source, Subset, compute_fingerprint
 from vitrail.data.task_data import TaskData
@@ -19,7 +19,7 @@ from vitrail.data.transforms.decode import open_image
 from vitrail.errors import DataError, VitrailError
 from vitrail.evaluation.evaluate import open_scored_part, score_model
 from vitrail.evaluation.labels import LabelMap, match_classes
-from vitrail.evaluation.score_task import open_task_data, require_same_task, score_task
+from vitrail.evaluation.score_task import read_as_task, require_same_task, score_task
 from vitrail.inference.batches import InferenceOptions
 from vitrail.inference.engine import Engine, open_engine
 from vitrail.inference.prepare import is_one_image
@@ -71,8 +71,8 @@ def open_labelled_images(images: Images, task: Task | None = None) -> LabelledIm
     data: Any = images
     try:
         if task is not None and task.kind != "labels":
-            data = add_task(data, task)
-            source, part = open_task_data(data, task)
+            data = read_as_task(data, task)
+            source, part = open_scored_part(data, None)
             labelled = np.arange(len(source))
         else:
             source, part = open_scored_part(data, None)
