@@ -16,7 +16,7 @@ from tagged import NAMES, tag_model, tagged_source
 import browser
 import vitrail
 from vitrail.data.open import add_task, open_data
-from vitrail.evaluation.task_report import LeftOut, TaskReport, WorstImage
+from vitrail.evaluation.task_report import TaskReport, UnusedImage, WorstImage
 from vitrail.inspection.findings import AnsweredPhoto, TaskScores
 from vitrail.inspection.page.report import SCORE_SECTIONS, TASK_SECTIONS
 from vitrail.inspection.page.task_scores import show_measures, show_tables, show_worst
@@ -47,7 +47,7 @@ def task_scores(**others) -> TaskScores:
         part=None,
         kind="numbers",
         images=40,
-        left_out=(LeftOut(3, "faces/3.jpg", "age is 'x', which is no number"),),
+        left_out=(UnusedImage(3, "faces/3.jpg", "age is 'x', which is no number"),),
         measured=measures,
         worst=(WorstImage(5, "faces/5.jpg", 9.0, "age 25", lines, {"numbers": {"age": 34.2}}),),
         worst_words="the images with the largest errors",
@@ -97,7 +97,9 @@ def test_names_from_strangers_stay_text():
     measured = TaskMeasures(
         (Measure(HOSTILE, Estimate(0.5, 0.4, 0.6), True),) * 2, {HOSTILE: [[HOSTILE, HOSTILE], [HOSTILE, 1]]}
     )
-    report = replace(scores.report, measured=measured, left_out=(LeftOut(0, HOSTILE, HOSTILE),), worst_words=HOSTILE)
+    report = replace(
+        scores.report, measured=measured, left_out=(UnusedImage(0, HOSTILE, HOSTILE),), worst_words=HOSTILE
+    )
     hostile = TaskScores(report, HOSTILE, (photo,))
     for show in TASK_SECTIONS.values():
         assert "<img src=x" not in show(hostile)

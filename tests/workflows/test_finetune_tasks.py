@@ -77,7 +77,7 @@ def test_a_head_in_seconds(kind, start, here):
     assert np.isfinite(values.values).all()
     written = json.loads((result.folder / "measures.json").read_text())
     assert written["measures"] == events[-1][1]["measures"]
-    assert "Measured on them" in (result.weights / "README.md").read_text()
+    assert "Measured on " in (result.weights / "README.md").read_text()
     assert loaded.learned_from == compute_fingerprint(source), "held-out images are learned in the end"
     assert "measured on" in repr(result)
     json.dumps(result.to_dict())
@@ -133,10 +133,10 @@ def test_a_whole_training(trained):
     assert result.evaluation["loss"] == best["loss"]
     assert result.evaluated == evaluations[0]["halves"][1]["images"]
     remark = json.loads((result.folder / "measures.json").read_text())["remark"]
-    assert remark == result.judgement.remark == "20 images were not trained on and chose nothing."
+    assert remark == result.judgement.remark == "Measured on 20 images without a part in training or choosing."
     card = (result.weights / "README.md").read_text()
     assert f"objective task, seed {result.config.run.seed}" in card
-    assert "Measured on them" in card
+    assert "Measured on " in card
 
 
 def test_the_measures_are_those_of_the_saved_model(trained):

@@ -46,14 +46,14 @@ def describe_task_result(
     result: TaskResult, report: dict[str, Any], data: str, model: str, options: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield the measures, the first rows of the tables, the files and the next commands."""
-    from vitrail.workflows.task_measures import format_estimate
+    from vitrail.workflows.task_measures import describe_estimate
 
     judged = result.judgement
     if judged is None:
         yield "no images were left to measure the model on"
     else:
         for measure in judged.measures.measures:
-            yield f"{measure.name}: {format_estimate(measure)}"
+            yield f"{measure.name}: {describe_estimate(measure)}"
         yield f"measured: {judged.remark}"
         for title, rows in result.tables().items():
             yield from _describe_rows(title, [[str(cell) for cell in row] for row in rows])

@@ -36,6 +36,8 @@ from vitrail.system.ranks import Ranks, join_ranks
 
 TIMEOUT = 1800.0
 """Seconds that a rank waits for the others."""
+HELD_OUT_SHARES = (0.1, 0.2)
+"""The shares that trainings hold out of data without splits, unless a setting says otherwise."""
 AUTO = "auto"
 """As a folder: one in ./runs that is named after the data and the model."""
 
@@ -222,8 +224,13 @@ def has_learned_from(engine: Engine, source: Source, data: Data) -> bool:
     learned = getattr(getattr(engine, "model", None), "learned_from", None)  # an exported file does not tell
     if learned is None:
         return False
-    whole = [] if list_splits(data) else [open_data(data)]
-    return learned in {compute_fingerprint(each) for each in (source, *whole)}
+    known = [source]
+    if not list_splits(data):
+        whole = open_data(data)
+        known.append(whole)
+        if len(source) == len(whole):  # it holds what a training takes of it by default
+            known += [open_data(data, "train", share) for share in HELD_OUT_SHARES]
+    return learned in map(compute_fingerprint, known)
 
 
 def open_scored_part(data: Data, split: str | None) -> tuple[Source, str | None]:

@@ -20,7 +20,7 @@ from vitrail.evaluation.predictions import select_known_images
 from vitrail.inference.batches import InferenceOptions, open_model, run_batches
 from vitrail.inference.engine import Engine, Model, to_probabilities
 from vitrail.reliability.record import Reliability
-from vitrail.reliability.sets import LEAST_IMAGES, LabelSets, choose_threshold, measure_beliefs
+from vitrail.reliability.sets import LEAST_IMAGES, LabelSets, find_least_belief, measure_beliefs
 from vitrail.reliability.unknown import LEAST_IMAGES as LEAST_KNOWN
 from vitrail.reliability.unknown import ScoreKind, UnknownScore, measure_auroc
 from vitrail.system.events import Progress
@@ -222,7 +222,7 @@ def check_sets(probabilities: Array, is_right: Array, coverage: float, splits: i
     for _ in range(splits):
         order = rng.permutation(len(beliefs))
         fitted, tested = order[:half], order[half:]
-        threshold = choose_threshold(np.sort(of_right[fitted]), coverage)
+        threshold = find_least_belief(np.sort(of_right[fitted]), coverage)
         sizes = (beliefs[tested] >= threshold).sum(axis=1)
         rows.append(((of_right[tested] >= threshold).mean(), sizes.mean(), (sizes == 1).mean()))
     reached, size, alone = np.mean(rows, axis=0).tolist()

@@ -18,7 +18,7 @@ from vitrail.data.open import Data, add_task
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.answered_images import AnsweredImages, answer_all
-from vitrail.evaluation.task_report import LeftOut, TaskReport, WorstImage
+from vitrail.evaluation.task_report import TaskReport, UnusedImage, WorstImage
 from vitrail.inference.batches import InferenceOptions, open_model, single_rank
 from vitrail.inference.engine import Engine, Model
 from vitrail.system.device import device_name
@@ -97,7 +97,7 @@ def make_task_report(
         part=names[2],
         kind=task.kind,
         images=len(answered),
-        left_out=tuple(LeftOut(each.index, each.name, each.reason) for each in answered.broken),
+        left_out=tuple(UnusedImage(each.index, each.name, each.reason) for each in answered.broken),
         measured=task.measure(answered.values, answered.targets),
         worst=list_worst(task, answered, source),
         worst_words=task.worst_words,
@@ -133,8 +133,9 @@ def require_same_task(wanted: Task, found: Task) -> None:
         raise DataError(
             f"the model answers with {wanted.kind}, and the data has {found.kind}: give data with {wanted.kind}"
         )
-    if wanted.kind != "labels" and found.output_names != wanted.output_names:
-        ours, theirs = (_list_names(task.output_names) for task in (wanted, found))
+    names = [(task.output_names, task.value_names) for task in (wanted, found)]
+    if wanted.kind != "labels" and names[0] != names[1]:
+        ours, theirs = (_list_names(task.value_names) for task in (wanted, found))
         raise DataError(
             f"the model's {wanted.kind} are {ours}, and the data's are {theirs}: give data with the model's, in the "
             "same order"

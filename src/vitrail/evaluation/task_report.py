@@ -41,7 +41,7 @@ class WorstImage:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class UnusedImage:
     """An image that could not be used: it cannot be read, or its row in the table is no target."""
 
     index: int
@@ -60,7 +60,7 @@ class TaskReport(Result):
     """The task: tags, numbers, levels or attributes."""
     images: int
     """Images that were scored."""
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[UnusedImage, ...]
     """Images that could not be used, and why."""
     measured: TaskMeasures
     """The measures with their intervals, the most important first, and tables."""

@@ -77,7 +77,7 @@ class ExportedEngine(Engine):
             found = read_reliability(
                 json.loads(metadata["reliability"]), self.num_classes, isinstance(self.task, Labels)
             )
-        except (ValueError, TypeError) as error:  # a ConfigError is a ValueError
+        except (ValueError, TypeError, RecursionError) as error:  # a ConfigError is a ValueError
             raise WeightsError(f"{self.path} has a record of reliability that cannot be read: {error}") from None
         if found.unknown is not None and found.unknown.needs_embeddings and self._embedding_size is None:
             raise WeightsError(f"{self.path} tells unknown images by representations, and gives none")
@@ -89,7 +89,7 @@ class ExportedEngine(Engine):
             return Labels(names=self.labels)
         try:
             task = read_task(json.loads(metadata["task"]))
-        except (ValueError, AttributeError) as error:  # a ConfigError is a ValueError
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:  # a ConfigError is a ValueError
             raise WeightsError(f"{self.path} has a task that cannot be read: {error}") from None
         if len(task.output_names) != self.num_classes:
             raise WeightsError(f"{self.path} has {self.num_classes} outputs and its task {len(task.output_names)}")

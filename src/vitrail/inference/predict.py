@@ -208,10 +208,10 @@ def predict(
         if unknown:
             images_found |= {"tells_unknown": True}
         listener("images", images_found)
-        return _predict_all(predictor, found, _Wanted(top, coverage, unknown, bool(embed)), path, listener)
+        return _predict_all(predictor, found, _PredictOptions(top, coverage, unknown, bool(embed)), path, listener)
 
 
-class _Wanted(NamedTuple):
+class _PredictOptions(NamedTuple):
     """What is asked of each image."""
 
     top: int
@@ -221,7 +221,7 @@ class _Wanted(NamedTuple):
 
 
 def _predict_all(
-    predictor: Predictor, found: Sequence[FoundImage], wanted: _Wanted, path: Path | None, listener: OnEvent
+    predictor: Predictor, found: Sequence[FoundImage], wanted: _PredictOptions, path: Path | None, listener: OnEvent
 ) -> PredictionResult:
     """Predict the images that were found; tell of each, and add its embedding to the file or to the result."""
     started, predictions, kept = time.perf_counter(), list[FilePrediction](), list[FloatArray]()
@@ -253,7 +253,7 @@ def _open_table(path: Path | None, kept: list[FloatArray]) -> AbstractContextMan
     return nullcontext(lambda name, embedding: kept.append(embedding)) if path is None else write_embeddings(path)
 
 
-def _answer_image(predictor: Predictor, prediction: Prediction, name: str, wanted: _Wanted) -> FilePrediction:
+def _answer_image(predictor: Predictor, prediction: Prediction, name: str, wanted: _PredictOptions) -> FilePrediction:
     if prediction.error is not None:
         return FilePrediction(name, error=str(prediction.error))
     values, familiarity = prediction.values, prediction.familiarity

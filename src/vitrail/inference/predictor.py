@@ -275,9 +275,9 @@ class Predictor:
         self.engine.check_request(probabilities, embeddings)
         if familiarity:
             require_unknown(self.engine.reliability)
-        return self._predict_ahead(images, _Wanted(probabilities, embeddings, familiarity))
+        return self._predict_ahead(images, _ComputedParts(probabilities, embeddings, familiarity))
 
-    def _predict_ahead(self, images: Iterable[OneImage], wanted: _Wanted) -> Generator[Prediction, None, None]:
+    def _predict_ahead(self, images: Iterable[OneImage], wanted: _ComputedParts) -> Generator[Prediction, None, None]:
         remaining, done = iter(images), 0
         ahead: deque[tuple[str, Future[Tensor | VitrailError]]] = deque()
         pool = ThreadPoolExecutor(min(resolve_worker_count(None), MOST_THREADS), thread_name_prefix="vitrail-decode")
@@ -303,7 +303,7 @@ class Predictor:
         self, images: OneImage | Iterable[OneImage], *, values: bool, embeddings: bool, familiarity: bool = False
     ) -> Generator[Prediction, None, None]:
         """Predict one image or many; raise an error with number and name for the first image that cannot be used."""
-        wanted = _Wanted(values, embeddings, familiarity)
+        wanted = _ComputedParts(values, embeddings, familiarity)
         if is_one_image(images):  # without threads: they take a while to start
             name, prepared = describe_image(images), self._prepare_image(images)
             (prediction,) = self._predict_batch(0, [name], [prepared], wanted)
@@ -329,7 +329,7 @@ class Predictor:
         first: int,
         names: Sequence[str],
         prepared: Sequence[Tensor | VitrailError],
-        wanted: _Wanted,
+        wanted: _ComputedParts,
     ) -> list[Prediction]:
         """Predict one batch of prepared images. `first` is the index of its first image."""
         usable = [pixels for pixels in prepared if isinstance(pixels, Tensor)]
@@ -342,7 +342,7 @@ class Predictor:
         ]
 
     def _compute(
-        self, pixels: Tensor, wanted: _Wanted
+        self, pixels: Tensor, wanted: _ComputedParts
     ) -> Iterator[tuple[FloatArray | None, FloatArray | None, Familiarity | None]]:
         """Turn pixels, (B, C, height, width) uint8, into values, embedding and familiarity of each image."""
         nothing = [None] * len(pixels)
@@ -368,7 +368,7 @@ class Predictor:
             return detach_error(error)
 
 
-class _Wanted(NamedTuple):
+class _ComputedParts(NamedTuple):
     """What to compute for each image."""
 
     values: bool

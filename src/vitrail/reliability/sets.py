@@ -63,7 +63,7 @@ class LabelSets(Config):
 
     def find_threshold(self, coverage: float) -> float:
         """Return the least belief that a label needs to be in a set."""
-        return choose_threshold(self.beliefs.values, coverage)
+        return find_least_belief(self.beliefs.values, coverage)
 
     def select(self, probabilities: Array, coverage: float) -> NDArray[np.bool_]:
         """(B, K) probabilities → (B, K) bool: the labels of each set. No set is empty."""
@@ -91,7 +91,7 @@ def measure_beliefs(probabilities: Array) -> Array:
     return beliefs
 
 
-def choose_threshold(beliefs: Array, coverage: float) -> float:
+def find_least_belief(beliefs: Array, coverage: float) -> float:
     """Return the least belief that a label needs to be in a set, from the (N,) ascending beliefs in right labels.
 
     With k = ⌊(N + 1) · (1 − coverage)⌋ it is the k-th smallest of the N beliefs, and 0 if k is 0. The right label of a

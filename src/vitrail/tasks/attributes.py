@@ -101,7 +101,7 @@ class Attributes(Task):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        return tuple(f"{name}: {value}" for name, each in zip(self.names, self.values, strict=True) for value in each)
+        return tuple(f"{name}: {value}" for name, each in zip(self.names, self.values, strict=False) for value in each)
 
     def compute_losses(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         columns = zip(self.parts, targets[ATTRIBUTES].unbind(dim=1), strict=True)

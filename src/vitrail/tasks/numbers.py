@@ -27,6 +27,7 @@ from vitrail.tasks.task import AnswerLine, Array, Cell, Measure, Targets, Task, 
 
 NUMBERS = "numbers"
 """The name of the target: (N, C) float32 in units of the data, NaN if it is not known."""
+FENCES = 3
 SAME = 0.1
 """Two answers agree if they differ by less than this share of a standard deviation."""
 
@@ -59,6 +60,7 @@ class Numbers(Task):
             if not len(numbers):
                 raise DataError(f"the column {column} has no number in any row")
             are_constant.append(bool(numbers.min() == numbers.max()) or float(numbers.std()) < 1 / LARGEST)
+            numbers = clip_outliers(numbers)
             means.append(float(numbers.mean()))
             deviations.append(1.0 if are_constant[-1] else float(numbers.std()))
         if all(are_constant):
@@ -157,6 +159,17 @@ class Numbers(Task):
     def compare(self, expected: Array, found: Array) -> float:
         """Return the share of images all of whose numbers differ by less than a tenth of a standard deviation."""
         return float((np.abs(expected - found) < SAME * np.asarray(self.deviations)).all(axis=1).mean())
+
+
+def clip_outliers(numbers: Array) -> Array:
+    """Return numbers with those beyond the fences moved onto them, so that a cell typed wrongly sets no scale.
+
+    The fences lie three times the distance of the quartiles beyond these.
+    """
+    low, high = np.quantile(numbers, [0.25, 0.75])
+    reach = FENCES * (high - low)
+    clipped: Array = np.clip(numbers, low - reach, high + reach) if reach > 0 else numbers
+    return clipped
 
 
 def format_number(number: float, deviation: float) -> str:

@@ -43,8 +43,12 @@ class AveragePrecision:
 
     def compute_mean(self, rows: NDArray[np.int64]) -> float:
         """Return the mean over the tags that some of these images have."""
-        each = self.compute(rows)
-        return float(np.nanmean(each)) if np.isfinite(each).any() else float("nan")
+        return average_known(self.compute(rows))
+
+
+def average_known(each: Array) -> float:
+    """Return the mean of the numbers that are known; NaN if none is."""
+    return float(np.nanmean(each)) if np.isfinite(each).any() else float("nan")
 
 
 def compute_f1(truth: Array, decided: Array) -> Array:

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
 from vitrail.errors import DataError, did_you_mean
 from vitrail.tasks.cells import SEPARATOR, read_good_cells, read_yes_or_no, split_tags
 from vitrail.tasks.draw_measures import draw_share_bars
-from vitrail.tasks.tag_metrics import AveragePrecision, choose_threshold, compute_f1
+from vitrail.tasks.tag_metrics import AveragePrecision, average_known, choose_threshold, compute_f1
 from vitrail.tasks.task import (
     AnswerLine,
     Array,
@@ -44,7 +44,7 @@ class Tags(Task):
     """The tags, in the order of the outputs."""
     column: str | None = None
     """The column that lists an image's tags; None if each tag has a column of 0 and 1 with its name."""
-    thresholds: tuple[float, ...] = ()
+    thresholds: tuple[Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)], ...] = ()
     """From which probability on an image has each tag; 0.5 for all if empty."""
     worst_words: ClassVar[str] = "the images with the surest wrong tag"
 
@@ -130,7 +130,7 @@ class Tags(Task):
         draws = choose_draws(values.size)
         metrics = {
             "mAP": precisions.compute_mean,
-            "macro F1": lambda rows: float(np.nanmean(compute_f1(truth[rows], decided[rows]))),
+            "macro F1": lambda rows: average_known(compute_f1(truth[rows], decided[rows])),
             "micro F1": lambda rows: float(compute_f1(truth[rows].reshape(-1, 1), decided[rows].reshape(-1, 1))[0]),
         }
         measures = [

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import model_validator
 from torch import Tensor
 
 from vitrail.config import Config
@@ -79,6 +80,13 @@ class Task(Config):
     kind: str
     choosing_metric: ClassVar[str] = "loss"
     """The sum in `count` that decides which of two evaluations is better: "accuracy", or the lower "loss"."""
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        for names in (self.output_names, self.value_names):
+            if self.kind != "labels" and (not names or len(set(names)) < len(names)):
+                raise ValueError(f"the {self.kind} are {', '.join(names) or 'none'}: give one or more different names")
+        return self
 
     # What a target looks like
 

@@ -17,7 +17,7 @@ from vitrail.training.config import RunConfig
 from vitrail.training.result import CURVES_FILE, describe_accuracy
 from vitrail.training.sweep import Trial
 from vitrail.workflows.suspects import Suspect
-from vitrail.workflows.task_measures import TaskJudgement, format_estimate
+from vitrail.workflows.task_measures import TaskJudgement, describe_estimate
 
 MISLABELLED_FILE = "mislabelled.csv"
 """The file, in the folder of a quick head, that lists all suspects."""
@@ -119,7 +119,7 @@ class TaskResult(FinetuneResult):
         if self.judgement is None:
             rows.append(("measures", "not measured"))
         else:
-            rows += [(each.name, format_estimate(each)) for each in self.judgement.measures.measures]
+            rows += [(each.name, describe_estimate(each)) for each in self.judgement.measures.measures]
             rows.append(("measured on", self.judgement.remark))
         return [*rows, *(row for row in super().summary() if row[0] != "accuracy")]
 

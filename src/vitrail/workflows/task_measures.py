@@ -75,8 +75,8 @@ class TaskJudgement:
 
     def describe(self) -> str:
         """Return what the model card says."""
-        measured = ", ".join(f"{each.name} {format_estimate(each)}" for each in self.measures.measures)
-        return f"{self.remark} Measured on them: {measured}."
+        measured = ", ".join(f"{each.name} {describe_estimate(each)}" for each in self.measures.measures)
+        return f"{self.remark} {measured}."
 
     def write(self, folder: Path) -> None:
         """Write the measures as JSON."""
@@ -95,7 +95,7 @@ def describe_judgement(judgement: TaskJudgement) -> dict[str, Any]:
     }
 
 
-def format_estimate(measure: Measure) -> str:
+def describe_estimate(measure: Measure) -> str:
     """Return the value of a measure with its interval as text."""
     estimate, form = measure.estimate, "{:.1%}" if measure.is_share else "{:.4g}"
     if not isinstance(estimate, Estimate) or estimate.value != estimate.value:
@@ -114,10 +114,12 @@ def choose_judging_images(config: RunConfig, evaluation: Source | None, test: So
     """
     parts = divide_validation(config, evaluation)
     if test is not None:
-        remark = f"The {format_count(len(test), 'image')} of the test split chose nothing."
+        remark = (
+            f"Measured on {format_count(len(test), 'image')} of the test split, without a part in training or choosing."
+        )
         return JudgingImages(evaluation, test, remark)
     if len(parts) > 1:
-        remark = f"{format_count(len(parts[1]), 'image')} were not trained on and chose nothing."
+        remark = f"Measured on {format_count(len(parts[1]), 'image')} without a part in training or choosing."
         return JudgingImages(parts[0], parts[1], remark)
     remark = "The images were not trained on, but chose the weights: the measures may flatter."
     return JudgingImages(evaluation, evaluation, remark, flatters=True)

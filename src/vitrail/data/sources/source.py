@@ -37,6 +37,7 @@ SPLITS = {
 MOST_LABELS = 10_000_000
 """Labels count from 0 and stay below this: larger numbers are not labels, but names of something."""
 FINGERPRINT_SAMPLES = 1000
+GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
 class Sample(NamedTuple):
@@ -217,12 +218,17 @@ def _describe_target(source: Source, index: int) -> str:
 def hold_out(source: Source, share: float, seed: int) -> tuple[Subset, Subset]:
     """Split a source into the rest and a held-out part of about `share` of each class.
 
-    A class with two or more images has at least one in each part. The choice depends only on the seed and the names of
-    the images: it is the same on every machine, and an added image hardly changes it.
+    A class with two or more images has at least one in each part. Other tasks than labels have strata of any size, such
+    as a single image with its own tag: the share is taken evenly over all of these. The choice depends only on the seed
+    and the names of the images: it is the same on every machine, and an added image hardly changes it.
     """
     if not 0 < share < 1:
         raise ConfigError(f"holdout = {share}: give a share between 0 and 1")
     order, starts, sizes = order_within_strata(source, seed)
+    if source.task.kind != "labels":
+        count = min(max(round(len(source) * share), 1), len(source) - 1) if len(source) > 1 else 0
+        out = _mark_evenly(order, count)
+        return Subset(source, np.flatnonzero(~out)), Subset(source, np.flatnonzero(out))
     taken = np.where(sizes > 1, np.clip(np.round(sizes * share), 1, sizes - 1), 0).astype(np.int64)
     out = _mark_first(order, starts, sizes, taken)
     return Subset(source, np.flatnonzero(~out)), Subset(source, np.flatnonzero(out))
@@ -240,13 +246,13 @@ def take_share(source: Source, share: float, seed: int) -> Subset:
     if not 0 < share <= 1:
         raise ConfigError(f"share = {share}: give a share above 0, and at most 1")
     order, starts, sizes = order_within_strata(source, seed, purpose="share")
+    if source.task.kind != "labels":
+        return Subset(source, np.flatnonzero(_mark_evenly(order, max(round(len(source) * share), 1))))
     taken = np.floor(sizes * share + 0.5).astype(np.int64)
     if not taken.all():
         smallest = int(sizes.argmin())
         label = int(source.strata(int(order[starts[smallest]]), int(order[starts[smallest]]) + 1)[0])
-        is_class = source.task.kind == "labels" and label >= 0
-        others = "a group of similar images" if label >= 0 else "the images without a label"
-        group = f"class {name_class(source, label)!r}" if is_class else others
+        group = "the images without a label" if label < 0 else f"class {name_class(source, label)!r}"
         least = math.ceil(500_000 / sizes[smallest]) / 1_000_000  # so that it rounds to one image
         raise ConfigError(
             f"share = {share:g} leaves no image of {group}, which has {sizes[smallest]} to train on: give {least:g} or "
@@ -288,6 +294,17 @@ def _mark_first(order: Indices, starts: Indices, sizes: Indices, taken: Indices)
     rank = np.arange(len(order)) - np.repeat(starts, sizes)
     marks = np.zeros(len(order), dtype=bool)
     marks[order] = rank < np.repeat(taken, sizes)
+    return marks
+
+
+def _mark_evenly(order: Indices, count: int) -> NDArray[np.bool_]:
+    """Mark `count` samples that lie evenly in the order; those of a smaller count are among those of a larger one.
+
+    Places are taken by the golden ratio: the first places of this sequence are spread evenly, however many there are.
+    """
+    places = (np.arange(len(order)) * GOLDEN_RATIO) % 1
+    marks = np.zeros(len(order), dtype=bool)
+    marks[order[np.argsort(places, kind="stable")[:count]]] = True
     return marks
 
 
