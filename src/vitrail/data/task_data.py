@@ -141,7 +141,7 @@ def _find_task(data: TaskData, table: RowTable) -> Task | None:
 
 
 def _mark_rows_without_split(table: RowTable) -> list[tuple[str, str]]:
-    """Return (our name, their name) of each split; rows of none cannot be used and teach nothing, if others have one."""
+    """Return (our name, their name) of each split; if there are any, rows of none are bad and teach nothing."""
     splits = table.splits or []
     matches = match_splits({split for split in splits if split})
     known = {theirs for _, theirs in matches}

@@ -17,10 +17,11 @@ def find_misspelt(counts: Mapping[str, int]) -> dict[str, str]:
     """Return for each name that is probably misspelt the more frequent one that was probably meant.
 
     Args:
-        counts: how often each name occurs. A name that differs from another by its case, or by spaces, hyphens
-            and underscores between letters alone, is misspelt if it is rarer. One that differs by a letter (one more, one less, another, or two swapped) is
-            misspelt if it is at least 10 times rarer and has four letters or more. Names that differ by a digit or by
-            other punctuation, such as room1 and room2 or C and C++, are not misspelt, and neither are numbers.
+        counts: how often each name occurs. A name that differs from another by its case, or by spaces, hyphens and
+            underscores between letters alone, is misspelt if it is rarer. One that differs by a letter (one more, one
+            less, another, or two swapped) is misspelt if it is at least 10 times rarer and has four letters or more.
+            Names that differ by a digit or by other punctuation, such as room1 and room2 or C and C++, are not
+            misspelt, and neither are numbers.
     """
     by_trace: dict[str, list[str]] = {}
     for name, count in counts.items():
