@@ -128,6 +128,43 @@ def test_class_folders_have_no_table(tmp_path):
         open_data(add_task(folder, "tags"))
 
 
+@pytest.mark.parametrize("inner", ["", "train"])
+def test_records_beside_class_folders_are_no_table(tmp_path, inner):
+    make_folder(tmp_path / inner, {"ant": 2, "bee": 2})
+    for record in ({"step": 1}, {"file_name": f"{inner or '.'}/ant/0000.png", "tags": ["a caption"]}):
+        (tmp_path / "log.jsonl").write_text(json.dumps(record))
+        assert recognise_data(tmp_path) == tmp_path
+        assert recognise_task(tmp_path).names == ("ant", "bee")
+
+
+@pytest.mark.parametrize("folder", ["images", "pictures", "train"])
+def test_records_beside_a_folder_of_images_are_a_table(tmp_path, folder):
+    make_folder(tmp_path, {folder: 2})
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"image": f"{folder}/0000.png", "tags": ["a", "b"]}))
+    assert recognise_task(tmp_path).names == ("a", "b")
+
+
+@pytest.mark.parametrize(("stray", "kind"), [("a|b", "tags"), ('"[""a""]"', "tags"), ("3.5", "numbers")])
+def test_a_stray_cell_does_not_make_labels_another_task(tmp_path, stray, kind):
+    for count, expected in ((1, "labels"), (2, kind)):
+        rows = [f"{i}.png,{stray if i < count else i % 3}" for i in range(20)]
+        path = write_csv(tmp_path, "image,label", rows, 1)
+        assert recognise_task(path).kind == expected
+        assert (recognise_data(path) == path) == (expected == "labels")
+        pairs = [(picture(0), row.partition(",")[2].strip('"').replace('""', '"')) for row in rows]
+        assert recognise_task(pairs).kind == expected
+    write_csv(tmp_path, "image,word", ["0.png,a|b", *[f"{i}.png,a" for i in range(20)]])
+    assert recognise_task(path).kind == "tags"  # of a column with another name, a list says enough
+
+
+@pytest.mark.parametrize("cells", [[" b", "a ", "b"], [0.0, 1.0, 0], [10, 9.0, "9 "]])
+def test_label_names_are_those_that_rows_are_looked_up_by(cells):
+    source = open_data(add_task([(picture(0), {"kind": cell}) for cell in cells], "labels", "kind"))
+    assert not source.broken_rows
+    assert len(source.classes) == 2
+    assert source.classes[0] == min(source.classes, key=lambda name: int(name) if name.isdecimal() else 0) != "b"
+
+
 def test_labels_from_a_column_of_ones_choice(tmp_path):
     """Ordinary classification of another column, whose classes are those of all splits."""
     rows = [f"{i}.png,{'rgb'[i % 3]},{'train' if i < 6 else 'test'}" for i in range(9)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 from pathlib import Path
 
@@ -19,8 +20,9 @@ from vitrail.data.tables import row_table, text_tables
 from vitrail.data.tables.listed_rows import to_cell
 from vitrail.data.tables.recognise import inspect_column
 from vitrail.data.tables.text_tables import read_text_table
-from vitrail.data.task_data import open_annotated, recognise_task
+from vitrail.data.task_data import open_annotated, recognise_data, recognise_task
 from vitrail.errors import DataError
+from vitrail.tasks.cells import read_number, split_tags
 
 ANY_FOLDER = settings(
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -148,9 +150,9 @@ def test_splits_of_rows(tmp_path):
     data = add_task(path, "tags")
     assert list_splits(data) == ("train", "val")
     assert [len(open_data(data, split)) for split in ("train", "val")] == [3, 1]  # the broken row is of the first
-    path = write_csv(tmp_path, "image,tags,split", ["0.png,a,train", "1.png,b,other"])
+    path = write_csv(tmp_path, "image,label,split", ["0.png,a,train", "1.png,b,other"])
     with pytest.raises(DataError, match="'other', of no split"):
-        list_splits(add_task(path, "tags"))
+        list_splits(path)
 
 
 def test_paths_are_relative_to_the_table(tmp_path, monkeypatch):
@@ -175,6 +177,57 @@ def test_a_changed_table_is_read_again(tmp_path):
 def test_targets_of_a_program_become_plain_values():
     cell = to_cell({"a": np.float32(1.5), "b": np.array([1, 2]), "c": {"y", "x"}, 4: (np.str_("z"), None)})
     assert json.dumps(cell) == '{"a": 1.5, "b": [1, 2], "c": ["x", "y"], "4": ["z", null]}'
+
+
+def test_spaces_around_names_of_columns_and_splits(tmp_path):
+    path = write_csv(tmp_path, " image, label , split", ["0.png,a,train ", "1.png,b, val"], 2)
+    data = recognise_data(path)
+    assert data.task.names == ("a", "b")
+    assert list_splits(data) == ("train", "val")
+    write_csv(tmp_path, "image,tags, tags", ["0.png,a,b"])
+    with pytest.raises(DataError, match="two columns 'tags'"):
+        recognise_task(path)
+
+
+def test_rows_without_a_split_are_bad(tmp_path):
+    rows = ["0.png,a,train", "1.png,b,", "2.png,c,extra", "3.png,a|d,val"]
+    path = write_csv(tmp_path, "image,tags,split", rows, 4)
+    assert read_bad_rows(path, task="tags") == {
+        1: "rows.csv, line 3: there is no split, and other rows have one: write train or val or test",
+        2: "rows.csv, line 4: the split is 'extra': write train or val or test",
+    }
+    data = add_task(path, "tags")
+    assert recognise_task(data).names == ("a", "d")
+    assert [len(open_data(data, split)) for split in list_splits(data)] == [3, 1]
+    write_csv(tmp_path, "image,tags,split", ["0.png,a|b,one", "1.png,b,two"])
+    assert list_splits(data) == ()
+
+
+@pytest.mark.parametrize(
+    ("rows", "error"),
+    [
+        (['1.png,"a', "2.png,b", "3.png,c"], "line 3: a quote that begins here is not closed"),
+        (['1.png,"a', "2.png,b", '3.png,"c"'], "line 3: a quote that begins here is not closed"),
+        (['1.png,"a', *["2.png,b"] * 100, '3.png,c"'], "line 3: a quote that begins here goes on for more than 100"),
+        (['1.png,"a', *["2.png," + "b" * 1000] * 200], "line 3: a quote that begins here is not closed"),
+        (['1.png,"a"b'], "line 3: "),
+    ],
+)
+def test_a_stray_quote_swallows_no_rows(tmp_path, rows, error):
+    path = write_csv(tmp_path, "image,tags", ["0.png,a|b", *rows])
+    with pytest.raises(DataError, match=rf"rows\.csv, {error}"):
+        recognise_task(path)
+
+
+@pytest.mark.parametrize("cell", [math.nan, None, " ", [], [" ", math.nan], "|"])
+def test_nothing_is_no_tag(cell):
+    assert split_tags(cell) == []
+
+
+def test_numbers_have_no_underscores():
+    assert read_number("x", "1000") == 1000
+    with pytest.raises(DataError, match="'1_000', which is no number"):
+        read_number("x", "1_000")
 
 
 @ANY_FOLDER

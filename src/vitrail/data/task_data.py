@@ -9,18 +9,18 @@ JSON beside the images of tar shards, or a list of (image, target) in Python.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitrail.data.locate import match_all_splits
+from vitrail.data.locate import match_splits
 from vitrail.data.order import Indices
 from vitrail.data.sources.annotated import LABELS, AnnotatedSource
 from vitrail.data.sources.folder import FileSource, check_base
-from vitrail.data.sources.source import Source, Subset
+from vitrail.data.sources.source import SPLITS, Source, Subset
 from vitrail.data.tables.open_table import read_table, stamp_table
 from vitrail.data.tables.recognise import ColumnGuide, fit_columns, learn_task
 from vitrail.data.tables.row_table import RowTable
@@ -115,6 +115,7 @@ def _build(data: TaskData) -> tuple[AnnotatedSource, dict[str, Indices]] | None:
         return None
     if any(column not in table.columns for column in keep):
         table = read_table(data.data, (), labels_only=False) or table  # with all columns, so that the error names them
+    matches = _mark_rows_without_split(table)
     if (task := _find_task(data, table)) is None:
         return None
     images = table.open_images()
@@ -124,7 +125,7 @@ def _build(data: TaskData) -> tuple[AnnotatedSource, dict[str, Indices]] | None:
     if len(source.broken_rows) == len(source):
         reasons = "\n".join(f"  {reason}" for reason in list(source.broken_rows.values())[:REASONS_SHOWN])
         raise DataError(f"{table.title}: no row can be used\n{reasons}")
-    return source, _divide(table)
+    return source, _divide(table, matches)
 
 
 def _find_task(data: TaskData, table: RowTable) -> Task | None:
@@ -139,13 +140,24 @@ def _find_task(data: TaskData, table: RowTable) -> Task | None:
     return learn_task(table, kind, columns)
 
 
-def _divide(table: RowTable) -> dict[str, Indices]:
+def _mark_rows_without_split(table: RowTable) -> list[tuple[str, str]]:
+    """Return (our name, their name) of each split; if there are any, rows of none are bad and teach nothing."""
+    splits = table.splits or []
+    matches = match_splits({split for split in splits if split})
+    known = {theirs for _, theirs in matches}
+    for index, split in enumerate(splits if known else []):
+        if split in known or index in table.problems:
+            continue
+        problem = f"the split is {split[:50]!r}" if split else "there is no split, and other rows have one"
+        table.problems[index] = f"{problem}: write {' or '.join(SPLITS)}"
+        for cells in table.columns.values():
+            cells[index] = None
+    return matches
+
+
+def _divide(table: RowTable, matches: Sequence[tuple[str, str]]) -> dict[str, Indices]:
     """Return the rows of each split. Rows that do not tell theirs, for they are broken, are of the first."""
-    if table.splits is None:
-        return {}
-    known = {split for index, split in enumerate(table.splits) if split is not None or index not in table.problems}
-    matches = match_all_splits(table.title, {split or "" for split in known})
-    if not matches:
+    if table.splits is None or not matches:
         return {}
     ours = {theirs: place for place, (_, theirs) in enumerate(matches)}
     numbers = np.fromiter((ours.get(split or "", 0) for split in table.splits), np.int64, len(table))

@@ -54,7 +54,7 @@ def read_name(column: str, cell: Cell) -> str:
 
 def split_tags(cell: Cell) -> list[str]:
     """Return the tags of a cell such as `indoor|cat`, `["indoor", "cat"]` as a list or as JSON; none if it is empty."""
-    if cell is None:
+    if is_empty(cell):
         return []
     if isinstance(cell, str):
         text = cell.strip()
@@ -69,7 +69,7 @@ def split_tags(cell: Cell) -> list[str]:
         cell = [cell]
     if not all(isinstance(name, str | int | float) for name in cell):
         raise DataError(f"{str(cell)[:50]!r} holds something that is no tag: give names")
-    return [name for name in (str(name).strip() for name in cell) if name]
+    return [str(name).strip() for name in cell if not is_empty(name)]
 
 
 def read_yes_or_no(column: str, cell: Cell) -> bool:
@@ -81,11 +81,11 @@ def read_yes_or_no(column: str, cell: Cell) -> bool:
 
 
 def read_number(column: str, cell: Cell) -> float:
-    """Return the number in a cell, NaN if it is empty."""
+    """Return the number in a cell, NaN if it is empty. 1_000 is no number in a table, though it is one in Python."""
     if is_empty(cell):
         return math.nan
     try:
-        number = float(str(cell))
+        number = float(str(cell).replace("_", "?"))
     except ValueError:
         raise DataError(f"{column} is {str(cell)[:50]!r}, which is no number") from None
     if abs(number) > LARGEST:

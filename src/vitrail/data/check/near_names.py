@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping
 
 SHORTEST, LONGEST = 4, 100
 """Letters of names that are compared."""
 TIMES_RARER = 10
 """How many times rarer than its neighbour a name is that differs by a letter."""
-_SPACES = re.compile(r"[\W_]+")
+_SPACES = re.compile(r"(?<=[^\W\d_])[\s_-]+(?=[^\W\d_])")
 
 
 def find_misspelt(counts: Mapping[str, int]) -> dict[str, str]:
     """Return for each name that is probably misspelt the more frequent one that was probably meant.
 
     Args:
-        counts: how often each name occurs. A name that differs from another by its case or its spaces alone is
-            misspelt if it is rarer. One that differs by a letter (one more, one less, another, or two swapped) is
-            misspelt if it is at least 10 times rarer and has four letters or more. Names that differ by a digit, such
-            as room1 and room2, are not misspelt.
+        counts: how often each name occurs. A name that differs from another by its case, or by spaces, hyphens and
+            underscores between letters alone, is misspelt if it is rarer. One that differs by a letter (one more, one
+            less, another, or two swapped) is misspelt if it is at least 10 times rarer and has four letters or more.
+            Names that differ by a digit or by other punctuation, such as room1 and room2 or C and C++, are not
+            misspelt, and neither are numbers.
     """
     by_trace: dict[str, list[str]] = {}
     for name, count in counts.items():
@@ -36,8 +38,8 @@ def find_misspelt(counts: Mapping[str, int]) -> dict[str, str]:
 
 
 def _fold(name: str) -> str:
-    """Return a name without case, spaces and punctuation; a name of nothing else stays as it is."""
-    return (_SPACES.sub("", name.casefold()) or name)[:LONGEST]
+    """Return a name without case, and without spaces, hyphens and underscores between letters."""
+    return (_SPACES.sub("", name.casefold().strip()) or name)[:LONGEST]
 
 
 def _list_traces(name: str) -> Iterator[str]:
@@ -48,9 +50,11 @@ def _list_traces(name: str) -> Iterator[str]:
 
 
 def _is_misspelt(name: str, other: str, counts: Mapping[str, int]) -> bool:
+    if _is_number(name) and _is_number(other):
+        return False
     ours, theirs = _fold(name), _fold(other)
     if ours == theirs:
-        return (counts[name], name) < (counts[other], other)
+        return counts[name] < counts[other]
     if counts[name] * TIMES_RARER > counts[other] or min(len(ours), len(theirs)) < SHORTEST:
         return False
     # Equal letters at both ends leave at most one letter each, or two that are swapped.
@@ -59,4 +63,12 @@ def _is_misspelt(name: str, other: str, counts: Mapping[str, int]) -> bool:
     while ours and theirs and ours[-1] == theirs[-1]:
         ours, theirs = ours[:-1], theirs[:-1]
     is_near = max(len(ours), len(theirs)) <= 1 or (len(ours) == 2 and ours == theirs[::-1])
-    return is_near and not any(letter.isdigit() for letter in ours + theirs)
+    return is_near and all(unicodedata.category(letter)[0] in "LM" for letter in ours + theirs)
+
+
+def _is_number(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return False
+    return True

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vitrail.data.locate import group_files_by_split, list_shard_files, match_all_splits, match_splits, resolve_path
-from vitrail.data.sources.image_files import read_stat
+from vitrail.data.sources.image_files import is_image_name, list_folders, read_stat, walk_files
+from vitrail.data.sources.layout import is_part_name
+from vitrail.data.sources.source import SPLITS
 from vitrail.data.tables.listed_rows import read_listed_rows
 from vitrail.data.tables.row_table import RowTable
 from vitrail.data.tables.shard_tables import (
@@ -46,14 +49,36 @@ def read_table(data: Any, keep: tuple[str, ...], labels_only: bool) -> RowTable 
 
 
 def find_text_table(data: Any) -> Path | None:
-    """Return the file of a table in text that a name of data means: itself, or the only one in a folder."""
+    """Return the file of a table in text that a name of data means: itself, or the only one in a folder.
+
+    Records in JSON beside class folders are logs or captions of theirs: such a folder stays one of class folders.
+    """
     if not isinstance(data, str | Path) or str(data).startswith("hf:") or str(data) == "digits":
         return None
     path = resolve_path(str(data))
     if path.is_dir() and not list_shard_files(path):
         tables = sorted(path.glob("*.jsonl"))
-        return tables[0] if len(tables) == 1 else None
+        return tables[0] if len(tables) == 1 and not has_class_folders(path) else None
     return path if path.suffix.lower() in TEXT_TABLES and path.is_file() else None
+
+
+def has_class_folders(path: Path) -> bool:
+    """Return whether a folder, or the folder of a split in it, holds folders of images that are classes.
+
+    A single folder beside a table, or one called such as images, may as well hold the images of the table.
+    """
+    names = list_folders(path)
+    classes = (name for name in names if not is_part_name(name) and _holds_images(path / name))
+    splits = (name for name in names if any(name.lower() in words for words in SPLITS.values()))
+    return len(list(itertools.islice(classes, 2))) == 2 or any(_splits_classes(path / name) for name in splits)
+
+
+def _splits_classes(folder: Path) -> bool:
+    return any(not is_part_name(name) and _holds_images(folder / name) for name in list_folders(folder))
+
+
+def _holds_images(folder: Path) -> bool:
+    return any(is_image_name(Path(name).name) for name in walk_files(folder))
 
 
 def find_stored_task(data: Any) -> bool:

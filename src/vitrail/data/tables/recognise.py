@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from vitrail.data.sources.folder import LABEL_COLUMNS, sort_classes
 from vitrail.data.tables.row_table import RowTable
 from vitrail.errors import ConfigError, DataError
-from vitrail.tasks.cells import SEPARATOR, is_empty, read_number, read_yes_or_no, split_tags
+from vitrail.tasks.cells import SEPARATOR, is_empty, read_good_cells, read_name, read_number, read_yes_or_no, split_tags
 from vitrail.tasks.labels import Labels
 from vitrail.tasks.registry import find_task
 from vitrail.tasks.tags import Tags
@@ -22,6 +23,8 @@ MANY_VALUES = 20
 """A named column of whole numbers with more different ones is numbers, and not classes."""
 MOSTLY = 0.9
 """The share of filled cells that must be numbers in a column of numbers; the others are mistakes."""
+MORE_THAN_STRAY = 0.1
+"""The share of filled cells in a column of labels that must be lists, or fractions, for it to hold no labels."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,14 @@ class ColumnFacts:
     """Cells with several tags: a list, a list in JSON, or `a|b`."""
     yes_or_no: int
     numbers: int
-    has_fractions: bool
+    fractions: int
+    """Cells with a number that is not whole."""
     values: int
     """Different cells that are no lists."""
+
+    @property
+    def has_fractions(self) -> bool:
+        return self.fractions > 0
 
     @property
     def is_tags(self) -> bool:
@@ -54,6 +62,15 @@ class ColumnFacts:
         """Whether the numbers are measurements, and not the numbers of classes."""
         return self.is_numeric and self.has_fractions
 
+    def forget_stray_cells(self) -> ColumnFacts:
+        """Return the facts without lists and fractions that are too few to say that a column of labels holds none."""
+        fewest = MORE_THAN_STRAY * self.filled
+        return replace(
+            self,
+            lists=self.lists if self.lists >= fewest else 0,
+            fractions=self.fractions if self.fractions >= fewest else 0,
+        )
+
     @property
     def has_many_numbers(self) -> bool:
         return self.is_numeric and (self.has_fractions or self.values > MANY_VALUES)
@@ -64,8 +81,7 @@ def inspect_column(column: str, cells: Sequence[Cell]) -> ColumnFacts:
     lists = sum(1 for cell in cells if isinstance(cell, list | tuple))
     counts = Counter(str(cell).strip() for cell in cells if not isinstance(cell, list | tuple) and not is_empty(cell))
     filled = lists + sum(counts.values())
-    yes_or_no = numbers = 0
-    has_fractions = False
+    yes_or_no = numbers = fractions = 0
     for text, count in counts.items():
         if SEPARATOR in text or _is_json_list(text):
             lists += count
@@ -74,8 +90,8 @@ def inspect_column(column: str, cells: Sequence[Cell]) -> ColumnFacts:
         number = _read_number(column, text)
         if number is not None:
             numbers += count
-            has_fractions |= math.isfinite(number) and number != round(number)
-    return ColumnFacts(filled, lists, yes_or_no, numbers, has_fractions, len(counts))
+            fractions += count * (math.isfinite(number) and number != round(number))
+    return ColumnFacts(filled, lists, yes_or_no, numbers, fractions, len(counts))
 
 
 def _is_json_list(text: str) -> bool:
@@ -180,7 +196,8 @@ class ColumnGuide:
     def _recognise(self, columns: tuple[str, ...]) -> str:
         facts = [self.facts(column) for column in columns]
         if len(columns) == 1:
-            only, is_named = facts[0], columns[0].lower() not in LABEL_COLUMNS
+            is_named = columns[0].lower() not in LABEL_COLUMNS
+            only = facts[0] if is_named else facts[0].forget_stray_cells()
             if only.is_tags:
                 return "tags"
             return "numbers" if only.is_measured or (is_named and only.has_many_numbers) else "labels"
@@ -231,11 +248,10 @@ def learn_task(table: RowTable, kind: str, columns: Sequence[str]) -> Task:
     """Return the task of a kind that columns tell. Cells that cannot be read teach nothing; their rows are bad."""
     if kind == "tags" and len(columns) == 1 and inspect_column(columns[0], table.columns[columns[0]]).is_yes_or_no:
         return Tags(names=tuple(columns))
-    if kind == "labels":
-        cells = (cell for cell in table.columns[columns[0]] if not is_empty(cell))
-        names = {str(cell) for cell in cells if isinstance(cell, str | int | float)}
-        return Labels(names=tuple(sort_classes(names)), column=columns[0])
     try:
+        if kind == "labels":
+            names = set(read_good_cells(partial(read_name, columns[0]), table.columns[columns[0]])) - {""}
+            return Labels(names=tuple(sort_classes(names)), column=columns[0])
         return find_task(kind).learn({column: table.columns[column] for column in columns})
     except DataError as error:
         raise DataError(f"{table.title}: {error}") from None

@@ -107,6 +107,8 @@ class RowCollector:
         self.splits: list[str | None] = []
         self.lines, self.starts, self.names = array("q"), array("q", [0]), bytearray()
         self.problems: dict[int, str] = {}
+        self.is_plain = True
+        """Whether the names of the columns are as the table has them, without spaces around."""
         self._shared: dict[str, dict[str, str]] = {}
 
     def add(self, line: int, image: object, split: str | None, cells: Mapping[str, Cell], problem: str = "") -> None:
@@ -151,9 +153,8 @@ class RowCollector:
             "labels": np.full(len(self.lines), -1, np.int32),
         }
         splits = self.splits if any(split is not None for split in self.splits) else None
-        plain = (
-            [name for name in self.columns if name.lower() in LABEL_COLUMNS] if file.suffix.lower() == ".csv" else []
-        )
+        is_plain = self.is_plain and file.suffix.lower() == ".csv"
+        plain = [name for name in self.columns if name.lower() in LABEL_COLUMNS] if is_plain else []
         return RowTable(
             self.title,
             self.columns,

@@ -28,6 +28,8 @@ MOST_LINE_BYTES = 1 << 20
 """The longest line of a table in JSON."""
 MOST_JSON_BYTES = 500_000_000
 """The largest list of records in JSON; tables with a record a line may be of any size."""
+MOST_CELL_LINES = 100
+"""The most lines of a cell in quotes; one with more has surely a quote too many."""
 
 
 def read_text_table(path: Path, keep: Sequence[str] = ()) -> RowTable:
@@ -52,29 +54,42 @@ def read_text_table(path: Path, keep: Sequence[str] = ()) -> RowTable:
 
 def _collect_csv(path: Path, rows: RowCollector) -> None:
     with open_regular_file(path) as file:
-        reader = csv.reader(io.TextIOWrapper(file, newline="", encoding="utf-8-sig"))
+        reader = csv.reader(io.TextIOWrapper(file, newline="", encoding="utf-8-sig"), strict=True)
+        began = 1  # the line on which the row that is read begins
         try:
-            head = next(reader, [])
+            written = next(reader, [])
+            head = [name.strip() for name in written]
+            rows.is_plain = head == written
             _check_head(head, rows.title)
             image = _find_image_column(head, rows.title)
             columns = [(place, name) for place, name in enumerate(head) if _is_target(name, image)]
             split = head.index(SPLIT) if SPLIT in head else None
             image_place = head.index(image)
+            began = reader.line_num + 1
             for cells in reader:
+                first, began = began, reader.line_num + 1
+                if began - first > MOST_CELL_LINES and any(len(cell.splitlines()) > MOST_CELL_LINES for cell in cells):
+                    raise DataError(_explain_quote(rows.title, first, f"goes on for more than {MOST_CELL_LINES} lines"))
                 if not cells:
                     continue
                 problem = "" if len(cells) == len(head) else _explain_cells(len(cells), len(head))
                 cells += [""] * (len(head) - len(cells))
                 row: dict[str, Cell] = {} if problem else {name: cells[place] for place, name in columns}
                 # A row with a comma too many may have anything in its split.
-                part = None if split is None or problem else cells[split]
+                part = None if split is None or problem else cells[split].strip()
                 rows.add(reader.line_num, cells[image_place], part, row, problem)
         except csv.Error as error:
+            if reader.line_num > began or "unexpected end" in str(error):
+                raise DataError(_explain_quote(rows.title, began, "is not closed")) from None
             raise DataError(f"{rows.title}, line {reader.line_num}: {error}") from None
 
 
+def _explain_quote(title: str, line: int, problem: str) -> str:
+    return f'{title}, line {line}: a quote that begins here {problem}: close it, or write "" for a quote in a cell'
+
+
 def _check_head(head: Sequence[str], title: str) -> None:
-    twice = next((name for place, name in enumerate(head) if name.strip() and name in head[:place]), None)
+    twice = next((name for place, name in enumerate(head) if name and name in head[:place]), None)
     if twice is not None:
         raise DataError(f"{title} has two columns {twice!r}: rename one")
 
@@ -146,7 +161,7 @@ def _add_record(rows: RowCollector, number: int, record: Any, image: str | None)
     image = image or next((name for name in record if name.lower() in IMAGE_COLUMNS), None)
     split = record.get(SPLIT)
     cells = {name: cell for name, cell in record.items() if _is_target(name, image)}
-    rows.add(number, record.get(image) if image else None, None if split is None else str(split), cells)
+    rows.add(number, record.get(image) if image else None, None if split is None else str(split).strip(), cells)
     return image
 
 
