@@ -31,7 +31,7 @@ from typing import Any
 
 ARMS: dict[str, dict[str, Any]] = {
     "plain": {"objective.balance": "none", "data.balance": 0.0},
-    "chosen": {},
+    "finetune": {},
     "logits": {"objective.balance": "logits"},
     "logits-0.5": {"objective.balance": "logits", "objective.balance_strength": 0.5},
     "logits-1.5": {"objective.balance": "logits", "objective.balance_strength": 1.5},
@@ -41,7 +41,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "quarter-sampling-and-logits": {"objective.balance": "logits", "data.balance": 0.25},
     "half-sampling-and-logits": {"objective.balance": "logits", "data.balance": 0.5},
 }
-"""What each arm sets; "chosen" leaves it to `finetune`."""
+"""What each arm sets; "finetune" leaves it to `finetune`."""
 SETTINGS: dict[str, Any] = {
     "model.image_size": 32,
     "data.batch_size": 32,

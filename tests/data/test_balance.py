@@ -162,6 +162,8 @@ def test_the_order_of_a_source_that_is_read_in_blocks_stays_one_of_all_samples()
     source = make_source([40, 4])
     source.block, source.window = 8, 16
     balanced = balance_source(source, 1)
+    windows = [int(index) // 16 for index in balanced.indices]
+    assert windows == sorted(windows), "repetitions stay near, so that no part is read more often than once"
     assert (balanced.block, balanced.window) == (8, 16)
     _, indices = Order(len(balanced), 0, balanced.block, balanced.window)(np.arange(80))
     assert sorted(indices.tolist()) == list(range(80))

@@ -67,9 +67,11 @@ def test_a_training_on_rare_classes_is_balanced_and_says_so():
     config, (on_event, events) = resolve(TREE), listen()
     balanced = apply_balance(config, make_images([40, 4]), set(), on_event)
     assert balanced.objective.balance == "logits"
-    assert balanced.model_copy(update={"objective": config.objective}) == config, "nothing else changes"
+    assert balanced.data.balance == 0.5
+    assert balanced.model_copy(update={"objective": config.objective, "data": config.data}) == config
+    assert balanced.data.model_copy(update={"balance": 0.0}) == config.data, "nothing else changes"
     ((kind, values),) = events
-    assert (values["ratio"], values["choice"]) == (10, "logits")
+    assert (values["ratio"], values["choice"], values["share"]) == (10, "logits", 0.5)
     assert list(_describe_event(kind, values, {})) == [values["why"]]
     assert values["why"].startswith("class-1 has 4 images and class-0 40, 10 times as many: ")
 

@@ -18,7 +18,8 @@ def balance_source(source: Source, share: float) -> Source:
 
     A class with n samples is shown n + share · (most − n) times, where the largest class has `most`. For a task other
     than labels, classes are the strata of the source. Samples without a label are not repeated. The repetitions of a
-    sample are spread evenly over the list, so that every part of it is as balanced as the whole.
+    sample are spread evenly, so that every part of the list is as balanced as the whole: over all of it, or, for a
+    source of which neighbours should be read together, over the window of its neighbours.
 
     Args:
         source: the samples.
@@ -32,7 +33,7 @@ def balance_source(source: Source, share: float) -> Source:
     if share == 0 or not len(source):
         return source
     times = count_repetitions(source, share)
-    return Subset(source, _spread(times))
+    return Subset(source, _spread(times, source.window if source.block > 1 else len(source)))
 
 
 def count_repetitions(source: Source, share: float) -> Indices:
@@ -49,12 +50,14 @@ def count_repetitions(source: Source, share: float) -> Indices:
     return times
 
 
-def _spread(times: Indices) -> Indices:
-    """Return each sample number as often as it is shown; the places of a sample are evenly spaced, round the list."""
+def _spread(times: Indices, window: int) -> Indices:
+    """Return each sample number as often as it is shown; in each window, its places are evenly spaced, in a circle."""
     count = len(times)
     samples = np.repeat(np.arange(count), times)
     number = np.arange(len(samples)) - np.repeat(np.cumsum(times) - times, times)  # 0, 1, … of each sample
-    places = (samples + number * count / times[samples]) % count
+    starts = samples // window * window
+    sizes = np.minimum(starts + window, count) - starts
+    places = starts + (samples - starts + number * sizes / times[samples]) % sizes
     return samples[np.lexsort((samples, places))]
 
 

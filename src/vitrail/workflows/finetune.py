@@ -72,8 +72,8 @@ def finetune(
 
     Events:
         data: data, start (None for fresh weights), images, classes, short_side, pixels, has_validation, has_test.
-        balance: ratio, choice, why: where the largest class has ten times the images of the smallest or more, what is
-            set as `objective.balance` so that rare classes are found too, and a sentence about it.
+        balance: ratio, choice, share, why: where the largest class has ten times the images of the smallest or more,
+            what is set as `objective.balance` and `data.balance` so that rare classes are found too, and a sentence.
         choices: folder, image_size, steps, epochs, batch_size, learning_rate, crop_area, flip, minutes; step_seconds
             and seconds, of a step and of all that is left, where two steps were measured.
         task: kind, columns, outputs, values (names of what the model gives and answers), images, counts (images with

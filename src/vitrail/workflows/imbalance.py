@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vitrail.data.balance import count_classes
 from vitrail.data.open import Data, open_training_images
@@ -17,7 +17,9 @@ from vitrail.training.sweep import change_config
 LEAST_RATIO = 10.0
 """Classes are balanced if the largest has so many times the images of the smallest."""
 CHOSEN: BalanceKind = "logits"
-"""How they are balanced."""
+CHOSEN_SHARE = 0.5
+"""How they are balanced: `data.balance`, and `objective.balance` for what that leaves uneven. On long-tailed CIFAR-10
+both together found the most; see docs/training.md."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class BalanceChoice:
     """Images of the largest class for each image of the smallest."""
     balance: BalanceKind
     """The value for `objective.balance`."""
+    share: float
+    """The value for `data.balance`."""
     why: str
     """A sentence that says what was chosen and why."""
 
@@ -41,12 +45,12 @@ def choose_balance(counts: Sequence[int], names: Sequence[str] = ()) -> BalanceC
     """
     present = [label for label, count in enumerate(counts) if count]
     if len(present) < 2:
-        return BalanceChoice(1.0, "none", "there are no classes of different sizes")
+        return BalanceChoice(1.0, "none", 0.0, "there are no classes of different sizes")
     rare, common = min(present, key=counts.__getitem__), max(present, key=counts.__getitem__)
     ratio = counts[common] / counts[rare]
     if ratio < LEAST_RATIO:
         why = f"the largest class has {ratio:.1f} times as many images as the smallest: every image counts the same"
-        return BalanceChoice(ratio, "none", why)
+        return BalanceChoice(ratio, "none", 0.0, why)
 
     def name(label: int) -> str:
         return names[label] if names else f"class {label}"
@@ -56,7 +60,7 @@ def choose_balance(counts: Sequence[int], names: Sequence[str] = ()) -> BalanceC
         f"{sizes}, {ratio:.0f} times as many: rare classes count as much as common ones, so that more of them is found "
         "and a little less of the common ones (objective.balance=none turns this off)"
     )
-    return BalanceChoice(ratio, CHOSEN, why)
+    return BalanceChoice(ratio, CHOSEN, CHOSEN_SHARE, why)
 
 
 def apply_balance(config: RunConfig, data: Data, given_keys: Collection[str], listener: OnEvent) -> RunConfig:
@@ -72,12 +76,12 @@ def apply_balance(config: RunConfig, data: Data, given_keys: Collection[str], li
     if choice.balance == "none":
         return config
     send_choice(choice, listener)
-    return change_config(config, {"objective": {"balance": choice.balance}})
+    return change_config(config, {"objective": {"balance": choice.balance}, "data": {"balance": choice.share}})
 
 
 def send_choice(choice: BalanceChoice, listener: OnEvent) -> None:
     """Send a choice as a `balance` event."""
-    listener("balance", {"ratio": choice.ratio, "choice": choice.balance, "why": choice.why})
+    listener("balance", {"ratio": choice.ratio, "choice": choice.balance, "share": choice.share, "why": choice.why})
 
 
 def choose_head_balance(
@@ -88,7 +92,7 @@ def choose_head_balance(
     The user's `objective.balance` wins; else the counts of the classes decide.
     """
     if "balance" not in given_keys and (choice := choose_balance(counts, names)).balance != "none":
-        send_choice(choice, listener)
+        send_choice(replace(choice, share=0.0), listener)
         return config.objective.balance_strength
     return get_head_balance(config)
 

@@ -99,7 +99,7 @@ def fit_linear_head(
     Events:
         features: model, images, all_images (those that cannot be read too), classes, image_size, features (of each),
             precision.
-        balance: ratio, choice, why: where classes differ much in size, so that the head expects each equally often.
+        balance: ratio, choice, share, why: where classes differ much in size: the head expects each equally often.
         cross_validation: accuracy (value, low, high; None if every class has one image), images.
         score: split, accuracy, images, problem: the accuracy on val or test, or None and why.
         report: folder, path, problem: the report's file, or None and why none could be made.
