@@ -24,6 +24,8 @@ from typing import Any
 import vitrail
 from vitrail.benchmark.machine import read_commit
 
+KEPT = ("top1", "balanced_accuracy", "measures", "tables", "images", "broken")
+"""The parts of a report that are recorded."""
 TASKS = {"breeds": "labels", "tags": "tags", "heads": "numbers"}
 """The table of each task, and its kind."""
 
@@ -74,7 +76,7 @@ def run_task(data: Path, name: str, seed: int, minutes: float | None, folder: Pa
         "images": report.images,
         "commit": read_commit(),
         "device": "cpu" if str(next(result.model.parameters()).device) == "cpu" else "gpu",
-        "report": report.to_dict(),
+        "report": {key: value for key, value in report.to_dict().items() if key in KEPT},
     }
 
 
@@ -82,8 +84,8 @@ def pick_measures(row: dict[str, Any]) -> dict[str, float]:
     """Return the measures of a row by name."""
     report = row["report"]
     if row["task"] == "breeds":
-        return {"accuracy": report["accuracy"]["top-1"]["value"]}
-    return {name: measured["value"] for name, measured in report["measures"].items()}
+        return {"accuracy": report["top1"]["value"]}
+    return {measured["name"]: measured["value"] for measured in report["measures"]}
 
 
 def make_table(rows: list[dict[str, Any]]) -> str:
