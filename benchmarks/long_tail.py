@@ -222,10 +222,11 @@ def table(results: Path, into: Path | None) -> None:
 
 def make_rows(lines: list[dict[str, Any]]) -> list[str]:
     """Return the rows of the table: mean ± standard deviation over the seeds, and the gain over plain training."""
+    columns = {"accuracy": "accuracy, %", "worst_recall": "worst class, %", "common": "in the proportions of train, %"}
+    lines = [{**line, "common": weigh([*line["recalls"].values()], line["data"]["counts"])} for line in lines]
     by_arm: dict[str, list[dict[str, Any]]] = {}
     for line in lines:
         by_arm.setdefault(line["arm"], []).append(line)
-    columns = {"accuracy": "accuracy, %", "worst_recall": "worst class, %"}
     rows = [f"| training | seeds | {' | '.join(columns.values())} |", "|---|---:|" + "---:|" * len(columns)]
     for arm, own in by_arm.items():
         cells = [show([line[column] for line in own]) for column in columns]
@@ -248,7 +249,7 @@ def make_head_rows(lines: list[dict[str, Any]]) -> list[str]:
     def measure(line: dict[str, Any], name: str) -> float:
         if (function := measures[name]) is not None:
             return function(line["recalls"])
-        return sum(map(operator.mul, line["recalls"], line["counts"])) / sum(line["counts"])
+        return weigh(line["recalls"], line["counts"])
 
     for most, ratio in dict.fromkeys((line["most"], line["ratio"]) for line in lines):
         own = [line for line in lines if (line["most"], line["ratio"]) == (most, ratio)]
@@ -259,6 +260,11 @@ def make_head_rows(lines: list[dict[str, Any]]) -> list[str]:
             cells += [f"{100 * statistics.fmean(values[0]):.1f}", show(list(map(operator.sub, *values[::-1])), "+")]
         rows.append(f"| {' | '.join(cells)} |")
     return rows
+
+
+def weigh(recalls: list[float], counts: list[int]) -> float:
+    """Return the accuracy on images in these proportions."""
+    return sum(map(operator.mul, recalls, counts)) / sum(counts)
 
 
 def show(shares: list[float], sign: str = "") -> str:
