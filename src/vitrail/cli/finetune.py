@@ -182,7 +182,10 @@ def _describe_trained_result(result: FinetuneResult, report: dict[str, Any]) -> 
 
 
 def _describe_confusions(result: FinetuneResult) -> Iterator[str]:
-    """Yield a line with the most frequent mistakes."""
+    """Yield lines with the class of which the least is found, and with the most frequent mistakes."""
+    worst = None if result.judged is None else result.judged.worst_class
+    if worst is not None and worst.hits < worst.images:
+        yield f"hardest class: {worst.name}, {worst.hits:,} of {worst.images:,} found"
     confusions = () if result.judged is None else result.judged.confusions[:MOST_CONFUSIONS]
     if confusions:
         each = ", ".join(f"{label} for {guess} ({count:,})" for label, guess, count in confusions)

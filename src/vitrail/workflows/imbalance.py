@@ -57,8 +57,8 @@ def choose_balance(counts: Sequence[int], names: Sequence[str] = ()) -> BalanceC
 
     sizes = f"{name(rare)} has {format_count(counts[rare], 'image')} and {name(common)} {counts[common]:,}"
     why = (
-        f"{sizes}, {ratio:.0f} times as many: rare classes count as much as common ones, so that more of them is found "
-        "and a little less of the common ones (objective.balance=none turns this off)"
+        f"{sizes}, {ratio:.0f} times as many: rare classes will count as much as common ones, which usually finds "
+        "more of them and a little less of the common ones (objective.balance=none turns this off)"
     )
     return BalanceChoice(ratio, CHOSEN, CHOSEN_SHARE, why)
 
