@@ -119,7 +119,9 @@ def test_all_ways_agree(finished, more_finished, way):
 @SLOW
 @pytest.mark.parametrize("way", ["ddp", "fsdp"])
 def test_balanced_runs_agree(more_finished, way):
-    check_same_losses(more_finished["balanced one"], more_finished[f"balanced {way}"])
+    one, other = (runs.losses(more_finished[f"balanced {name}"]) for name in ("one", way))
+    assert len(one) == 20
+    assert other == pytest.approx(one, abs=1e-5)
 
 
 def check_same_losses(first: Path, second: Path) -> None:
