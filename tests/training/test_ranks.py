@@ -85,7 +85,8 @@ def more_finished(tmp_path_factory) -> dict[str, Path]:
     }
     tagged = {"source": str(write_table(tmp_path_factory.mktemp("tagged") / "photos", "tags")), "task": "tags"}
     seldom = {"fewshot_every": None, "evaluate_every": 10}
-    ways["tags one"] = {"size": 1, "data": tagged, "run": seldom}
+    # As two parts: rounding in another order grows to 3e-4 in 20 steps on these simple images.
+    ways["tags one"] = {"size": 1, "data": tagged, "run": seldom, "optimizer": {"accumulate": 2}}
     ways["tags ddp"] = {"size": 2, "data": tagged, "run": seldom}
     ways["tags fsdp"] = {"size": 2, "data": tagged, "run": {**seldom, "parallel": "fsdp"}}
     return run_ways(tmp_path_factory.mktemp("more ranks"), ways)
