@@ -410,4 +410,5 @@ def _allocate_images(count: int, channels: int, size: tuple[int, int]) -> Tensor
 def describe_broken(source: Source, index: int, error: Exception) -> BrokenSample:
     """Describe a sample that failed with any error: one strange sample must not stop all others."""
     text = str(error) if isinstance(error, DataError) else f"unexpected {type(error).__name__}: {error}"
-    return BrokenSample(index, source.display_name(index), " ".join(text.split()))
+    name = source.display_name(index)
+    return BrokenSample(index, name, " ".join(text.split()).removeprefix(f"{name}: "))

@@ -198,7 +198,9 @@ class DataReport(Result):
         elif kind in ("unreadable", "truncated", "row"):
             for part in self.parts:
                 broken = (index for index in sorted(part.reasons) if part.classify(index) == kind)
-                yield from (DataFinding(kind, part.split, part.name(i), part.reasons[i]) for i in broken)
+                for index in broken:
+                    name = part.name(index)
+                    yield DataFinding(kind, part.split, name, part.reasons[index].removeprefix(f"{name}: "))
         elif kind in ("leak", "duplicate"):
             yield from (self._describe_twin(kind, *pair) for pair in self._twins[kind].tolist())
         elif kind == "repeated":
