@@ -128,7 +128,7 @@ def test_the_command(tmp_path):
     result = CliRunner().invoke(app, ["data", "check", str(path), "--workers", "1", "--out", str(out)])
     assert result.exit_code == 1
     assert "row\t" in result.stdout
-    assert "line 3: there are 3 cells" in result.stdout
+    assert "line 3\tthere are 3 cells" in result.stdout
     assert json.loads(out.read_text())["targets"] == {"Tags": [["tag", "all"], ["a", 1], ["b", 1]]}
     result = CliRunner().invoke(app, ["data", "check", str(path), "--task", "tagz"])
     assert result.exit_code != 0
