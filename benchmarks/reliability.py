@@ -34,7 +34,7 @@ from vitrail.data.sources.source import Source
 from vitrail.evaluation.labels import match_classes
 from vitrail.evaluation.reliability import SPLITS, Outputs, compute_outputs, draw_images
 from vitrail.inference.batches import InferenceOptions, open_model
-from vitrail.reliability.sets import choose_threshold, count_left_out, measure_beliefs
+from vitrail.reliability.sets import count_left_out, find_least_belief, measure_beliefs
 from vitrail.reliability.space import NeighbourSpace
 from vitrail.reliability.unknown import MOST_IN_BANK, NEIGHBOURS, SCORE_KINDS, UnknownScore, measure_auroc
 from vitrail.system.device import device_name
@@ -103,7 +103,7 @@ def measure_sets(outputs: Outputs) -> list[dict[str, Any]]:
             for _ in range(SPLITS):
                 fitted, tested = np.split(rng.permutation(len(labels)), [len(labels) // 2])
                 if name == "probability (shipped)":
-                    threshold = choose_threshold(np.sort(right[fitted]), coverage)
+                    threshold = find_least_belief(np.sort(right[fitted]), coverage)
                 else:
                     rank = count_left_out(len(fitted), coverage)
                     threshold = float(np.sort(right[fitted])[rank - 1]) if rank else -np.inf

@@ -12,7 +12,7 @@ from scipy.stats import betabinom, binom
 
 from vitrail.errors import ConfigError
 from vitrail.evaluation.reliability import check_sets
-from vitrail.reliability.sets import LabelSets, choose_threshold, count_left_out, measure_beliefs
+from vitrail.reliability.sets import LabelSets, count_left_out, find_least_belief, measure_beliefs
 
 FALSE_ALARM = 1e-6
 """How often a right implementation would fail each simulation, if it were run with other seeds."""
@@ -41,7 +41,7 @@ def test_the_threshold_is_the_largest_that_keeps_enough(beliefs, coverage):
     allowed = (len(beliefs) + 1) * (1 - Fraction(coverage))
     # The k-th smallest has fewer than k below it; with ties, fewer still.
     candidates = [0.0] + [value for place, value in enumerate(ordered.tolist(), start=1) if place <= allowed]
-    assert choose_threshold(ordered, float(coverage)) == max(candidates)
+    assert find_least_belief(ordered, float(coverage)) == max(candidates)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_new_image_is_covered_as_often_as_promised(coverage):
     """Many small calibrations, a new image each: covered images are binomial with the exact probability."""
     images, trials, rng = 39, 4000, np.random.default_rng(0)
     drawn = rng.random((trials, images + 1))
-    covered = sum(row[-1] >= choose_threshold(np.sort(row[:-1]), coverage) for row in drawn)
+    covered = sum(row[-1] >= find_least_belief(np.sort(row[:-1]), coverage) for row in drawn)
     share = 1 - count_left_out(images, coverage) / (images + 1)
     low, high = binom(trials, share).ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2])
     assert share >= coverage
