@@ -62,6 +62,7 @@ def test_events_and_a_loaded_model(folder):
             {
                 "models": ["mine", "named"],
                 "classes": {"mine": 7, "named": 7},
+                "answers": {"mine": "7 classes", "named": "7 classes"},
                 "url": server.url,
                 "needs_token": False,
                 "limits": {"images": 256, "bytes": 20_000_000, "pixels": 40_000_000, "seconds": 10.0},
