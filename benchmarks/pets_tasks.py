@@ -73,6 +73,8 @@ def run_task(data: Path, name: str, seed: int, minutes: float | None, folder: Pa
         "seed": seed,
         "way": "quick" if minutes is None else f"{minutes:g} minutes",
         "seconds": trained,
+        "steps": None if minutes is None else result.steps,
+        "image_size": result.model.architecture.image_size,
         "images": report.images,
         "commit": read_commit(),
         "device": "cpu" if str(next(result.model.parameters()).device) == "cpu" else "gpu",

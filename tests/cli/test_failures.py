@@ -39,7 +39,7 @@ def run(words: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_an_error_of_the_system_is_one_line(error, code, words, monkeypatch, capsys):
-    def app():
+    def app(**_):
         raise error
 
     monkeypatch.setattr("vitrail.cli.app", app)
@@ -51,7 +51,7 @@ def test_an_error_of_the_system_is_one_line(error, code, words, monkeypatch, cap
 
 
 def test_a_stopped_run_is_no_error(monkeypatch, capsys):
-    def app():
+    def app(**_):
         raise Stopped("stopped: saved")
 
     monkeypatch.setattr("vitrail.cli.app", app)
@@ -59,7 +59,7 @@ def test_a_stopped_run_is_no_error(monkeypatch, capsys):
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch, capsys):
-    def app():
+    def app(**_):
         raise RuntimeError("something of ours")
 
     monkeypatch.setattr("vitrail.cli.app", app)

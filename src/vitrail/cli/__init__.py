@@ -29,6 +29,7 @@ from vitrail.cli import (
 )
 from vitrail.cli.flags import App
 from vitrail.cli.proposals import print_proposal
+from vitrail.cli.usage import is_usage_error, print_usage_error
 from vitrail.system.failures import flush_output, print_failure
 from vitrail.system.standard_streams import check_streams
 
@@ -73,17 +74,19 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line. What vitrail or the system refuses is printed as one line, without a traceback."""
+    """Run the command line. What is typed wrongly, and what vitrail or the system refuses, is told without a traceback."""
     closed = check_streams()
     if closed is not None:
         sys.exit(print_failure(OSError(closed)))
     code: int | str | None = 0
     try:
-        app()
+        code = app(standalone_mode=False)
     except SystemExit as end:
         code = end.code
+    except typer.Abort:
+        code = "Aborted!"
     except Exception as error:
-        code = print_failure(error)
+        code = print_usage_error(error) if is_usage_error(error) else print_failure(error)
         if code is None:
             raise
         print_proposal(error, sys.argv[1:])

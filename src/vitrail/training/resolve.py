@@ -61,7 +61,7 @@ def _read_settings(settings: Settings) -> Iterator[tuple[str, Any]]:
         raise ConfigError(f'settings = {settings!r}: give a dictionary such as {{"schedule.steps": 300}}, or a list')
     for setting in settings:
         key, _, text = setting.partition("=")
-        if not text.strip():
+        if not (key.strip() and text.strip()):
             raise ConfigError(f"{setting!r} is not key=value, such as optimizer.learning_rate=1e-3")
         yield key.strip(), _Text(text.strip())
 
@@ -90,9 +90,7 @@ def build_config(tree: Tree) -> RunConfig:
         ConfigError: A key is unknown or missing, or a value is not allowed.
     """
     for section, values in tree.items():
-        if section not in SECTIONS:
-            raise ConfigError(f"unknown section {section!r}{_hint(section, SECTIONS)}")
-        _check_names(section, SECTIONS[section], list_keys(section), values)
+        _check_section(section, values)
     if "source" not in tree.get("data", {}):
         raise ConfigError(
             "there is no data to train on: give data.source=DATA, such as a folder with one for each class"
@@ -100,6 +98,22 @@ def build_config(tree: Tree) -> RunConfig:
     # Without their required keys, these two sections raise an error that says what to give.
     sections = {"model": {}, "schedule": {}, **tree}
     return RunConfig(**{section: _build_section(section, values) for section, values in sections.items()})
+
+
+def check_keys(keys: Iterable[str]) -> None:
+    """Raise a ConfigError that names the nearest right key if one of these dotted keys is unknown."""
+    for key in keys:
+        section, *names = _path(key)
+        values: Any = {}
+        for name in reversed(names):
+            values = {name: values}
+        _check_section(section, values)
+
+
+def _check_section(section: str, values: Any) -> None:
+    if section not in SECTIONS:
+        raise ConfigError(f"unknown section {section!r}{_hint(section, SECTIONS)}")
+    _check_names(section, SECTIONS[section], list_keys(section), values)
 
 
 def _build_section(name: str, values: Tree) -> Config:

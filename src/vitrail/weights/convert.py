@@ -18,12 +18,13 @@ from vitrail.model.architecture import VitArchitecture
 from vitrail.model.base import ImageModel
 from vitrail.system.events import OnEvent, open_listener
 from vitrail.system.files import sha256
+from vitrail.system.hub_names import is_hub_name
 from vitrail.system.results import Result, Rows
 from vitrail.weights.card import Certificate, format_model_card
 from vitrail.weights.known import KnownFacts
 from vitrail.weights.load import FORMATS, load_with_files
 from vitrail.weights.save import MODEL_CARD, draft_folder, write_model
-from vitrail.weights.source import HUB_NAME, SUFFIXES, Which, choose_weights
+from vitrail.weights.source import SUFFIXES, Which, choose_weights
 
 TOLERANCE = 1e-3
 """Largest allowed difference, in standard deviations of an output. A faithful conversion has 0, one that must change
@@ -187,7 +188,7 @@ def push_to_hub(folder: str | Path, destination: str) -> str:
 def parse_destination(destination: str) -> str:
     """Return the owner/name of hf:owner/name; raise a ConfigError if the text has another form."""
     name = destination.removeprefix("hf:")
-    if not destination.startswith("hf:") or not HUB_NAME.fullmatch(name):
+    if not destination.startswith("hf:") or not is_hub_name(name):
         raise ConfigError(f"{destination!r} is not hf:owner/name")
     return name
 

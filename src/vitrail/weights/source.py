@@ -13,6 +13,7 @@ from typing import Literal, get_args
 
 from vitrail.errors import ConfigError, WeightsError, did_you_mean
 from vitrail.system.files import short_name
+from vitrail.system.hub_names import split_hub_name
 from vitrail.weights.existing_runs import describe_runs, list_runs
 from vitrail.weights.files import check_link, convert_read_errors
 from vitrail.weights.formats.base import FolderFiles
@@ -26,7 +27,6 @@ PREFERRED = (
     *("model.safetensors", f"model.safetensors{INDEX}"),
     *("pytorch_model.bin", f"pytorch_model.bin{INDEX}", "model.pth", "model.npz"),
 )
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _LIKE_HUB = re.compile(r"(?:HF:|https://huggingface\.co/)?([A-Za-z][\w.-]*/[A-Za-z][\w.-]*)/?")
 _LIKE_NAME = re.compile(r"(?:\w+\+)?\w+/\d+|BiT-\w+")
 DESCRIPTIONS = ("*.json", "README.md", "SHA256SUMS")
@@ -177,12 +177,10 @@ def download_snapshot(source: str) -> Path:
     from huggingface_hub import is_offline_mode, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    name, _, revision = source.removeprefix("hf:").partition("@")
-    if not HUB_NAME.fullmatch(name):
-        raise ConfigError(f"{source!r} is not hf:owner/name or hf:owner/name@revision")
+    name, revision = split_hub_name(source)
 
     def fetch(patterns: Sequence[str]) -> Path:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=[*DESCRIPTIONS, *patterns]))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=[*DESCRIPTIONS, *patterns]))
 
     try:
         folder = fetch(["*.safetensors"])

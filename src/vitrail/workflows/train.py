@@ -12,7 +12,7 @@ from vitrail.evaluation.training_fewshot import open_training_fewshot
 from vitrail.recipes import RECIPES, find_recipe
 from vitrail.system.events import OnEvent, open_listener
 from vitrail.training.config import RunConfig
-from vitrail.training.resolve import Settings, Tree, name_settings, read_toml, resolve, to_toml
+from vitrail.training.resolve import Settings, Tree, check_keys, name_settings, read_toml, resolve, to_toml
 from vitrail.training.result import TrainingResult
 from vitrail.training.run_training import run_training
 from vitrail.workflows.run_report import write_run_report
@@ -102,5 +102,6 @@ def _read_recipe(recipe: str | Path | RunConfig, given_keys: set[str]) -> Tree:
     named = find_recipe(name)
     missing = [key for key in named.needs if not given_keys & {key, key.rpartition(".")[2]}]
     if missing:
+        check_keys(given_keys)  # perhaps it is there, and misspelt
         raise ConfigError(f"{named.name} needs {' and '.join(missing)}: {named.command}")
     return named.config

@@ -12,6 +12,7 @@ from vitrail.data.order import Indices
 from vitrail.data.sources.parquet import IMAGE_COLUMNS, LABEL_COLUMNS, name_classes
 from vitrail.data.sources.source import Sample, Source, clip_label, read_file
 from vitrail.errors import DataError
+from vitrail.system.hub_names import split_hub_name
 
 
 class HubSource(Source):
@@ -34,9 +35,9 @@ class HubSource(Source):
         """Load one split of `hf:owner/name[@revision]`; raise a DataError if that fails."""
         import datasets
 
-        name, _, revision = source.removeprefix("hf:").partition("@")
+        name, revision = split_hub_name(source)
         try:
-            rows = datasets.load_dataset(name, split=split, revision=revision or None)
+            rows = datasets.load_dataset(name, split=split, revision=revision)
             return cls(rows, f"{source}/{split}", needs_labels)
         except (OSError, ValueError, RuntimeError) as error:
             raise DataError(f"{source} cannot be loaded: {(str(error).splitlines() or [''])[0]}") from None
@@ -78,9 +79,9 @@ def list_hub_splits(source: str) -> set[str]:
     """Return the split names of `hf:owner/name[@revision]`; raise a DataError if the hub has no such data set."""
     import datasets
 
-    name, _, revision = source.removeprefix("hf:").partition("@")
+    name, revision = split_hub_name(source)
     try:
-        return set(datasets.get_dataset_split_names(name, revision=revision or None))
+        return set(datasets.get_dataset_split_names(name, revision=revision))
     except (OSError, ValueError, RuntimeError) as error:
         why = (str(error).splitlines() or [""])[0]
         raise DataError(f"{source} cannot be loaded from the hub and is not in the cache: {why}") from None
