@@ -210,7 +210,10 @@ def desk(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("command", "words"), CASES, ids=[command.removeprefix(RIGHT_SETTINGS) for command, _ in CASES])
+NAMES = [command.removeprefix(RIGHT_SETTINGS) for command, _ in CASES]
+
+
+@pytest.mark.parametrize(("command", "words"), CASES, ids=NAMES)
 def test_a_wrong_command_is_told_in_a_sentence(command: str, words: list[str], desk: Path, run: Command):
     before = sorted(desk.rglob("*"))
     code, out, err = run(*shlex.split(command))

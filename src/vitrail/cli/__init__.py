@@ -74,7 +74,7 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line. What is typed wrongly, and what vitrail or the system refuses, is told without a traceback."""
+    """Run the command line. What is typed wrongly, and what vitrail or the system refuses, has no traceback."""
     closed = check_streams()
     if closed is not None:
         sys.exit(print_failure(OSError(closed)))
