@@ -57,9 +57,7 @@ def measure_head(box: dict[str, str]) -> float:
     return math.sqrt(width * height)
 
 
-def run_task(
-    data: Path, name: str, seed: int, minutes: float | None, steps: int | None, folder: Path
-) -> dict[str, Any]:
+def run_task(data: Path, name: str, seed: int, minutes: float | None, folder: Path) -> dict[str, Any]:
     """Train one model, score the test split, and return what was measured."""
     began = time.perf_counter()
     settings: dict[str, Any] = {"run.seed": seed, "data.holdout_seed": seed, "run.report": False}
@@ -67,8 +65,6 @@ def run_task(
     options |= {"quick": True} if minutes is None else {"minutes": minutes}
     if minutes is None:
         settings = {}
-    elif steps is not None:
-        settings["schedule.steps"] = steps
     result = vitrail.finetune(data / f"{name}.csv", folder=folder, settings=settings, **options)
     trained = time.perf_counter() - began
     report = vitrail.evaluate(result.model, data / f"{name}.csv", "test")
@@ -116,7 +112,6 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--minutes", type=float, help="of each training; without it only a head is fitted")
-    parser.add_argument("--steps", type=int, help="of each training, whatever the speed of the machine at the time")
     parser.add_argument("--runs", type=Path, default=Path("runs/pets-tasks"), help="where the runs go")
     arguments = parser.parse_args()
     if arguments.command == "make":
@@ -127,7 +122,7 @@ def main() -> None:
         for seed in arguments.seeds:
             for name in arguments.tasks:
                 folder = arguments.runs / f"{name}-{arguments.minutes or 'quick'}-{seed}"
-                row = run_task(arguments.data, name, seed, arguments.minutes, arguments.steps, folder)
+                row = run_task(arguments.data, name, seed, arguments.minutes, folder)
                 with arguments.out.open("a") as file:
                     file.write(json.dumps(row) + "\n")
                 print(name, seed, pick_measures(row), flush=True)
