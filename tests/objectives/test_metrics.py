@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitrail.objectives.metrics import add_sums, compute_means, find_hits, sum_and_count
+from vitrail.objectives.metrics import add_sums, compute_means, find_hits, sum_and_count, sum_by_class
 
 finite = st.floats(-1e6, 1e6, width=32)
 pairs = st.lists(st.tuples(finite, st.booleans()), max_size=40)
@@ -101,3 +101,19 @@ def test_hits_worked_by_hand():
     assert find_hits(logits, labels).tolist() == [True, False, False]
     assert find_hits(logits, labels, 2).tolist() == [True, True, False]
     assert find_hits(logits, labels, 3).tolist() == find_hits(logits, labels, 9).tolist() == [True] * 3
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.tuples(st.integers(-1, 4), st.booleans(), st.booleans()), max_size=20), max_size=4))
+def test_a_mean_over_classes_leaves_out_those_that_were_not_seen(batches):
+    total = {"plain": torch.zeros(2, dtype=torch.float64), "classes": torch.zeros(2, 5, dtype=torch.float64)}
+    for batch in batches:
+        classes = torch.tensor([c for c, _, _ in batch], dtype=torch.long)
+        hits, mask = (torch.tensor([row[at] for row in batch], dtype=torch.bool) for at in (1, 2))
+        add_sums(total, {"plain": sum_and_count(hits, mask), "classes": sum_by_class(hits, classes, 5, mask)})
+    rows = [(c, hit) for batch in batches for c, hit, kept in batch if kept]
+    means = [[hit for c, hit in rows if c == one] for one in range(5)]
+    expected = [sum(hits) / len(hits) for hits in means if hits]
+    found = compute_means(total)
+    assert found["classes"] == pytest.approx(sum(expected) / len(expected) if expected else math.nan, nan_ok=True)
+    assert found["plain"] == pytest.approx(sum(h for _, h in rows) / len(rows) if rows else math.nan, nan_ok=True)

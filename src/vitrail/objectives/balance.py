@@ -63,11 +63,6 @@ class Balance:
         return compute_loss_weights(self._shown, self.strength)
 
     @property
-    def rarity(self) -> Values:
-        """(K,) weights with which a mean over images with these counts becomes a mean over classes."""
-        return compute_rarity(self.counts)
-
-    @property
     def _shown(self) -> Sequence[int]:
         return self.counts if self.drawn is None else self.drawn
 
@@ -90,13 +85,6 @@ def compute_loss_weights(counts: Sequence[int], strength: float = 1.0, beta: flo
     weights = effective**-strength
     scaled: Values = weights * (sizes.sum() / (weights * sizes).sum())
     return scaled
-
-
-def compute_rarity(counts: Sequence[int]) -> Values:
-    """Return (K,) weights of images: the mean size of a class over the size of the image's class."""
-    sizes = _at_least_one(counts)
-    weights: Values = sizes.mean() / sizes
-    return weights
 
 
 def _at_least_one(counts: Sequence[int]) -> Values:

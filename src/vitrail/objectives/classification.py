@@ -20,7 +20,7 @@ from vitrail.errors import ConfigError
 from vitrail.model.base import ImageModel
 from vitrail.objectives.balance import Balance
 from vitrail.objectives.base import Outcome, evaluation_outcome
-from vitrail.objectives.metrics import Sums, find_hits, sum_and_count
+from vitrail.objectives.metrics import Sums, find_hits, sum_and_count, sum_by_class
 from vitrail.objectives.supervised import Supervised
 
 Loss = Literal["softmax", "sigmoid"]
@@ -36,7 +36,6 @@ class Classification(Supervised):
 
     offsets: Tensor
     weights: Tensor
-    rarity: Tensor
 
     def __init__(
         self,
@@ -79,7 +78,7 @@ class Classification(Supervised):
     def _add_buffers(self) -> None:
         """Keep what balances the classes as buffers: they are on the device, and no part of the weights."""
         wanted = {"offsets": self.balance.kind == "logits", "weights": self.balance.kind == "loss"}
-        for name, is_wanted in {**wanted, "rarity": self.balance.is_wanted}.items():
+        for name, is_wanted in wanted.items():
             if not is_wanted:
                 continue
             values = torch.from_numpy(getattr(self.balance, name)).float()
@@ -114,9 +113,8 @@ class Classification(Supervised):
         if self.model.num_classes > TOP:
             sums[f"top{TOP}"] = sum_and_count(find_hits(logits, batch.labels, TOP), batch.mask)
         if self.balance.is_wanted:
-            rarity = self.rarity[batch.labels]
-            hits = sum_and_count(rarity * find_hits(logits, batch.labels), batch.mask)
-            sums["balanced_accuracy"] = torch.stack([hits[0], sum_and_count(rarity, batch.mask)[0]])
+            hits = find_hits(logits, batch.labels)
+            sums["balanced_accuracy"] = sum_by_class(hits, batch.labels, self.model.num_classes, batch.mask)
         return evaluation_outcome(sums)
 
     def training_losses(self, logits: Tensor, targets: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from vitrail.system.device import to_float64
 
 Sums = dict[str, Tensor]
-"""For each name a tensor of two values: a sum and the number of values in it."""
+"""For each name a sum and the number of values in it, as a tensor (2,); or both for each of K classes, (2, K)."""
 
 
 def sum_and_count(values: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -26,6 +26,15 @@ def sum_and_count(values: Tensor, mask: Tensor | None = None) -> Tensor:
     return torch.stack([torch.where(mask, values, 0).sum(), mask.sum().double()])
 
 
+def sum_by_class(values: Tensor, classes: Tensor, count: int, mask: Tensor | None = None) -> Tensor:
+    """Return the sum and the number of (B,) values of each class, (2, count) float64; −1 stands for no class."""
+    values = to_float64(values.detach())
+    classes = classes.to(values.device)
+    counted = classes >= 0 if mask is None else mask.to(values.device) & (classes >= 0)
+    pairs = torch.stack([torch.where(counted, values, 0), counted.to(values.dtype)])
+    return pairs.new_zeros(2, count).index_add_(1, classes.clamp(min=0), pairs)
+
+
 def add_sums(total: Sums, sums: Sums) -> None:
     """Add `sums` to `total` in place."""
     for name, pair in sums.items():
@@ -33,11 +42,18 @@ def add_sums(total: Sums, sums: Sums) -> None:
 
 
 def compute_means(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the mean of each; NaN if nothing was counted."""
+    """Return the mean of each, and of classes the mean over their means; NaN if nothing was counted."""
     if not sums:
         return {}
-    pairs = torch.stack(list(sums.values())).tolist()  # one wait for an accelerator, not one for each
-    return {name: total / count if count else float("nan") for name, (total, count) in zip(sums, pairs, strict=True)}
+    pairs = [pair.reshape(2, -1) for pair in sums.values()]
+    totals, counts = torch.cat(pairs, dim=1).tolist()  # one wait for an accelerator, not one for each
+    means, first = {}, 0
+    for name, pair in zip(sums, pairs, strict=True):
+        last = first + pair.shape[1]
+        counted = [total / count for total, count in zip(totals[first:last], counts[first:last], strict=True) if count]
+        means[name] = sum(counted) / len(counted) if counted else float("nan")
+        first = last
+    return means
 
 
 def find_hits(logits: Tensor, labels: Tensor, k: int = 1) -> Tensor:

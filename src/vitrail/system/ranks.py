@@ -78,12 +78,13 @@ class Ranks:
         return set().union(*self.gather(numbers))
 
     def sum_over_ranks(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return each sum added up over all ranks, which must have the same names in the same order."""
+        """Return each sum added up over all ranks, which must have the same names and shapes in the same order."""
         if self.size == 1 or not sums:
             return sums
-        stacked = torch.stack(list(sums.values())).cpu()
-        dist.all_reduce(stacked, group=self.control)
-        return dict(zip(sums, stacked.unbind(), strict=True))
+        flat = torch.cat([each.reshape(-1) for each in sums.values()]).cpu()
+        dist.all_reduce(flat, group=self.control)
+        parts = flat.split([each.numel() for each in sums.values()])
+        return {name: part.view(each.shape) for (name, each), part in zip(sums.items(), parts, strict=True)}
 
 
 @contextmanager
