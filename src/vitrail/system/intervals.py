@@ -46,10 +46,11 @@ def wilson_interval(hits: int, count: int) -> tuple[float, float]:
         raise ConfigError(f"{hits} hits of {count}: give a number of hits from 0 to the count")
     if not count:
         return 0.0, 1.0
-    return _wilson_limits(hits / count, count)
+    return compute_share_limits(hits / count, count)
 
 
-def _wilson_limits(share: float, count: float) -> tuple[float, float]:
+def compute_share_limits(share: float, count: float) -> tuple[float, float]:
+    """Return Wilson's interval of a share of so many images, which need not be a whole number."""
     centre = share + Z * Z / (2 * count)
     spread = Z * math.sqrt(share * (1 - share) / count + Z * Z / (4 * count * count))
     scale = 1 + Z * Z / count
@@ -76,7 +77,7 @@ def estimate_mean_share(hits: np.ndarray, counts: np.ndarray) -> Estimate:
     share, likely = float((hits / counts).mean()), (hits + 1) / (counts + 2)
     variance = float((likely * (1 - likely) / counts).sum()) / len(counts) ** 2
     images = float(likely.mean() * (1 - likely.mean())) / variance
-    return Estimate(share, *_wilson_limits(share, images))
+    return Estimate(share, *compute_share_limits(share, images))
 
 
 def estimate_mean(values: np.ndarray) -> Estimate:

@@ -31,7 +31,6 @@ from vitrail.tasks.task import (
     Targets,
     Task,
     TaskMeasures,
-    choose_draws,
     format_share,
 )
 
@@ -140,13 +139,13 @@ class Attributes(Task):
 
     def measure(self, values: Array, targets: Targets) -> TaskMeasures:
         truth, is_known = targets[ATTRIBUTES], targets[ATTRIBUTES] != UNKNOWN
-        hits, draws = self.decide(values) == truth, choose_draws(truth.size)
+        hits = self.decide(values) == truth
         measures, tables = list[Measure](), dict[str, list[list[Any]]]()
-        mean = estimate_mean_accuracy(hits, is_known, draws)
+        mean = estimate_mean_accuracy(hits, is_known)
         measures.append(Measure("mean accuracy", mean, is_share=True))
         for k, (name, allowed) in enumerate(zip(self.names, self.values, strict=True)):
             here, right = truth[is_known[:, k], k], hits[is_known[:, k], k]
-            balanced = estimate_balanced_accuracy(here, right, len(allowed), draws)
+            balanced = estimate_balanced_accuracy(here, right, len(allowed))
             measures.append(Measure(f"accuracy of {name}", estimate_share(int(right.sum()), len(right)), is_share=True))
             measures.append(Measure(f"balanced accuracy of {name}", balanced, is_share=True))
             recalls, images = compute_recalls(here, right, len(allowed)), np.bincount(here, minlength=len(allowed))

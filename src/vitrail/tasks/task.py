@@ -26,7 +26,7 @@ from pydantic import model_validator
 from torch import Tensor
 
 from vitrail.config import Config
-from vitrail.system.intervals import LEVEL, NO_ESTIMATE, Estimate
+from vitrail.system.intervals import LEVEL, NO_ESTIMATE, Estimate, compute_share_limits
 
 Array = NDArray[Any]
 Cell = str | int | float | bool | Sequence[Any] | None
@@ -244,6 +244,9 @@ def format_share(share: float) -> str:
 def estimate_by_resampling(measure: Callable[[NDArray[np.int64]], float], count: int, draws: int = DRAWS) -> Estimate:
     """Return a metric of images with the interval of its bootstrap distribution (percentiles).
 
+    If all resamples have the same value, such as a perfect one, they say nothing about other images. The interval is
+    then that of a share with this value of as many images; there is none for a metric below 0 or above 1.
+
     Args:
         measure: the metric of the images with these numbers; a number may occur several times.
         count: the number of images.
@@ -255,10 +258,11 @@ def estimate_by_resampling(measure: Callable[[NDArray[np.int64]], float], count:
     rng = np.random.default_rng(0)
     drawn = np.array([measure(rng.integers(count, size=count)) for _ in range(draws)], dtype=float)
     drawn = drawn[np.isfinite(drawn)]
-    if not len(drawn):
-        return Estimate(value, float("nan"), float("nan"))
-    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Estimate(value, min(float(low), value), max(float(high), value))
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) if len(drawn) else (value, value)
+    if low < high:
+        return Estimate(value, min(float(low), value), max(float(high), value))
+    limits = compute_share_limits(value, count) if 0 <= value <= 1 else (float("nan"), float("nan"))
+    return Estimate(value, *limits)
 
 
 def choose_draws(cells: int) -> int:
