@@ -19,6 +19,7 @@ from vitrail.evaluation.calibrate import open_unlike
 from vitrail.evaluation.reliability import fit_reliability, list_scores
 from vitrail.inference.engine import open_engine
 from vitrail.inference.predictor import Predictor
+from vitrail.model.create import share_model
 from vitrail.reliability.sets import LabelSets
 from vitrail.reliability.unknown import SCORE_KINDS, UnknownScore
 
@@ -174,6 +175,24 @@ def test_images_of_the_training_are_refused():
     model.learned_from = compute_fingerprint(vitrail.open_data(pairs))
     with pytest.raises(ConfigError, match="has learned from a list of 1,000 images"):
         fit(model, pairs)
+
+
+def test_images_that_chose_the_weights_are_refused(tmp_path):
+    data = tmp_path / "photos"
+    for split, count in (("train", 6), ("val", 60)):
+        for name in ("black", "white"):
+            (data / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = np.full((16, 16, 3), 2 * number + 100 * (name == "white"), np.uint8)
+                Image.fromarray(pixels).save(data / split / name / f"{split}-{number}.png")
+    short = {"schedule.steps": 2, "schedule.warmup_steps": 0, "run.report": False, "model.image_size": 16}
+    model = vitrail.finetune(data, make_model(), folder=tmp_path / "run", settings=short).model
+    assert model.chosen_by == compute_fingerprint(vitrail.open_data(data, "val"))
+    for trained in (model, vitrail.load(tmp_path / "run"), share_model(model)):
+        with pytest.raises(ConfigError, match=r"the split val of .* chose the best weights"):
+            vitrail.calibrate(trained, data, sets=False)
+    others = [(image, "white") for image, _ in draw_noise(110)]
+    assert vitrail.calibrate(model, others, sets=False).images == 110
 
 
 def test_where_nothing_can_be_written_a_folder_is_asked_for(tmp_path):

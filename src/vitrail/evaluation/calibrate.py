@@ -10,7 +10,7 @@ from vitrail.data.open import Data, add_labels_from, choose_test_split, list_spl
 from vitrail.data.sources.source import Source
 from vitrail.data.task_data import recognise_data
 from vitrail.errors import ConfigError, DataError
-from vitrail.evaluation.evaluate import has_learned_from, open_scored_part
+from vitrail.evaluation.evaluate import has_learned_from, open_scored_part, was_chosen_by
 from vitrail.evaluation.labels import LabelMap, read_label_map
 from vitrail.evaluation.reliability import SetCheck, fit_reliability, list_scores
 from vitrail.inference.batches import InferenceOptions
@@ -146,6 +146,11 @@ def calibrate(
             raise ConfigError(
                 f"the model has learned from {where}, so it is surer there than on new images: give images that "
                 "neither trained it nor chose anything"
+            )
+        if was_chosen_by(engine, source):
+            raise ConfigError(
+                f"{where} chose the best weights of the training, so the model is surer there than on new images: give "
+                "images that neither trained it nor chose anything"
             )
         if not list_scores(engine):
             raise ConfigError("this model gives neither labels nor representations: there is nothing to fit")

@@ -233,6 +233,12 @@ def has_learned_from(engine: Engine, source: Source, data: Data) -> bool:
     return learned in map(compute_fingerprint, known)
 
 
+def was_chosen_by(engine: Engine, source: Source) -> bool:
+    """Return whether the model is known to be the one of several, of a training, that was best on these images."""
+    chosen = getattr(getattr(engine, "model", None), "chosen_by", None)
+    return chosen is not None and chosen == compute_fingerprint(source)
+
+
 def open_scored_part(data: Data, split: str | None) -> tuple[Source, str | None]:
     """Open the given split, else the one for testing, else everything; return it with its name."""
     split = split or choose_test_split(data) or ("train" if "train" in list_splits(data) else None)

@@ -33,6 +33,8 @@ class ImageModel(nn.Module, ABC):
     """The compute that the training of the weights took, if known."""
     learned_from: str | None
     """The fingerprint of the last training images, if known."""
+    chosen_by: str | None
+    """The fingerprint of the images that chose among several states of the training, if known."""
     stored_task: Task | None
     """What the outputs mean, if they are not the classes of one label; see `task`."""
     reliability: Reliability | None
@@ -50,6 +52,7 @@ class ImageModel(nn.Module, ABC):
         self.origin = None
         self.training_cost = None
         self.learned_from = None
+        self.chosen_by = None
         self.stored_task = None
         self.reliability = None
         self.unused_tensors = {}

@@ -217,7 +217,8 @@ def copy_model(model: ImageModel, **options: Any) -> ImageModel:
     copied: ImageModel = build_empty_model(type(architecture)(**{**fields, **options}))
     copied.load_state_dict({name: tensor.detach().clone() for name, tensor in model.state_dict().items()}, assign=True)
     copied.preprocessing, copied.labels = model.preprocessing, model.labels
-    copied.origin, copied.training_cost, copied.learned_from = model.origin, model.training_cost, model.learned_from
+    copied.origin, copied.training_cost = model.origin, model.training_cost
+    copied.learned_from, copied.chosen_by = model.learned_from, model.chosen_by
     copied.stored_task, copied.reliability = model.stored_task, model.reliability
     copied.unused_tensors = dict(model.unused_tensors)
     return copied.eval()

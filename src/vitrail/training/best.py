@@ -58,7 +58,8 @@ def read_best(run: TrainingRun, best: BestEvaluation) -> ImageModel | None:
         return None
     model = build_trained_model(run.learner.objective.model, read_weights(checkpoint))
     at_best = Progress.from_saved(read_state(checkpoint))
-    model.training_cost, model.learned_from = training_cost(run, at_best), run.data_fingerprint
+    model.training_cost = training_cost(run, at_best)
+    model.learned_from, model.chosen_by = run.data_fingerprint, run.choosing_fingerprint
     return model
 
 

@@ -115,8 +115,14 @@ def prepare_run(
         fewshot=None if fewshot is None else build_fewshot(config, fewshot, model, ranks),
         unused_holdout=data.unused_holdout,
         data_fingerprint=compute_fingerprint(data.training),
+        choosing_fingerprint=_compute_choosing_fingerprint(config, data.evaluation),
         weights_digest=digest,
     )
+
+
+def _compute_choosing_fingerprint(config: RunConfig, validation: Source | None) -> str | None:
+    chooses = config.schedule.result == "best" or config.schedule.patience is not None
+    return compute_fingerprint(validation) if chooses and validation is not None else None
 
 
 def build_run(

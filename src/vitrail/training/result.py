@@ -85,7 +85,8 @@ def save_result(run: TrainingRun, progress: Progress) -> TrainingResult:
     folder = run.config.run.folder
     records = read_records(run.records.path) if run.ranks.is_first else []
     model = build_trained_model(run.learner.objective.model, collect_weights(run.learner))
-    model.training_cost, model.learned_from = training_cost(run, progress), run.data_fingerprint
+    model.training_cost = training_cost(run, progress)
+    model.learned_from, model.chosen_by = run.data_fingerprint, run.choosing_fingerprint
     best = run.ranks.broadcast_from_first(find_best(run.config, records))
     step = progress.step
     takes_best = run.config.schedule.result == "best" and best is not None and best.step != step

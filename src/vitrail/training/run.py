@@ -72,6 +72,8 @@ class RunSetup:
     unused_holdout: float | None
     """The share of `data.holdout`, if nothing is set aside because the data has its own part "val"."""
     data_fingerprint: str
+    choosing_fingerprint: str | None
+    """Of the validation images; None if they do not choose the weights."""
     weights_digest: str
     """Of the weights that training starts from. Empty for fresh weights, and on all ranks except the first."""
 

@@ -242,7 +242,8 @@ def _build_model(
             model.preprocessing = checkpoint.preprocessing
             model.labels, model.stored_task = checkpoint.labels, checkpoint.task
             model.reliability = checkpoint.reliability
-            model.training_cost, model.learned_from = checkpoint.training_cost, checkpoint.learned_from
+            model.training_cost = checkpoint.training_cost
+            model.learned_from, model.chosen_by = checkpoint.learned_from, checkpoint.chosen_by
             model.origin = _describe_origin(name, weight_format, checkpoint, folder_files)
             checked.result()
     except ConfigError as error:

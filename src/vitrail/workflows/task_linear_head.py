@@ -134,6 +134,7 @@ def fit_linear_task_head(
     network.training_cost = linear_head_cost(network, count, seconds, engine.device)
     has_all = not summary.has_validation and config.data.share is None
     network.learned_from = compute_fingerprint(open_training_images(data) if has_all else parts.training)
+    network.chosen_by = None if parts.evaluation is None else compute_fingerprint(parts.evaluation)
     folder = config.run.folder
     folder.mkdir(parents=True, exist_ok=True)
     notes = (

@@ -22,7 +22,8 @@ TAG_COLUMNS = ("tags", "labels", "keywords")
 MANY_VALUES = 20
 """A named column of whole numbers with more different ones is numbers, and not classes."""
 MOSTLY = 0.9
-"""The share of filled cells that must be numbers in a column of numbers; the others are mistakes."""
+"""The share of filled cells that must be numbers in a column of numbers, or 0 and 1 in one of a tag; the others are
+mistakes."""
 MORE_THAN_STRAY = 0.1
 """The share of filled cells in a column of labels that must be lists, or fractions, for it to hold no labels."""
 
@@ -51,7 +52,7 @@ class ColumnFacts:
 
     @property
     def is_yes_or_no(self) -> bool:
-        return self.filled > 0 and self.yes_or_no == self.filled
+        return self.filled > 0 and self.yes_or_no >= MOSTLY * self.filled
 
     @property
     def is_numeric(self) -> bool:
@@ -218,7 +219,7 @@ class ColumnGuide:
             raise DataError(f"{self.table.title}: nothing stands in the column {empty[0]}: fill it, or name another")
         if kind == "tags" and len(columns) > 1:
             for column, each in facts.items():
-                if each.yes_or_no < MOSTLY * each.filled:
+                if not each.is_yes_or_no:
                     raise ConfigError(
                         f"{listed} cannot be tags, for {column} holds more than 0 and 1: give one column with "
                         f"'a{SEPARATOR}b', or columns of 0 and 1; several labels an image are task 'attributes'"

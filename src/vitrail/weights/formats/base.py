@@ -117,6 +117,7 @@ class CheckpointInfo:
     licence: str | None = None
     training_cost: TrainingCost | None = None
     learned_from: str | None = None
+    chosen_by: str | None = None
     reliability: Reliability | None = None
     unused_tensors: list[str] = field(default_factory=list)
     """Names of tensors that the model does not need; they are kept, so that a conversion back is complete."""

@@ -44,6 +44,7 @@ class NativeConfig(ForeignConfig):
     origin: dict[str, Any] | None = None
     training_cost: dict[str, Any] | None = None
     learned_from: str | None = None
+    chosen_by: str | None = None
 
 
 class NativeFormat(WeightFormat):
@@ -75,6 +76,7 @@ class NativeFormat(WeightFormat):
                 task=_read_task(config),
                 training_cost=None if config.training_cost is None else TrainingCost(**config.training_cost),
                 learned_from=config.learned_from,
+                chosen_by=config.chosen_by,
                 reliability=_read_reliability(folder_files, config),
                 unused_tensors=[name for name in tensors if name.startswith(UNUSED_PREFIX)],
             )
@@ -116,6 +118,7 @@ class NativeFormat(WeightFormat):
                 ),
                 "training_cost": None if (cost := model.training_cost) is None else cost.model_dump(mode="json"),
                 "learned_from": model.learned_from,
+                "chosen_by": model.chosen_by,
             },
             **({} if reliability is None else {RELIABILITY_FILE: reliability.model_dump(mode="json")}),
         }
