@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from vitrail.data.balance import balance_source, count_classes
 from vitrail.data.loader import TrainingLoader
+from vitrail.data.open import add_task, open_data
 from vitrail.data.order import Order
 from vitrail.data.resident import ResidentLoader
 from vitrail.data.sources.annotated import AnnotatedSource
@@ -20,6 +21,9 @@ from vitrail.data.sources.memory import InMemorySource
 from vitrail.data.sources.source import Source
 from vitrail.data.transforms.augment import Augmentation
 from vitrail.errors import ConfigError
+from vitrail.tasks.attributes import Attributes
+from vitrail.tasks.levels import Levels
+from vitrail.tasks.numbers import Numbers
 from vitrail.tasks.tags import Tags
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=6)
@@ -121,6 +125,22 @@ def read(loader, batches: int) -> list[tuple[list[int], torch.Tensor]]:
 
 
 OPTIONS = {"seed": 3, "augmentation": Augmentation(crop_area=(0.3, 1.0))}
+
+
+@pytest.mark.parametrize(
+    ("task", "cells"),
+    [
+        (Tags(names=("sky", "dog"), column="x"), ["sky", "sky", "dog", "", ""]),
+        (Levels(names=("low", "high"), column="x"), ["low", "low", "high", "", "what"]),
+        (Attributes(names=("x",), values=(("low", "high"),)), ["low", "low", "high", "", "what"]),
+        (Numbers.learn({"x": [1, 1, 2]}), [1, 1, 2, "", "what"]),
+    ],
+)
+def test_what_nothing_is_known_of_is_not_repeated(task, cells):
+    pairs = [(np.full((8, 8, 3), place, np.uint8), {"x": cell}) for place, cell in enumerate(cells)]
+    source = open_data(add_task(pairs, task))
+    times = Counter(names(balance_source(source, 1)))
+    assert [times[name] for name in names(source)] == [1, 1, 2, 1, 1]
 
 
 @pytest.mark.parametrize("kind", ["read", "in memory", "on device"])

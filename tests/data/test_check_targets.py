@@ -43,6 +43,23 @@ def test_tags(tmp_path):
     assert "tags: 5, from OUTDOOR (1), the rarest, to cat (38)" in list(report.lines())
 
 
+def test_what_only_a_split_to_evaluate_on_has_cannot_be_learned(tmp_path):
+    rows = [f"{i}.png,{'cat|sky' if i % 2 else 'cat'},train" for i in range(6)]
+    rows += ["6.png,zebra|sky,test", "7.png,zebra|ape,val", "8.png,sky,val"]
+    report = check(write_csv(tmp_path, "image,tags,split", rows, 9))
+    assert find(report, "untaught") == [
+        ("the tag 'ape'", "1 image of val has it, and none of train"),
+        ("the tag 'zebra'", "2 images of val and test have it, and none of train"),
+    ]
+    assert report.counts["untaught"] == 2
+    rows = [row.replace("cat|sky", "dog").replace("zebra|", "").replace(",sky,", ",dog,") for row in rows]
+    report = check(write_csv(tmp_path, "image,label,split", rows, 9))
+    assert find(report, "untaught") == [("the class 'ape'", "1 image of val has it, and none of train")]
+    assert not report.failed
+    levels = [row.replace("ape", "3 high") for row in rows]
+    assert find(check(write_csv(tmp_path, "image,mood,split", levels, 9)), "untaught")
+
+
 def test_tags_that_a_model_does_not_know(tmp_path):
     path = write_csv(tmp_path, "image,tags", ["0.png,cat", "1.png,dgo"], 2)
     report = check(path, task=Tags(names=("cat", "dog"), column="tags"))

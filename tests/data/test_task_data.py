@@ -157,6 +157,40 @@ def test_a_stray_cell_does_not_make_labels_another_task(tmp_path, stray, kind):
     assert recognise_task(path).kind == "tags"  # of a column with another name, a list says enough
 
 
+def test_a_stray_cell_does_not_end_a_column_of_ones(tmp_path):
+    rows = [f"{i}.png,{i % 2},{i % 3 % 2},{'x' if i == 7 else int(i % 5 == 0)}" for i in range(60)]
+    source = open_data(recognise_data(write_csv(tmp_path, "image,indoor,cat,dog", rows, 60)))
+    assert (source.task.kind, source.task.names) == ("tags", ("indoor", "cat", "dog"))
+    assert list(source.broken_rows) == [7]
+    assert "rows.csv, line 9" in source.broken_rows[7]
+    assert "'x'" in source.broken_rows[7]
+
+
+def test_numbers_learn_nothing_from_what_measures_them(tmp_path):
+    """The mean of a head to start from, and of what losses are scaled by, is that of the images to train on."""
+    for high in (10, 1000):
+        rows = [f"{i}.png,{i},train" for i in range(10)] + [f"{i}.png,{high},test" for i in range(10, 14)]
+        data = add_task(write_csv(tmp_path, "image,age,split", rows, 14), "numbers")
+        assert recognise_task(data).means == (4.5,)
+        assert open_data(data, "test").targets(0, 4)["numbers"].ravel().tolist() == [high] * 4
+    path = write_csv(tmp_path, "image,age,split", [f"{i}.png,{i},test" for i in range(4)])
+    assert recognise_task(add_task(path, "numbers")).means == (1.5,)
+
+
+def test_tags_are_those_of_all_splits(tmp_path):
+    rows = ["0.png,cat|dog,train", "1.png,dog,train", "2.png,owl,test"]
+    assert recognise_task(write_csv(tmp_path, "image,tags,split", rows, 3)).names == ("cat", "dog", "owl")
+
+
+@pytest.mark.parametrize("name", ["split", "Split", "SPLIT"])
+@pytest.mark.parametrize("column", ["tags", "label"])
+def test_the_name_of_the_column_of_splits_may_be_written_in_any_case(tmp_path, name, column):
+    path = write_csv(tmp_path, f"image,{column},{name}", ["0.png,a,train", "1.png,b,train", "2.png,a,val"], 3)
+    data = recognise_data(path)
+    assert list_splits(data) == ("train", "val")
+    assert [len(open_data(data, split)) for split in ("train", "val")] == [2, 1]
+
+
 @pytest.mark.parametrize("cells", [[" b", "a ", "b"], [0.0, 1.0, 0], [10, 9.0, "9 "]])
 def test_label_names_are_those_that_rows_are_looked_up_by(cells):
     source = open_data(add_task([(picture(0), {"kind": cell}) for cell in cells], "labels", "kind"))

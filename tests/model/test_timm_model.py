@@ -157,7 +157,9 @@ def test_a_new_head_starts_at_zero_and_learns(name):
     images = pictures(model)
     with torch.no_grad():
         before = model.forward_features(images)
+    model.reliability = Reliability(images=9, unknown=UnknownScore(kind="max-probability", limits={0.05: 0.3}))
     assert model.replace_head(5, list("abcde")) is model
+    assert model.reliability is None, "it was fitted to the head before"
     assert (model.num_classes, model.labels) == (5, tuple("abcde"))
     with torch.no_grad():
         assert torch.equal(model(images), torch.zeros(2, 5))

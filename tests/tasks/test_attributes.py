@@ -54,7 +54,7 @@ def test_cells_become_places_and_empty_ones_unknown():
 def test_images_are_grouped_by_their_rarest_value():
     places = np.array([[0, 0], [0, 0], [0, 1], [2, 0], [-1, 1], [-1, -1], [2, -1], [0, 1]])
     # There are 4 blue, 2 red, 3 rings and 3 squares.
-    assert TASK.stratify({ATTRIBUTES: places}).tolist() == [3, 3, 4, 2, 4, 5, 2, 4]
+    assert TASK.stratify({ATTRIBUTES: places}).tolist() == [3, 3, 4, 2, 4, -1, 2, 4]
 
 
 PLACES = torch.tensor([[2, 0], [-1, 1], [0, -1], [-1, -1]])

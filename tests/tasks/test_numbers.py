@@ -183,11 +183,11 @@ def test_intervals_cover_the_truth_of_the_population():
 def test_groups_hold_a_tenth_each_and_the_unknown_are_one_of_their_own():
     numbers = np.append(np.random.default_rng(0).permutation(100).astype(float), [np.nan] * 3)
     groups = group_by_rank(numbers)
-    assert np.bincount(groups).tolist() == [10] * 10 + [3]
+    assert np.bincount(groups + 1).tolist() == [3] + [10] * 10
     assert (np.diff(groups[:100][np.argsort(numbers[:100])]) >= 0).all()
     strata = TASK.stratify({NUMBERS: np.array([[40, NAN], [NAN, NAN], [20, 2000], [70, 9000]], np.float32)})
-    assert strata[1] == 10
-    assert strata[2] < strata[0] < strata[3] < 10
+    assert strata[1] == -1
+    assert -1 < strata[2] < strata[0] < strata[3] < 10
     assert len(set(group_by_rank(np.full(7, 3.0)))) == 1
 
 

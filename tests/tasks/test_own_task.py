@@ -10,13 +10,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
+from pydantic import Field
+from task_tables import write_csv
 from torch.nn import functional as F
 
 import vitrail
+from vitrail.data.open import add_task, open_data
 from vitrail.errors import DataError, WeightsError
 from vitrail.inference.engine import open_engine
 from vitrail.objectives.supervised import Supervised
@@ -80,6 +84,17 @@ def test_cells_are_counts(own):
     for columns in ({"birds": ["", None]}, {"a": ["1"], "b": ["2"]}):
         with pytest.raises(DataError):
             own.Counts.learn(columns)
+
+
+def test_a_field_may_be_a_dictionary(own, tmp_path):
+    class Weighed(own.Counts):
+        kind: Literal["weighed"] = "weighed"
+        weights: dict[str, float] = Field(default_factory=dict)
+
+    path = write_csv(tmp_path, "image,birds", ["0.png,3", "1.png,4"], 2)
+    source = open_data(add_task(path, Weighed(column="birds", weights={"far": 2.0})))
+    assert source.task.weights == {"far": 2.0}
+    assert source.targets(0, 2)[own.COUNT].tolist() == [3, 4]
 
 
 def test_metrics_are_those_of_the_known(own):

@@ -51,7 +51,7 @@ def test_a_cell_that_is_wrong_spoils_no_other():
 
 def test_images_are_grouped_by_their_rarest_tag():
     tags = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1], [1, 0, 1], [0, 0, 0]], np.float32)
-    assert TASK.stratify({TAGS: tags}).tolist() == [0, 1, 2, 2, 3]
+    assert TASK.stratify({TAGS: tags}).tolist() == [0, 1, 2, 2, -1]
 
 
 def loss_of_one(outputs: list[float], tags: list[float]) -> float:
@@ -131,12 +131,20 @@ def test_thresholds_decide_and_travel():
     tuned = TASK.tune(values, {TAGS: tags})
     for k in range(3):
         assert tuned.thresholds[k] == choose_threshold(tags[:, k] > 0, values[:, k])
+    few = tags * (np.cumsum(tags, axis=0) <= [99, 4, 2])
+    tuned = TASK.tune(values, {TAGS: few})
+    rare = [few[:, 1:].ravel() > 0, values[:, 1:].ravel()]
+    assert tuned.thresholds == (choose_threshold(few[:, 0] > 0, values[:, 0]), *[choose_threshold(*rare)] * 2)
+    assert TASK.tune(values, {TAGS: few * [1, 1, 0]}).thresholds[1:] == (0.5, 0.5)
     task = TASK.model_copy(update={"thresholds": (0.2, 0.9, 0.5)})
     shares = np.array([0.25, 0.8, 0.1], np.float32)
     answer = json.loads(json.dumps(task.answer(shares, top=2)))
     assert answer == {"tags": ["cat"], "probabilities": {"dog": pytest.approx(0.8), "cat": 0.25}}
     assert [(line.name, line.is_chosen) for line in task.describe(shares, top=1)] == [("dog", False), ("cat", True)]
+    assert set(task.answer(shares, top=1)["probabilities"]) == {"dog", "cat"}, "what was chosen is among them"
     assert task.flatten(shares)["tags"] == "cat"
+    flat = Tags(names=("sky", "tags")).flatten(np.array([0.1, 0.9], np.float32))
+    assert flat == {"tags": "tags", "sky": pytest.approx(0.1), "tags (tag)": pytest.approx(0.9)}
     assert task.compare(np.stack([shares] * 2), np.stack([shares, [0.1, 0.8, 0.1]])) < 1
     with pytest.raises(ConfigError, match="3 tags and 2 thresholds"):
         Tags(names=TASK.names, thresholds=(0.5, 0.5))

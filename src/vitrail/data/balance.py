@@ -17,9 +17,9 @@ def balance_source(source: Source, share: float) -> Source:
     """Return a source that shows every sample at least once, and those of rare classes more often.
 
     A class with n samples is shown n + share · (most − n) times, where the largest class has `most`. For a task other
-    than labels, classes are the strata of the source. Samples without a label are not repeated. The repetitions of a
-    sample are spread evenly, so that every part of the list is as balanced as the whole: over all of it, or, for a
-    source of which neighbours should be read together, over the window of its neighbours.
+    than labels, classes are the strata of the source. Samples of which nothing is known are not repeated. The
+    repetitions of a sample are spread evenly, so that every part of the list is as balanced as the whole: over all of
+    it, or, for a source of which neighbours should be read together, over the window of its neighbours.
 
     Args:
         source: the samples.

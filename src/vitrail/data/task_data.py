@@ -116,7 +116,8 @@ def _build(data: TaskData) -> tuple[AnnotatedSource, dict[str, Indices]] | None:
     if any(column not in table.columns for column in keep):
         table = read_table(data.data, (), labels_only=False) or table  # with all columns, so that the error names them
     matches = _mark_rows_without_split(table)
-    if (task := _find_task(data, table)) is None:
+    splits = _divide(table, matches)
+    if (task := _find_task(data, table, splits.get("train"))) is None:
         return None
     images = table.open_images()
     if isinstance(images, FileSource) and table.file is not None:
@@ -125,11 +126,14 @@ def _build(data: TaskData) -> tuple[AnnotatedSource, dict[str, Indices]] | None:
     if len(source.broken_rows) == len(source):
         reasons = "\n".join(f"  {reason}" for reason in list(source.broken_rows.values())[:REASONS_SHOWN])
         raise DataError(f"{table.title}: no row can be used\n{reasons}")
-    return source, _divide(table, matches)
+    return source, splits
 
 
-def _find_task(data: TaskData, table: RowTable) -> Task | None:
-    """Return the task with the columns of a table; None if the data opens without this record."""
+def _find_task(data: TaskData, table: RowTable, training: Indices | None) -> Task | None:
+    """Return the task with the columns of a table; None if the data opens without this record.
+
+    `training` are the rows to train on; None if there are no splits.
+    """
     if isinstance(data.task, Task):
         return fit_columns(data.task, table, data.columns)
     if table.task is not None and data.kind in (None, table.task.kind) and not data.columns:
@@ -137,7 +141,7 @@ def _find_task(data: TaskData, table: RowTable) -> Task | None:
     kind, columns = ColumnGuide(table, data.kind, data.columns).choose()
     if kind == LABELS and not data.columns and columns[0] in table.plain_labels:
         return None
-    return learn_task(table, kind, columns)
+    return learn_task(table, kind, columns, training)
 
 
 def _mark_rows_without_split(table: RowTable) -> list[tuple[str, str]]:

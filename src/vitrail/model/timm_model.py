@@ -71,7 +71,7 @@ class TimmModel(ImageModel):
         target = TimmArchitecture(**{**dict(self.architecture), "num_classes": num_classes})
         self._change_network(target, lambda network: network.reset_classifier(num_classes))
         self.initialise_head()
-        self.labels, self.stored_task = labels, None
+        self.labels, self.stored_task, self.reliability = labels, None, None
         return self
 
     @torch.no_grad()

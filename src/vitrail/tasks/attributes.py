@@ -48,6 +48,7 @@ class Attributes(Task):
     values: tuple[Annotated[tuple[str, ...], Field(min_length=1)], ...]
     """The values of each column, in the order of the outputs."""
 
+    learns_names: ClassVar[bool] = True
     worst_words: ClassVar[str] = "the images with the surest wrong value"
 
     @model_validator(mode="after")
@@ -81,13 +82,13 @@ class Attributes(Task):
         return {ATTRIBUTES: np.full((count, len(self.names)), UNKNOWN, np.int64)}
 
     def stratify(self, targets: Targets) -> NDArray[np.int64]:
-        """Return the number of each image's rarest value, and K for images without any."""
+        """Return the number of each image's rarest value, and −1 for images without any."""
         places, starts = targets[ATTRIBUTES], np.array([part.start for part in self.parts])
         outputs = np.where(places == UNKNOWN, len(self.output_names), places + starts)
         counts = np.bincount(outputs.ravel(), minlength=len(self.output_names) + 1)
         counts[-1] = places.size + 1
         rarest: NDArray[np.int64] = np.take_along_axis(outputs, counts[outputs].argmin(axis=1)[:, None], axis=1)[:, 0]
-        return rarest
+        return np.where(rarest == len(self.output_names), -1, rarest)
 
     @property
     def parts(self) -> tuple[slice, ...]:

@@ -31,6 +31,7 @@ class Labels(Task):
     names: tuple[str, ...]
     """The classes, in the order of the outputs."""
     column: str = LABEL
+    learns_names: ClassVar[bool] = True
     choosing_metric: ClassVar[str] = "accuracy"
 
     @classmethod

@@ -40,6 +40,7 @@ class Levels(Task):
     names: Annotated[tuple[str, ...], Field(min_length=2)]
     """The levels, the lowest first."""
     column: str = LEVEL
+    learns_names: ClassVar[bool] = True
     worst_words: ClassVar[str] = "the images with answers that are the most levels off"
 
     @classmethod
@@ -64,7 +65,7 @@ class Levels(Task):
         return {LEVEL: np.full(count, UNKNOWN, np.int64)}
 
     def stratify(self, targets: Targets) -> NDArray[np.int64]:
-        return targets[LEVEL] % (len(self.names) + 1)
+        return targets[LEVEL]
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -75,9 +75,9 @@ class RankCorrelation:
 
 
 def group_by_rank(numbers: Array, groups: int = GROUPS) -> NDArray[np.int64]:
-    """Return for each of (N,) numbers in which tenth of them it lies, and `groups` for NaN."""
+    """Return for each of (N,) numbers in which tenth of them it lies, and −1 for NaN."""
     is_known = ~np.isnan(numbers)
     if not is_known.any():
-        return np.full(len(numbers), groups, np.int64)
+        return np.full(len(numbers), -1, np.int64)
     edges = np.quantile(numbers[is_known], np.arange(1, groups) / groups)
-    return np.where(is_known, np.searchsorted(edges, numbers, side="right"), groups).astype(np.int64)
+    return np.where(is_known, np.searchsorted(edges, numbers, side="right"), -1).astype(np.int64)

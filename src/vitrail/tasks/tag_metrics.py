@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+LEAST_FOR_THRESHOLD = 5
+"""Images that must have a tag for a threshold of its own."""
 
 
 class AveragePrecision:
@@ -58,6 +60,19 @@ def compute_f1(truth: Array, decided: Array) -> Array:
         positives > 0, 2 * (truth & decided).sum(axis=0) / np.maximum(positives + chosen, 1), np.nan
     )
     return result
+
+
+def choose_thresholds(truth: Array, scores: Array) -> list[float]:
+    """Return a threshold for each tag of (N, K) scores: the one with the best F1 of its own, if enough images have it.
+
+    A few images do not tell: for one alone that ranks last, the best F1 would be to answer the tag for every image. The
+    rare tags share the threshold that is best for all of them together.
+    """
+    images = truth.sum(axis=0)
+    is_rare = images < LEAST_FOR_THRESHOLD
+    pooled = truth[:, is_rare], scores[:, is_rare]
+    shared = choose_threshold(*map(np.ravel, pooled)) if pooled[0].sum() >= LEAST_FOR_THRESHOLD else 0.5
+    return [shared if rare else choose_threshold(truth[:, k], scores[:, k]) for k, rare in enumerate(is_rare)]
 
 
 def choose_threshold(truth: Array, scores: Array) -> float:

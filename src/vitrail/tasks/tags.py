@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from vitrail.errors import DataError, did_you_mean
 from vitrail.tasks.cells import SEPARATOR, read_good_cells, read_yes_or_no, split_tags
 from vitrail.tasks.draw_measures import draw_share_bars
-from vitrail.tasks.tag_metrics import AveragePrecision, average_known, choose_threshold, compute_f1
+from vitrail.tasks.tag_metrics import AveragePrecision, average_known, choose_thresholds, compute_f1
 from vitrail.tasks.task import (
     AnswerLine,
     Array,
@@ -46,6 +46,7 @@ class Tags(Task):
     """The column that lists an image's tags; None if each tag has a column of 0 and 1 with its name."""
     thresholds: tuple[Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)], ...] = ()
     """From which probability on an image has each tag; 0.5 for all if empty."""
+    learns_names: ClassVar[bool] = True
     worst_words: ClassVar[str] = "the images with the surest wrong tag"
 
     @model_validator(mode="after")
@@ -80,10 +81,10 @@ class Tags(Task):
         return {TAGS: np.zeros((count, len(self.names)), np.float32)}
 
     def stratify(self, targets: Targets) -> NDArray[np.int64]:
-        """Return the number of each image's rarest tag, and K for images without tags: so every part has rare tags."""
+        """Return the number of each image's rarest tag, and −1 for images without tags: so every part has rare tags."""
         tags = targets[TAGS] > 0
         counts = np.where(tags, tags.sum(axis=0), len(tags) + 1)
-        return np.where(tags.any(axis=1), counts.argmin(axis=1), len(self.names)).astype(np.int64)
+        return np.where(tags.any(axis=1), counts.argmin(axis=1), -1).astype(np.int64)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -103,9 +104,11 @@ class Tags(Task):
         return outputs.sigmoid()
 
     def answer(self, values: NDArray[np.float32], top: int = 5) -> dict[str, Any]:
-        chosen = [name for name, has in zip(self.names, self.decide(values), strict=True) if has]
-        best = np.argsort(-values, kind="stable")[:top]
-        return {"tags": chosen, "probabilities": {self.names[k]: float(values[k]) for k in best}}
+        """Return the tags that the image has, and the probabilities of these and of the `top` likeliest."""
+        lines = self.describe(values, top)
+        chosen = {line.name for line in lines if line.is_chosen}
+        probabilities = {line.name: line.share for line in lines}
+        return {"tags": [name for name in self.names if name in chosen], "probabilities": probabilities}
 
     def describe(self, values: NDArray[np.float32], top: int = 5) -> list[AnswerLine]:
         decided, best = self.decide(values), np.argsort(-values, kind="stable")
@@ -115,8 +118,10 @@ class Tags(Task):
         ]
 
     def flatten(self, values: NDArray[np.float32]) -> dict[str, str | float]:
+        """Return the tags that the image has in the column `tags`, and the probability of every tag in its own."""
         chosen = (name for name, has in zip(self.names, self.decide(values), strict=True) if has)
-        return {"tags": SEPARATOR.join(chosen), **{name: float(p) for name, p in zip(self.names, values, strict=True)}}
+        columns = (f"{name} (tag)" if name == "tags" else name for name in self.names)
+        return {"tags": SEPARATOR.join(chosen), **dict(zip(columns, map(float, values), strict=True))}
 
     def decide(self, values: Array) -> NDArray[np.bool_]:
         """(…, K) probabilities → (…, K): which tags the images have."""
@@ -161,10 +166,8 @@ class Tags(Task):
         return draw_share_bars(folder / "tags.png", title, self.names, precisions, truth.sum(axis=0))
 
     def tune(self, values: Array, targets: Targets) -> Self:
-        """Choose for each tag the threshold with the best F1. A tag that no image has keeps 0.5."""
-        truth = targets[TAGS] > 0
-        thresholds = [choose_threshold(truth[:, k], values[:, k]) for k in range(len(self.names))]
-        return self.model_copy(update={"thresholds": tuple(thresholds)})
+        """Choose for each tag the threshold with the best F1, and one for all that only few images have."""
+        return self.model_copy(update={"thresholds": tuple(choose_thresholds(targets[TAGS] > 0, values))})
 
     def compare(self, expected: Array, found: Array) -> float:
         """Return how many of the tags that either chooses for an image both choose, on average; 1 where none is."""

@@ -88,12 +88,20 @@ class Task(Config):
                 raise ValueError(f"the {self.kind} are {', '.join(names) or 'none'}: give one or more different names")
         return self
 
+    def __hash__(self) -> int:
+        """Hash what is stored, so that tasks with lists and dictionaries have one too."""
+        return hash((type(self), self.model_dump_json()))
+
     # What a target looks like
+
+    learns_names: ClassVar[bool] = False
+    """Whether `learn` reads nothing but names, which those who evaluate need too. Otherwise it also reads values, and
+    does not see the rows of val and test."""
 
     @classmethod
     @abstractmethod
     def learn(cls, columns: Mapping[str, Sequence[Cell]]) -> Self:
-        """Return the task of some data: its tags, its range, … `columns` are the cells of all its rows.
+        """Return the task of some data: its tags, its range, … `columns` are the cells of its rows.
 
         Raises:
             DataError: nothing can be learned from them, and why.
@@ -113,7 +121,10 @@ class Task(Config):
 
     @abstractmethod
     def stratify(self, targets: Targets) -> NDArray[np.int64]:
-        """Return (N,) numbers of groups with similar targets: every part of the data gets an equal share of each."""
+        """Return (N,) numbers of groups with similar targets, and −1 for images of which nothing is known.
+
+        Every part of the data gets an equal share of each group, and `data.balance` shows rare groups more often.
+        """
 
     @property
     @abstractmethod

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from vitrail.data.check.finding import DataFinding as DataFinding
 from vitrail.data.check.overlap import Overlap
-from vitrail.data.check.targets import TargetReport, describe_cells
+from vitrail.data.check.targets import TargetReport, describe_cells, list_untaught
 from vitrail.data.order import Indices
 from vitrail.data.sources.annotated import LABELS
 from vitrail.data.sources.source import Source
@@ -34,6 +34,7 @@ FINDING_KINDS = {
     "repeated": "also in the data to compare with",
     "duplicate": "twice in its split",
     "classes": "splits whose classes differ",
+    "untaught": "what no image to train on has",
     "misspelt": "a rare name that is nearly a frequent one",
     "outlier": "a number far from all others",
     "empty": "a row with nothing to learn",
@@ -47,7 +48,7 @@ FINDING_KINDS = {
 }
 """The kinds of findings, the most serious first."""
 FAILING_KINDS = ("unreadable", "truncated", "row", "leak", "repeated")
-TARGET_KINDS = ("misspelt", "outlier", "empty", "missing", "constant")
+TARGET_KINDS = ("untaught", "misspelt", "outlier", "empty", "missing", "constant")
 """The kinds of findings about targets."""
 MOST_ROWS = 30
 """Rows of a table that people are shown."""
@@ -277,9 +278,18 @@ class DataReport(Result):
     def _has_labels(self) -> bool:
         return all(part.has_labels for part in self.parts)
 
-    @property
+    @cached_property
     def _target_findings(self) -> Sequence[DataFinding]:
-        return () if self.targets is None else self.targets.findings
+        return self._list_untaught_classes() if self.targets is None else self.targets.findings
+
+    def _list_untaught_classes(self) -> list[DataFinding]:
+        """Return a finding for each class that other splits have images of, and the one to train on has none."""
+        parts = {part.split: part.count_classes()["counts"] for part in self.parts}
+        if "train" not in parts or not self._has_labels:
+            return []
+        classes = dict.fromkeys(name for counts in parts.values() for name in counts)
+        counts = {name: Counter({split: part.get(name, 0) for split, part in parts.items()}) for name in classes}
+        return list_untaught("the class", counts, list(parts))
 
     @cached_property
     def _common(self) -> list[str]:

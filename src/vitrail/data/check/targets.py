@@ -74,6 +74,23 @@ def check_targets(sources: Mapping[str, Source]) -> TargetReport | None:
     return checker.report
 
 
+def list_untaught(what: str, counts: Mapping[str, Counter[str]], splits: Sequence[str]) -> list[DataFinding]:
+    """Return a finding for each name that images of other splits have and none to train on; none without "train".
+
+    Args:
+        what: what the names are, such as "the tag".
+        counts: how many images of each split have each name.
+        splits: the splits of the data.
+    """
+    findings = []
+    for name, each in counts.items() if "train" in splits else ():
+        if not each["train"] and (images := sum(each.values())):
+            where = " and ".join(split for split in splits if each[split])
+            has = f"{format_count(images, 'image')} of {where} {'has' if images == 1 else 'have'} it"
+            findings.append(DataFinding("untaught", "all", f"{what} {name!r}", f"{has}, and none of train"))
+    return findings
+
+
 class _TargetChecker:
     """Collects the findings about the rows of all splits that can be used."""
 
@@ -91,6 +108,7 @@ class _TargetChecker:
             if sum(each.values()) in (0, len(self.rows)):
                 who = "every image has it" if sum(each.values()) else "no image has it"
                 self._add("constant", None, f"the tag {name!r}", f"{who}, so there is nothing to learn")
+        self.report.findings += list_untaught("the tag", counts, list(self.sources))
         self._add_empty([not each for each in tags], "has no tag")
         self._tabulate("tag", "tags", counts)
 
@@ -106,6 +124,7 @@ class _TargetChecker:
             self._add_missing(column, [not name for name in names], "nothing")
             if len(counts) == 1:
                 self._add_constant(column, next(iter(counts)))
+            self.report.findings += list_untaught(column, counts, list(self.sources))
             self._tabulate(column, f"values of {column}", counts)
         self._add_empty([not any(names) for names in zip(*columns.values(), strict=True)], "has nothing to learn")
 

@@ -158,25 +158,32 @@ def check_base(path: Path, files: FileSource) -> None:
 def read_csv_splits(path: Path) -> set[str]:
     """Return the values of the column `split`; empty if there is no such column."""
     with _open_csv_reader(path) as reader:
-        return {row["split"] or "" for row in reader} if "split" in (reader.fieldnames or ()) else set()
+        column = find_split_column(reader.fieldnames or ())
+        return set() if column is None else {row[column] or "" for row in reader}
+
+
+def find_split_column(names: Sequence[str]) -> str | None:
+    """Return the column that tells which split a row is of; None if there is none."""
+    return next((name for name in names if name.lower() == "split"), None)
 
 
 def _read_csv_rows(path: Path, split: str | None) -> Iterator[tuple[str, str]]:
     """Yield the image path and the label of each row."""
     with _open_csv_reader(path) as reader:
         names = list(reader.fieldnames or ())
+        column = find_split_column(names)
         image, label = (
             next((name for name in names if name.lower() in known), None) for known in (IMAGE_COLUMNS, LABEL_COLUMNS)
         )
         if image is None or label is None:
             raise DataError(
                 f"{path} has the columns {', '.join(names) or 'none'}: it needs one of {', '.join(IMAGE_COLUMNS)} "
-                f"and one of {', '.join(LABEL_COLUMNS)}"
+                f"and one of {', '.join(LABEL_COLUMNS)}; say which to learn if it has another name, as --labels NAME"
             )
         for row in reader:
             if not row[image] or not row[label]:
                 raise DataError(f"{path}, line {reader.line_num}: there is no {label if row[image] else image}")
-            if split is None or row.get("split") == split:
+            if split is None or (column is not None and row[column] == split):
                 yield row[image], row[label]
 
 

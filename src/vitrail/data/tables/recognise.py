@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from vitrail.data.order import Indices
 from vitrail.data.sources.folder import LABEL_COLUMNS, sort_classes
 from vitrail.data.tables.row_table import RowTable
 from vitrail.errors import ConfigError, DataError
@@ -245,15 +246,24 @@ class ColumnGuide:
                     )
 
 
-def learn_task(table: RowTable, kind: str, columns: Sequence[str]) -> Task:
-    """Return the task of a kind that columns tell. Cells that cannot be read teach nothing; their rows are bad."""
+def learn_task(table: RowTable, kind: str, columns: Sequence[str], training: Indices | None = None) -> Task:
+    """Return the task of a kind that columns tell. Cells that cannot be read teach nothing; their rows are bad.
+
+    Args:
+        table: the table.
+        kind: the kind of the task.
+        columns: the columns to learn.
+        training: the rows to train on; None if there are no splits.
+    """
     if kind == "tags" and len(columns) == 1 and inspect_column(columns[0], table.columns[columns[0]]).is_yes_or_no:
         return Tags(names=tuple(columns))
     try:
         if kind == "labels":
             names = set(read_good_cells(partial(read_name, columns[0]), table.columns[columns[0]])) - {""}
             return Labels(names=tuple(sort_classes(names)), column=columns[0])
-        return find_task(kind).learn({column: table.columns[column] for column in columns})
+        task = find_task(kind)
+        rows = range(len(table)) if training is None or task.learns_names else training.tolist()
+        return task.learn({column: [table.columns[column][row] for row in rows] for column in columns})
     except DataError as error:
         raise DataError(f"{table.title}: {error}") from None
 

@@ -12,15 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.sources.folder import IMAGE_COLUMNS
+from vitrail.data.sources.folder import IMAGE_COLUMNS, find_split_column
 from vitrail.data.sources.source import read_small_text
 from vitrail.data.tables.row_table import RowCollector, RowTable, name_table
 from vitrail.errors import DataError
 from vitrail.system.files import open_regular_file
 from vitrail.tasks.task import Cell
 
-SPLIT = "split"
-"""The column that tells the split of a row."""
 JSON_TABLES = (".jsonl", ".json")
 TEXT_TABLES = (".csv", *JSON_TABLES)
 """The endings of tables that are text."""
@@ -62,8 +60,9 @@ def _collect_csv(path: Path, rows: RowCollector) -> None:
             rows.is_plain = head == written
             _check_head(head, rows.title)
             image = _find_image_column(head, rows.title)
-            columns = [(place, name) for place, name in enumerate(head) if _is_target(name, image)]
-            split = head.index(SPLIT) if SPLIT in head else None
+            split_column = find_split_column(head)
+            columns = [(place, name) for place, name in enumerate(head) if _is_target(name, image, split_column)]
+            split = None if split_column is None else head.index(split_column)
             image_place = head.index(image)
             began = reader.line_num + 1
             for cells in reader:
@@ -159,8 +158,9 @@ def _add_record(rows: RowCollector, number: int, record: Any, image: str | None)
         rows.add(number, None, None, {}, "this is no record in JSON (too deep)")
         return image
     image = image or next((name for name in record if name.lower() in IMAGE_COLUMNS), None)
-    split = record.get(SPLIT)
-    cells = {name: cell for name, cell in record.items() if _is_target(name, image)}
+    split_column = find_split_column(list(record))
+    split = None if split_column is None else record[split_column]
+    cells = {name: cell for name, cell in record.items() if _is_target(name, image, split_column)}
     rows.add(number, record.get(image) if image else None, None if split is None else str(split).strip(), cells)
     return image
 
@@ -185,6 +185,6 @@ def _find_image_column(names: Sequence[str], title: str) -> str:
     return image
 
 
-def _is_target(name: str, image: str | None) -> bool:
+def _is_target(name: str, image: str | None, split: str | None) -> bool:
     """Return whether a column may be a target. Columns without a name are row numbers, as pandas writes them."""
-    return name not in (image, SPLIT) and bool(name.strip())
+    return name not in (image, split) and bool(name.strip())
