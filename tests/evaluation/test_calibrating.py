@@ -77,6 +77,18 @@ def test_unlike_images_choose_the_score():
     assert result.aurocs[result.score] == pytest.approx(np.mean(pairs), abs=0.01)
 
 
+def test_labels_of_a_column_with_another_name(tmp_path):
+    rows = ["image,kind,id"]
+    for place, (image, label) in enumerate(draw_noise(1000)):
+        Image.fromarray(image).save(tmp_path / f"{place}.png")
+        rows.append(f"{place}.png,{label},x{place}")
+    (tmp_path / "rows.csv").write_text("\n".join(rows))
+    found = fit(make_model(), tmp_path / "rows.csv", labels="kind").reliability
+    assert found.sets == calibrate_once().reliability.sets
+    with pytest.raises(DataError, match="--labels NAME"):
+        fit(make_model(), tmp_path / "rows.csv")
+
+
 def test_a_folder_keeps_its_files_and_gets_one_more(tmp_path):
     folder = vitrail.save(make_model(), tmp_path / "model", notes="Trained at home.")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}

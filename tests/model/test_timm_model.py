@@ -17,6 +17,8 @@ from vitrail.model.create import build_empty_model
 from vitrail.model.timm_model import TimmModel, build_empty_network, find_output_layers, measure_activation_bytes
 from vitrail.model.variants import make_architecture
 from vitrail.objectives.classification import Classification
+from vitrail.reliability.record import Reliability
+from vitrail.reliability.unknown import UnknownScore
 from vitrail.training.optim import find_kernels, group_parameters
 
 CONVOLUTIONAL, SIZED, BOUND = "test_efficientnet", "test_vit4", "efficientvit_m0"
@@ -157,7 +159,8 @@ def test_a_new_head_starts_at_zero_and_learns(name):
     images = pictures(model)
     with torch.no_grad():
         before = model.forward_features(images)
-    model.reliability = Reliability(images=9, unknown=UnknownScore(kind="max-probability", limits={0.05: 0.3}))
+    probabilities = torch.linspace(0, 1, 100)[:, None].numpy()
+    model.reliability = Reliability(images=100, unknown=UnknownScore.fit("softmax", probabilities, None))
     assert model.replace_head(5, list("abcde")) is model
     assert model.reliability is None, "it was fitted to the head before"
     assert (model.num_classes, model.labels) == (5, tuple("abcde"))

@@ -27,6 +27,9 @@ def calibrate(
         bool, typer.Option("--no-sets", help="Only a score of unknown images, which needs 100 images and not 1,000.")
     ] = False,
     which: WhichOption = "last",
+    labels: Annotated[
+        str | None, typer.Option(help="The column of the data that holds the label, if it is not called so.")
+    ] = None,
     labels_from: LabelsFromOption = None,
     mapping: Annotated[
         Path | None, typer.Option("--map", help="CSV or JSON: the model's classes for each class of the data.")
@@ -54,6 +57,7 @@ def calibrate(
             split,
             unlike=unlike,
             sets=not no_sets,
+            labels=labels,
             labels_from=labels_from,
             mapping=mapping,
             batch_size=batch_size,

@@ -13,6 +13,7 @@ from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.evaluate import has_learned_from, open_scored_part, was_chosen_by
 from vitrail.evaluation.labels import LabelMap, read_label_map
 from vitrail.evaluation.reliability import SetCheck, fit_reliability, list_scores
+from vitrail.evaluation.score_task import read_as_task
 from vitrail.inference.batches import InferenceOptions
 from vitrail.inference.engine import Engine, Model, check_model, is_exported, open_engine
 from vitrail.inference.find_images import require_images
@@ -82,6 +83,7 @@ def calibrate(
     *,
     unlike: Data | None = None,
     sets: bool = True,
+    labels: str | Sequence[str] | None = None,
     labels_from: str | None = None,
     mapping: str | Path | None = None,
     batch_size: int = 64,
@@ -110,6 +112,7 @@ def calibrate(
         unlike: images of other things, which choose the score of unknown images: the one with the largest AUROC; by
             default neighbours, which is best on average.
         sets: whether to fit sets of labels, for which 1,000 images are needed; a score of unknown images needs 100.
+        labels: the column of the data that holds the label, if it is not called so.
         labels_from: where the class stands in the names of a folder's images: "NAME_*" for cat_1.jpg, or a regular
             expression with one group.
         mapping: a CSV or JSON file that says which classes of the model are right for which of the data.
@@ -138,7 +141,9 @@ def calibrate(
         engine = open_engine(
             loaded, device=device, precision=precision, batch=batch_size, on_message=send_messages(listener)
         )
-        if engine.task.kind != "labels":
+        if engine.task.kind == "labels" or labels is not None:
+            data = read_as_task(data, engine.task, labels)
+        else:
             data = recognise_data(data)  # targets are not needed, so those of any task will do
         source, part = open_scored_part(data, split)
         where = name_data(data) if part is None else f"the split {part} of {name_data(data)}"
