@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from vitrail.cli.next_step import describe_next_step
 from vitrail.cli.train import describe_training_result
 
 FOLDER = Path("runs/two words & $HOME 'quoted'")
@@ -26,6 +27,26 @@ def test_paths_are_quoted(kind, problem):
     commands = [words for line in lines if line.startswith(("next:", "report: ")) for words in split_commands(line)]
     assert commands
     assert all(str(FOLDER) in words for words in commands)
+
+
+def test_the_next_step_learns_the_same():
+    """The command after a quick one keeps what says what is learned, and gets a folder of its own."""
+    given = {"task": "tags", "labels": "my tags", "labels_from": None, "minutes": None, "sweep": False}
+    settings = ["folder=runs/quick", "run.folder=runs/quick", "objective.balance=none", "run.seed=3"]
+    line = describe_next_step(FOLDER, "my photos.csv", "pane", given, settings)
+    predict, again = split_commands(line.replace("; or train", "\nor train").replace("often better:", "\n"))
+    assert predict[:5] == ["vitrail", "predict", "PHOTO", "--model", str(FOLDER)]
+    assert again[:6] == ["vitrail", "finetune", "--data", "my photos.csv", "--task", "tags"]
+    assert again[6:] == [
+        "--labels",
+        "my tags",
+        "--from",
+        "pane",
+        "--minutes",
+        "10",
+        "objective.balance=none",
+        "run.seed=3",
+    ]
 
 
 def split_commands(line: str) -> list[list[str]]:

@@ -65,6 +65,24 @@ def test_the_file_names_its_task(exported, kind):
     assert read_task(json.loads(metadata["task"])) == TASKS[kind]
 
 
+@pytest.mark.parametrize("with_preprocessing", [False, True])
+def test_it_is_compared_on_the_images_of_its_table(tmp_path, with_preprocessing):
+    """Also of one with other targets, whose images can be looked at."""
+    for place, photo in enumerate(PHOTOS):
+        Image.fromarray(photo).save(tmp_path / f"{place}.png")
+    for name, cells in {"tags": ["cat|night"] * 8, "age": [1.5 * place for place in range(8)]}.items():
+        path = tmp_path / f"{name}.csv"
+        path.write_text(f"image,{name}\n" + "".join(f"{place}.png,{cell}\n" for place, cell in enumerate(cells)))
+        result = export(
+            make_task_model("tags"),
+            tmp_path / "model.pt2",
+            images=str(path),
+            with_preprocessing=with_preprocessing,
+            on_event=lambda *event: None,
+        )
+        assert result.images_from == f"8 images of {name}.csv"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", OTHERS)
 def test_with_preprocessing_inside_pixels_become_values(tmp_path, kind):

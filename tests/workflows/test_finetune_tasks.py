@@ -13,9 +13,10 @@ from annotated import COLUMNS, digits_for, write_table
 import vitrail
 from commands import runner
 from vitrail.data.sources.source import Subset, compute_fingerprint
-from vitrail.errors import ConfigError, Stopped
+from vitrail.errors import ConfigError, DataError, Stopped
 from vitrail.evaluation.answered_images import AnsweredImages, answer_all
 from vitrail.inference.batches import InferenceOptions, open_model, single_rank
+from vitrail.tasks.levels import Levels
 from vitrail.training.build import divide_validation, open_training_data
 from vitrail.training.config import RunConfig
 from vitrail.workflows.finetune import finetune
@@ -197,6 +198,18 @@ def test_too_little_time_fits_a_head(start, here):
     result = finetune(digits_for("tags"), start, minutes=0.05, settings=QUIET)
     assert isinstance(result, TaskResult)
     assert result.config is None
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_levels_whose_names_tell_no_order(start, here, quick):
+    names = ("poor", "fair", "good")
+    pairs = [(np.full((16, 16), 80 * (n % 3) + n, np.uint8), {"state": names[n % 3]}) for n in range(60)]
+    with pytest.raises(DataError, match=r"vitrail\.finetune\(…, task=Levels\(names=\('poor', 'fair'\), column='state'"):
+        finetune(pairs, start, task="levels", quick=True)
+    options = {"quick": True, "settings": QUIET} if quick else {"settings": SHORT}
+    result = finetune(pairs, start, task=Levels(names=names, column="state"), folder="run", **options)
+    assert result.model.task.names == names
+    assert vitrail.load("run").task == result.model.task
 
 
 def test_what_is_refused(start, here):

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitrail.cli.completion import LabelsFromOption
+from vitrail.cli.next_step import describe_next_step
 from vitrail.cli.printing import announce_pane, interruptible, print_lines, stop_on_sigterm
 from vitrail.cli.tasks import describe_task, describe_task_result
 from vitrail.cli.train import describe_files, describe_report
-from vitrail.system.commands import quote_word
 
 if TYPE_CHECKING:
     from vitrail.workflows.finetune_result import FinetuneResult
@@ -73,11 +73,12 @@ def finetune(
         with interruptible("the features computed so far are kept") if quick else nullcontext():
             result = run(data, model, quick=quick, settings=settings, on_event=printer, **options)
         report = printer.seen.get("report", {})
+        next_step = describe_next_step(result.folder, data, model, options, settings)
         if isinstance(result, TaskResult):
-            print_lines(describe_task_result(result, report, data, model, options))
+            print_lines(describe_task_result(result, report, next_step))
         elif result.config is None:
             images = printer.seen["features"]["images"]
-            print_lines(_describe_quick_result(result, images, report, data, model, labels_from))
+            print_lines(_describe_quick_result(result, images, report, next_step))
         else:
             print_lines(_describe_trained_result(result, report))
 
@@ -193,14 +194,9 @@ def _describe_confusions(result: FinetuneResult) -> Iterator[str]:
 
 
 def _describe_quick_result(
-    result: FinetuneResult,
-    images: int,
-    report: dict[str, Any],
-    data: str,
-    model: str,
-    labels_from: str | None = None,
+    result: FinetuneResult, images: int, report: dict[str, Any], next_step: str
 ) -> Iterator[str]:
-    """Yield the mistakes, a line for each of the most doubtful labels, the files and the next command."""
+    """Yield the mistakes, a line for each of the most doubtful labels, the files and the line about the next step."""
     from vitrail.workflows.finetune_result import MISLABELLED_FILE, MOST_LISTED
 
     yield from _describe_confusions(result)
@@ -216,9 +212,4 @@ def _describe_quick_result(
         yield "no image seems to be mislabelled"
     yield from describe_report(report)
     yield f"model: {result.weights}"
-    folder = quote_word(str(result.folder))
-    names = "" if labels_from is None else f" --labels-from {quote_word(labels_from)}"
-    yield (
-        f"next: vitrail predict PHOTO --model {folder}; or train all of it, which takes minutes and is often better: "
-        f"vitrail finetune --data {quote_word(data)}{names} --from {quote_word(model)} --minutes 10"
-    )
+    yield next_step

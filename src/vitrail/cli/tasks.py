@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vitrail.cli.train import describe_files, describe_report
-from vitrail.system.commands import quote_word
 
 if TYPE_CHECKING:
     from vitrail.workflows.finetune_result import TaskResult
@@ -42,10 +41,8 @@ def _join(names: list[str]) -> str:
     return ", ".join(names[:MOST_NAMES]) + (", …" if len(names) > MOST_NAMES else "")
 
 
-def describe_task_result(
-    result: TaskResult, report: dict[str, Any], data: str, model: str, options: Mapping[str, Any]
-) -> Iterator[str]:
-    """Yield the measures, the first rows of the tables, the files and the next commands."""
+def describe_task_result(result: TaskResult, report: dict[str, Any], next_step: str) -> Iterator[str]:
+    """Yield the measures, the first rows of the tables, the files, and after --quick the line about the next step."""
     from vitrail.workflows.task_measures import describe_estimate
 
     judged = result.judgement
@@ -62,16 +59,7 @@ def describe_task_result(
         return
     yield from describe_report(report)
     yield f"model: {result.weights}"
-    words = ["vitrail", "finetune", "--data", data]
-    for key in ("task", "labels", "labels_from"):
-        if options[key] is not None:
-            words += [f"--{key.replace('_', '-')}", options[key]]
-    again = " ".join(quote_word(word) for word in [*words, "--from", model, "--minutes", "10"])
-    folder = quote_word(str(result.folder))
-    yield (
-        f"next: vitrail predict PHOTO --model {folder}; or train all of it, which takes minutes and is often better: "
-        f"{again}"
-    )
+    yield next_step
 
 
 def _describe_rows(title: str, rows: list[list[str]]) -> Iterator[str]:

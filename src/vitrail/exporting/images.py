@@ -39,10 +39,12 @@ def pick_images(graph: ExportGraph, images: Images | None, most: int) -> Inspect
         DataError: if none of the images can be read.
         NotApplicableError: if the images do not have the model's number of channels.
     """
-    channels = graph.model.in_channels
+    channels, task = graph.model.in_channels, graph.model.task
     if graph.input == "pixels":
-        return pick_photographs(channels, most) if images is None else pick_from_folder(images, channels, most, 1)
-    choice = choose_photographs() if images is None else choose_images(images)
+        if images is None:
+            return pick_photographs(channels, most)
+        return pick_from_folder(images, channels, most, show=1, task=task)
+    choice = choose_photographs() if images is None else choose_images(images, task)
     (picked,) = fit_images(choice, [graph.model], most, show=1)
     if isinstance(picked, Absent):
         raise NotApplicableError(picked.why)

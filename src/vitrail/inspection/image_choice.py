@@ -19,7 +19,7 @@ from torch import Tensor
 from vitrail.data.open import Data, add_task, choose_test_split, list_splits, open_data
 from vitrail.data.sources.image_files import IMAGE_SUFFIXES, walk_files
 from vitrail.data.sources.source import Source, make_printable, read_file
-from vitrail.data.task_data import TaskData
+from vitrail.data.task_data import TaskData, recognise_data
 from vitrail.data.transforms.decode import decode_image
 from vitrail.errors import DataError
 from vitrail.inference.class_names import translate_wnid
@@ -54,20 +54,14 @@ class ImageChoice:
 def choose_images(images: Images, task: Task | None = None) -> ImageChoice:
     """Choose from a folder with images at any depth, an image, a data set, or a list of images or labelled images.
 
-    Of a data set with splits, the test split is taken. Nothing is decoded yet. A table is read as the `task` says, if
-    it is one of a model with other targets than one label.
+    Of a data set with splits, the test split is taken. Nothing is decoded yet. A table is read as the `task` of a model
+    says, or, if it has other targets, as it tells itself.
 
     Raises:
         DataError: if there are no images.
     """
-    if task is not None and task.kind != "labels" and _is_table(images):
-        try:
-            return _choose_from_data(add_task(images, task))
-        except DataError as error:  # other targets: the images can still be looked at
-            try:
-                return choose_images(images)
-            except DataError:
-                raise error from None
+    if _is_table(images):
+        return _choose_from_table(images, task)
     if isinstance(images, str | os.PathLike):
         return _choose_from_place(os.fspath(images))
     if isinstance(images, Source | Mapping | TaskData):
@@ -114,6 +108,18 @@ def choose_photographs() -> ImageChoice:
         lambda some: f"{format_count(some, 'crop')} of {PHOTOGRAPHS}; the numbers mean more on images of your own",
         shown,
     )
+
+
+def _choose_from_table(images: Data, task: Task | None) -> ImageChoice:
+    if task is None or task.kind == "labels":
+        return _choose_from_data(recognise_data(images))
+    try:
+        return _choose_from_data(add_task(images, task))
+    except DataError as error:  # other targets: the images can still be looked at
+        try:
+            return _choose_from_data(recognise_data(images))
+        except DataError:
+            raise error from None
 
 
 def _choose_from_place(place: str) -> ImageChoice:

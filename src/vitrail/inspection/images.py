@@ -23,6 +23,7 @@ from vitrail.inspection.findings import Absent
 from vitrail.inspection.image_choice import ImageChoice, Images, choose_images, choose_photographs
 from vitrail.model.base import ImageModel
 from vitrail.system.events import Progress
+from vitrail.tasks.task import Task
 
 MOST, SHOWN = 128, 8
 """The number of images to measure on, as in the paper, and how many of them are shown."""
@@ -82,7 +83,12 @@ def fit_images(
 
 
 def pick_from_folder(
-    place: Images, channels: int, most: int = MOST, show: int = SHOWN, pixels: int = MOST_PIXELS
+    place: Images,
+    channels: int,
+    most: int = MOST,
+    show: int = SHOWN,
+    pixels: int = MOST_PIXELS,
+    task: Task | None = None,
 ) -> InspectionImages:
     """Pick images as `choose_images` and `fit_images` do, but keep them as they are, for no model in particular.
 
@@ -92,12 +98,13 @@ def pick_from_folder(
         most: at most so many images are measured on, evenly spread.
         show: at most so many of these are shown, evenly spread and with the first.
         pixels: larger images are made smaller to about so many pixels.
+        task: of the model that looks at them, which a table is read by.
 
     Raises:
         DataError: if there are no images that can be read.
         NotApplicableError: if the images do not have the model's number of channels.
     """
-    return _pick_pixels(choose_images(place), channels, most, show, pixels)
+    return _pick_pixels(choose_images(place, task), channels, most, show, pixels)
 
 
 def pick_photographs(channels: int, most: int = MOST) -> InspectionImages:

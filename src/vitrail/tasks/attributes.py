@@ -151,7 +151,7 @@ class Attributes(Task):
             measures.append(Measure(f"balanced accuracy of {name}", balanced, is_share=True))
             recalls, images = compute_recalls(here, right, len(allowed)), np.bincount(here, minlength=len(allowed))
             rows = zip(allowed, images.tolist(), recalls.tolist(), strict=True)
-            tables[name] = [["value", "images", "right"], *map(list, rows)]
+            tables[name] = [["value", "images", "share right"], *map(list, rows)]
         return TaskMeasures(tuple(measures), tables)
 
     def rank_errors(self, values: Array, targets: Targets, losses: Array) -> Array:

@@ -29,7 +29,8 @@ def sort_levels(column: str, names: Iterable[str]) -> tuple[str, ...]:
     if None in places.values() or len(set(places.values())) < len(places):
         raise DataError(
             f"the levels of {column} have no clear order: {', '.join([*places][:8])}; begin each with a number of its "
-            "own, such as '1 poor' and '2 fair', or give Levels(names=('poor', 'fair'), column=...) in Python"
+            "own, such as '1 poor' and '2 fair', or give vitrail.finetune(…, task=Levels(names=('poor', 'fair'), "
+            f"column={column!r})) in Python"
         )
     return tuple(sorted(places, key=lambda name: places[name] or 0.0))
 

@@ -131,7 +131,7 @@ class Levels(Task):
             Measure("MAE in levels", estimate_mean(errors.astype(np.float64)), is_share=False, more_is_better=False),
             Measure("Spearman of the mean level", spearman, is_share=False),
         )
-        table: list[list[Any]] = [["level", "images", "right", "at most one off"]]
+        table: list[list[Any]] = [["level", "images", "share right", "share at most one off"]]
         for level, name in enumerate(self.names):
             here = errors[truth == level]
             shares = [float((here <= most).mean()) if len(here) else math.nan for most in (0, 1)]

@@ -13,6 +13,7 @@ from vitrail.data.task_data import recognise_data
 from vitrail.errors import ConfigError
 from vitrail.inference.engine import Model
 from vitrail.system.events import OnEvent, open_listener
+from vitrail.tasks.task import Task
 from vitrail.training.resolve import Settings
 from vitrail.weights.source import PANE
 from vitrail.workflows.finetune_request import FinetuneRequest
@@ -34,7 +35,7 @@ def finetune(
     quick: bool = False,
     minutes: float | None = None,
     sweep: bool = False,
-    task: str | None = None,
+    task: Task | str | None = None,
     labels: str | Sequence[str] | None = None,
     labels_from: str | None = None,
     folder: str | Path | None = None,
@@ -62,7 +63,8 @@ def finetune(
         minutes: the time for everything; image size and number of steps are chosen to fit, and if even that is too
             long, a head is fitted as with `quick`. By default 3, and no limit on an NVIDIA GPU.
         sweep: choose the learning rate on a held-out part first, as the paper does.
-        task: labels, tags, numbers, levels or attributes; by default what the data tells.
+        task: labels, tags, numbers, levels or attributes, or a task itself, such as
+            `Levels(names=("poor", "fair", "good"), column="state")`; by default what the data tells.
         labels: the columns of a table to learn, such as "colour,shape"; by default they are found.
         labels_from: where the class stands in the names of a folder's images: "NAME_*" for cat_1.jpg, or a regular
             expression with one group.
