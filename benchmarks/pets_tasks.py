@@ -1,11 +1,11 @@
 """Tags and numbers on real photographs: breed and species of pets as tags, the size of the head as a number.
 
     python benchmarks/pets_tasks.py make --data PETS --out DIR       # three tables beside the images
-    python benchmarks/pets_tasks.py run --data DIR --out FILE.jsonl --steps 300   # appends a row for each task and seed
+    python benchmarks/pets_tasks.py run --data DIR --out FILE.jsonl  # appends a row for each task and seed
     python benchmarks/pets_tasks.py table --rows FILE.jsonl
 
 PETS is a folder with pets128.tar (images/NAME.jpg), images.csv (file, breed, species, split) and head_boxes.csv (file,
-xmin, ymin, xmax, ymax, split). Every task is trained by `vitrail.finetune` with the same start, steps and settings, once
+xmin, ymin, xmax, ymax, split). Every task is trained by `vitrail.finetune` with the same start, time and settings, once
 for each seed; the test split is scored once. `breeds` is the single-label model that the tags are compared with.
 """
 
@@ -26,8 +26,6 @@ from vitrail.benchmark.machine import read_commit
 
 KEPT = ("top1", "balanced_accuracy", "measures", "tables", "images", "broken")
 """The parts of a report that are recorded."""
-SIZE, LIMIT = 96, 60.0
-"""The size of the images that are trained on, and minutes that no training takes."""
 TASKS = {"breeds": "labels", "tags": "tags", "heads": "numbers"}
 """The table of each task, and its kind."""
 
@@ -59,24 +57,21 @@ def measure_head(box: dict[str, str]) -> float:
     return math.sqrt(width * height)
 
 
-def run_task(data: Path, name: str, seed: int, steps: int | None, folder: Path) -> dict[str, Any]:
+def run_task(data: Path, name: str, seed: int, minutes: float | None, folder: Path) -> dict[str, Any]:
     """Train one model, score the test split, and return what was measured."""
     began = time.perf_counter()
+    settings: dict[str, Any] = {"run.seed": seed, "data.holdout_seed": seed, "run.report": False}
     options: dict[str, Any] = {"task": TASKS[name]} if name != "breeds" else {}
-    settings: dict[str, Any] = {}
-    if steps is None:
-        options["quick"] = True
-    else:
-        options["minutes"] = LIMIT  # with a time, the training is planned: a head is fitted first
-        settings = {"schedule.steps": steps, "model.image_size": SIZE, "run.seed": seed, "data.holdout_seed": seed}
-        settings["run.report"] = False
+    options |= {"quick": True} if minutes is None else {"minutes": minutes}
+    if minutes is None:
+        settings = {}
     result = vitrail.finetune(data / f"{name}.csv", folder=folder, settings=settings, **options)
     trained = time.perf_counter() - began
     report = vitrail.evaluate(result.model, data / f"{name}.csv", "test")
     return {
         "task": name,
         "seed": seed,
-        "way": "quick" if steps is None else f"{steps} steps",
+        "way": "quick" if minutes is None else f"{minutes:g} minutes",
         "seconds": trained,
         "steps": None if result.config is None else result.config.schedule.steps,
         "image_size": result.model.architecture.image_size,
@@ -116,7 +111,7 @@ def main() -> None:
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, help="of each training; without it only a head is fitted")
+    parser.add_argument("--minutes", type=float, help="of each training; without it only a head is fitted")
     parser.add_argument("--runs", type=Path, default=Path("runs/pets-tasks"), help="where the runs go")
     arguments = parser.parse_args()
     if arguments.command == "make":
@@ -126,8 +121,8 @@ def main() -> None:
     else:
         for seed in arguments.seeds:
             for name in arguments.tasks:
-                folder = arguments.runs / f"{name}-{arguments.steps or 'quick'}-{seed}"
-                row = run_task(arguments.data, name, seed, arguments.steps, folder)
+                folder = arguments.runs / f"{name}-{arguments.minutes or 'quick'}-{seed}"
+                row = run_task(arguments.data, name, seed, arguments.minutes, folder)
                 with arguments.out.open("a") as file:
                     file.write(json.dumps(row) + "\n")
                 print(name, seed, pick_measures(row), flush=True)
