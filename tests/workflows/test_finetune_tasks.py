@@ -80,7 +80,7 @@ def test_a_head_in_seconds(kind, start, here):
     assert written["measures"] == events[-1][1]["measures"]
     assert "Measured on " in (result.weights / "README.md").read_text()
     assert loaded.learned_from == compute_fingerprint(source), "held-out images are learned in the end"
-    assert "measured on" in repr(result)
+    assert "Measured on" in repr(result)
     json.dumps(result.to_dict())
     assert result.to_dict()["measures"] == json.loads(json.dumps(written["measures"]))
 
@@ -134,7 +134,7 @@ def test_a_whole_training(trained):
     assert result.evaluation["loss"] == best["loss"]
     assert result.evaluated == evaluations[0]["halves"][1]["images"]
     remark = json.loads((result.folder / "measures.json").read_text())["remark"]
-    assert remark == result.judgement.remark == "Measured on 20 images without a part in training or choosing."
+    assert remark == result.judgement.remark == "Measured on 20 images that neither trained nor chose anything."
     card = (result.weights / "README.md").read_text()
     assert f"objective task, seed {result.config.run.seed}" in card
     assert "Measured on " in card
@@ -233,7 +233,7 @@ def test_every_task_from_a_table_in_the_terminal(kind, here, monkeypatch, capsys
         code, out, err = vitrail_command("finetune", "--data", str(table), *options, *extra)
         assert code == 0, err
         assert f"task: {kind}, " in out
-        assert "measured: " in out
+        assert "\nMeasured on " in out
         assert "report.html" in out
     assert (here / "run" / "report.html").is_file()
     changed = [

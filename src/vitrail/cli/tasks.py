@@ -51,7 +51,7 @@ def describe_task_result(result: TaskResult, report: dict[str, Any], next_step: 
     else:
         for measure in judged.measures.measures:
             yield f"{measure.name}: {describe_estimate(measure)}"
-        yield f"measured: {judged.remark}"
+        yield judged.remark
         for title, rows in result.tables().items():
             yield from _describe_rows(title, [[str(cell) for cell in row] for row in rows])
     if result.config is not None:

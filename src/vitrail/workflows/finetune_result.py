@@ -120,7 +120,7 @@ class TaskResult(FinetuneResult):
             rows.append(("measures", "not measured"))
         else:
             rows += [(each.name, describe_estimate(each)) for each in self.judgement.measures.measures]
-            rows.append(("measured on", self.judgement.remark))
+            rows.append(("images", self.judgement.remark))
         return [*rows, *(row for row in super().summary() if row[0] != "accuracy")]
 
     def tables(self) -> Mapping[str, Sequence[Sequence[str]]]:

@@ -114,12 +114,11 @@ def choose_judging_images(config: RunConfig, evaluation: Source | None, test: So
     """
     parts = divide_validation(config, evaluation)
     if test is not None:
-        remark = (
-            f"Measured on {format_count(len(test), 'image')} of the test split, without a part in training or choosing."
-        )
+        images = format_count(len(test), "image")
+        remark = f"Measured on {images} of the test split, which neither trained nor chose anything."
         return JudgingImages(evaluation, test, remark)
     if len(parts) > 1:
-        remark = f"Measured on {format_count(len(parts[1]), 'image')} without a part in training or choosing."
+        remark = f"Measured on {format_count(len(parts[1]), 'image')} that neither trained nor chose anything."
         return JudgingImages(parts[0], parts[1], remark)
     remark = "The images were not trained on, but chose the weights: the measures may flatter."
     return JudgingImages(evaluation, evaluation, remark, flatters=True)
