@@ -174,6 +174,8 @@ def test_the_command(tmp_path):
         ({"grade": 50, "grade+": 5}, {}),
         ({"level 1": 50, "level -1": 5}, {}),
         ({"+": 1, "-": 1}, {}),
+        ({"Blue": 1, "blue": 1, "red": 9}, {"blue": "Blue"}),
+        ({"blue": 1, "Blue": 1, "BLUE": 1, "red": 9}, {"Blue": "BLUE", "blue": "BLUE"}),
     ],
 )
 def test_names_that_are_probably_misspelt(counts, expected):

@@ -18,8 +18,9 @@ def find_misspelt(counts: Mapping[str, int]) -> dict[str, str]:
 
     Args:
         counts: how often each name occurs. A name that differs from another by its case, or by spaces, hyphens and
-            underscores between letters alone, is misspelt if it is rarer. One that differs by a letter (one more, one
-            less, another, or two swapped) is misspelt if it is at least 10 times rarer and has four letters or more.
+            underscores between letters alone, is misspelt if it is rarer; of two that are as frequent, and have
+            four letters or more, the one that sorts last is. One that differs by a letter (one more, one less,
+            another, or two swapped) is misspelt if it is at least 10 times rarer and has four letters or more.
             Names that differ by a digit or by other punctuation, such as room1 and room2 or C and C++, are not
             misspelt, and neither are numbers.
     """
@@ -33,7 +34,7 @@ def find_misspelt(counts: Mapping[str, int]) -> dict[str, str]:
         near = {other for trace in _list_traces(_fold(name)) for other in by_trace.get(trace, ()) if other != name}
         meant = [other for other in near if _is_misspelt(name, other, counts)]
         if meant:
-            found[name] = max(meant, key=lambda other: (counts[other], other))
+            found[name] = min(meant, key=lambda other: (-counts[other], other))
     return {name: meant for name, meant in found.items() if meant not in found}
 
 
@@ -54,7 +55,8 @@ def _is_misspelt(name: str, other: str, counts: Mapping[str, int]) -> bool:
         return False
     ours, theirs = _fold(name), _fold(other)
     if ours == theirs:
-        return counts[name] < counts[other]
+        is_last = counts[name] == counts[other] and name > other and len(ours) >= SHORTEST
+        return counts[name] < counts[other] or is_last
     if counts[name] * TIMES_RARER > counts[other] or min(len(ours), len(theirs)) < SHORTEST:
         return False
     # Equal letters at both ends leave at most one letter each, or two that are swapped.
