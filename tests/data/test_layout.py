@@ -142,3 +142,16 @@ def test_a_link_in_a_circle_ends(tmp_path):
     (tmp_path / "images" / "up").symlink_to(tmp_path)
     (tmp_path / "images" / "a.png").write_bytes(picture(0))
     assert refuse(tmp_path).data is None
+
+
+def test_a_folder_with_several_tables_names_them(tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "0.png").write_bytes(picture(0))
+    for name in "fedcbag":
+        (tmp_path / f"{name}.csv").write_text("image,tags\nimages/0.png,x|y\n")
+    with pytest.raises(DataError) as caught:
+        vitrail.check_data(tmp_path)
+    assert "give the table that tells what to learn: " + ", ".join(f"{tmp_path}/{n}.csv" for n in "abcde") in str(
+        caught.value
+    )
+    assert str(caught.value).endswith("(or one of 2 more)")

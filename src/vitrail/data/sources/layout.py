@@ -44,6 +44,8 @@ DEEPEST = 3
 """How many levels below the given folder are looked at."""
 MOST_FOLDERS = 2000
 """How many folders are looked at."""
+TABLES_NAMED = 5
+"""How many tables of a folder an error names."""
 
 
 class Proposal(NamedTuple):
@@ -109,7 +111,11 @@ def explain_parts(root: Path, names: Sequence[str]) -> LayoutError | None:
     listed = " and ".join(filter(None, [", ".join(map(repr, names[:-1])), repr(names[-1])]))
     kind = "a part of a data set, no class" if len(names) == 1 else "parts of a data set, no classes"
     problem = f"{make_printable(root)} holds {listed}: {kind}"
-    found = find_deeper(root)
+    found, tables = find_deeper(root), sorted(root.glob("*.csv"))
+    if found is None and len(tables) > 1:
+        listed = ", ".join(make_printable(table) for table in tables[:TABLES_NAMED])
+        more = f" (or one of {len(tables) - TABLES_NAMED} more)" if len(tables) > TABLES_NAMED else ""
+        return LayoutError(f"{problem}; give the table that tells what to learn: {listed}{more}", str(root))
     if found is None:
         return LayoutError(
             f"{problem}; give the folder that has one for each class, or a CSV that tells the labels. If they are your "
