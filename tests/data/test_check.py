@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from pictures import make_folder, make_parquet, make_tar
 
 from vitrail.data.check.check import check_data
 from vitrail.data.check.report import FACTS, FINDING_KINDS, DataReport, SplitFacts
+from vitrail.data.packing.pack import pack_data
 from vitrail.data.parallel import KILLED, map_samples
 from vitrail.data.sources.list_source import ListSource
 from vitrail.data.sources.source import make_printable
@@ -379,6 +381,38 @@ def test_bad_images_inside_shards_are_named(tmp_path):
     parquet = make_parquet(tmp_path / "parquet/train.parquet", [0, 1, None, 1] * 4, rows=3)
     found = check_data(tmp_path / "parquet", workers=2)
     assert [f.name for f in found.findings("unreadable")] == [f"{parquet}:{row}" for row in (2, 6, 10, 14)]
+
+
+def test_files_that_are_not_those_that_were_packed_are_named(tmp_path):
+    make_folder(tmp_path / "photos", {"a": 8, "b": 8})
+    shards = tmp_path / "shards"
+    pack_data(tmp_path / "photos", shards, shard_mb=0.001, workers=1)
+    assert not check_data(shards, workers=1).failed
+    sums = shards / "SHA256SUMS"
+    (shards / "classes.txt").write_text("b\na\n")  # labels would be swapped, in shards without names
+    shard = next(path for path in shards.iterdir() if path.suffix == ".tar")
+    shard.rename(tmp_path / "elsewhere")
+    (tmp_path / "secret").write_text("x")
+    secret = hashlib.sha256(b"x").hexdigest()
+    os.mkfifo(shards / "pipe")
+    sums.write_text(sums.read_text() + f"{secret}  pipe\n{secret}  ../secret\nnonsense\n{secret} *..\n")
+    lines = len(sums.read_text().splitlines())
+    report = check_data(shards, workers=1)
+    assert {(found.name, found.sentence) for found in report.findings("changed")} == {
+        ("classes.txt", "is not the file that SHA256SUMS was written for"),
+        (shard.name, "is missing, or no file: SHA256SUMS names it"),
+        ("pipe", "is missing, or no file: SHA256SUMS names it"),
+        *(
+            ("SHA256SUMS", f"line {number} is not the hash and the name of a file in this folder")
+            for number in range(lines - 2, lines + 1)
+        ),
+    }
+    assert report.failed
+    assert report.counts["changed"] == 6
+    sums.write_bytes(b"\xff\xfe")
+    assert [found.sentence for found in check_data(shards, workers=1).findings("changed")] == [
+        f"{sums} cannot be read: no UTF-8 text"
+    ]
 
 
 def test_progress_goes_from_the_first_to_the_last(tmp_path):

@@ -17,6 +17,7 @@ from torch import Tensor
 from vitrail.data.check.overlap import LOOKS, LookedSplit, compare_looks, make_look
 from vitrail.data.check.overlap_page import make_page
 from vitrail.data.check.report import FACTS, NO_FILE, DataReport, SplitFacts
+from vitrail.data.check.sums import find_changed_files
 from vitrail.data.check.targets import check_targets, find_bad_rows
 from vitrail.data.open import Data, add_labels_from, add_task, name_data, open_splits
 from vitrail.data.parallel import map_samples, resolve_worker_count
@@ -108,6 +109,8 @@ def check_data(
         for name, source in sources.items()
     ]
     with open_listener(on_event) as listener:
+        folder = find_data_folder(data)
+        changed = [] if folder is None else find_changed_files(folder, send_progress(listener, "comparing hashes"))
         looks = _examine_all(parts, workers, send_progress(listener, "checking"), with_looks=against is not None)
         overlap = None
         if against is not None:
@@ -117,9 +120,8 @@ def check_data(
             looks = _examine_all(compared, workers, reading, with_looks=True, needs_labels=False)
             other = [LookedSplit(part.split, part.source, look) for part, look in zip(compared, looks, strict=True)]
             overlap = compare_looks(looked, other, send_progress(listener, "comparing"))
-        report = DataReport(parts, overlap, check_targets(sources))
+        report = DataReport(parts, overlap, check_targets(sources), changed)
         if names is not None and overlap is not None:
-            folder = find_data_folder(data)
             lines = (
                 identify_sample(parts[part].source, index, folder) for part, index in overlap.pairs[:, :2].tolist()
             )

@@ -29,6 +29,7 @@ from vitrail.system.results import Result, Rows
 FINDING_KINDS = {
     "unreadable": "no image, or none that can be used",
     "truncated": "cut short",
+    "changed": "not the file that SHA256SUMS was written for",
     "row": "a row that is no target",
     "leak": "also in another split",
     "repeated": "also in the data to compare with",
@@ -47,7 +48,7 @@ FINDING_KINDS = {
     "ignored": "files that are not taken",
 }
 """The kinds of findings, the most serious first."""
-FAILING_KINDS = ("unreadable", "truncated", "row", "leak", "repeated")
+FAILING_KINDS = ("unreadable", "truncated", "changed", "row", "leak", "repeated")
 TARGET_KINDS = ("untaught", "misspelt", "outlier", "empty", "missing", "constant")
 """The kinds of findings about targets."""
 MOST_ROWS = 30
@@ -150,10 +151,12 @@ class DataReport(Result):
     """The images that repeat one of another data set, if there was one to compare with."""
     targets: TargetReport | None = None
     """What a table says of the images, if there is one."""
+    changed: Sequence[DataFinding] = ()
+    """Files that are not as the SHA256SUMS beside them says."""
 
     @property
     def failed(self) -> bool:
-        """Whether an image cannot be read, is in two splits, or is also in the data to compare with."""
+        """Whether an image or a row cannot be used, a file has changed, or an image is in another split or data set."""
         return any(self.counts[kind] for kind in FAILING_KINDS)
 
     @cached_property
@@ -162,6 +165,7 @@ class DataReport(Result):
         counts = Counter(part.classify(index) for part in self.parts for index in part.reasons)
         counts.update(finding.kind for finding in self._target_findings)
         counts.update({kind: len(pairs) for kind, pairs in self._twins.items()}, classes=len(self._compare_classes()))
+        counts.update(changed=len(self.changed))
         counts.update(repeated=0 if self.overlap is None else len(self.overlap))
         for part in self.parts:
             counts.update({kind: len(indices) for kind, (indices, _) in self._select_samples(part).items()})
@@ -204,6 +208,8 @@ class DataReport(Result):
                     yield DataFinding(kind, part.split, name, part.reasons[index].removeprefix(f"{name}: "))
         elif kind in ("leak", "duplicate"):
             yield from (self._describe_twin(kind, *pair) for pair in self._twins[kind].tolist())
+        elif kind == "changed":
+            yield from self.changed
         elif kind == "repeated":
             repeats = () if self.overlap is None else self.overlap.repeats()
             yield from (DataFinding(kind, repeat.split, repeat.name, repeat.sentence) for repeat in repeats)

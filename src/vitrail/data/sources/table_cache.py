@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable
@@ -71,13 +73,34 @@ def load_or_build_table(subject: str, fingerprint: str, build: Callable[[Path], 
 
 
 def find_cache_folder() -> Path:
-    """Return VITRAIL_CACHE/index or the user's cache folder, or a temporary folder if that cannot be written."""
+    """Return VITRAIL_CACHE/index or the user's cache folder, or a temporary folder if that cannot be written.
+
+    Raises:
+        DataError: The temporary folder is not this user's alone: who writes there could say what images show.
+    """
     home = os.environ.get("VITRAIL_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vitrail"
     folder = Path(home).expanduser() / "index"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
-        return Path(tempfile.gettempdir()) / f"vitrail-{os.getuid() if hasattr(os, 'getuid') else 'user'}" / "index"
+        folder = _make_temporary_folder() / "index"
+    return folder
+
+
+def _make_temporary_folder() -> Path:
+    """Return a folder of this user in the folder for temporary files, where anyone could have made one of that name."""
+    if not hasattr(os, "getuid"):  # on Windows, that folder is the user's own
+        return Path(tempfile.gettempdir()) / "vitrail"
+    folder = Path(tempfile.gettempdir()) / f"vitrail-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if status.st_uid != os.getuid() or others_write or not stat.S_ISDIR(status.st_mode):
+        raise DataError(
+            f"{folder} belongs to another user, or others may write to it: "
+            "set VITRAIL_CACHE to a folder that only you can write to"
+        )
     return folder
 
 
