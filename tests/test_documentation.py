@@ -78,6 +78,17 @@ def find_object(path: str) -> object:
     return found
 
 
+def test_every_promise_names_tests_that_exist():
+    rows = re.findall(
+        r"^\| (?!promise |---|\*\*)(.*) \| (.*) \|$", (ROOT / "docs/promises.md").read_text(), re.MULTILINE
+    )
+    assert len(rows) > 60
+    for promise, tests in rows:
+        named = re.findall(r"`((?:tests|benchmarks)/[^`]+)`", tests)
+        assert named, f"no test is named for: {promise}"
+        assert [path for path in named if not (ROOT / path).exists()] == [], promise
+
+
 def test_the_reference_has_every_public_name():
     listed = {name for page in PAGES for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)}
     errors = {name for name in vitrail.__all__ if name in vars(vitrail.errors)}  # the page lists their module
