@@ -115,7 +115,7 @@ def test_who_reads(monkeypatch, pixel_bytes, reading, device, in_memory, has_rea
     assert (chosen["in_memory"], chosen["workers"] > 0) == (in_memory, has_reader)
 
 
-def test_two_steps_are_measured_and_nothing_is_written(here, pretrained):
+def test_real_steps_are_measured_and_nothing_is_written(here, pretrained):
     config = runs.config("run")
     measured = time_training(config, "digits", None, CPU)
     assert measured.reading > 0
@@ -129,6 +129,31 @@ def test_two_steps_are_measured_and_nothing_is_written(here, pretrained):
     time_training(vitrail.training.resolve.resolve(start), "data", model, CPU)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert sorted(path.name for path in here.iterdir()) == ["data"]
+
+
+def test_a_step_that_something_else_slowed_does_not_count(monkeypatch):
+    """Of five steps the second and the fourth take a second more each."""
+    pauses = iter([0.0, 0.0, 1.0, 0.0, 1.0, 0.0])
+    train_step = time_budget.train_step
+
+    def train_slowly(run, state):
+        time.sleep(next(pauses))
+        train_step(run, state)
+
+    monkeypatch.setattr(time_budget, "train_step", train_slowly)
+    config = runs.config("run")
+    measured = time_training(config, "digits", None, CPU)
+    assert next(pauses, None) is None
+    assert measured.training * min(time_budget.TIMED_IMAGES, config.data.batch_size) < 1
+
+
+def test_slow_steps_are_measured_once(monkeypatch):
+    monkeypatch.setattr(time_budget, "TIMED_SECONDS", 0.0)
+    steps = []
+    train_step = time_budget.train_step
+    monkeypatch.setattr(time_budget, "train_step", lambda run, state: (steps.append(1), train_step(run, state)))
+    time_training(runs.config("run"), "digits", None, CPU)
+    assert len(steps) == 2, "one to warm up, and one that counts"
 
 
 @pytest.mark.slow

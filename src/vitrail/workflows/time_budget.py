@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from vitrail.model.create import copy_model
 from vitrail.system.ranks import Ranks
 from vitrail.training.build import build_run, prepare_run
 from vitrail.training.config import RunConfig
-from vitrail.training.run import Progress, RunState
+from vitrail.training.run import Progress, RunState, TrainingRun
 from vitrail.training.step import train_step, wait_for_pending_step
 from vitrail.training.sweep import change_config
 from vitrail.workflows.finetune_settings import EVALUATIONS
@@ -25,6 +26,8 @@ CPU_MINUTES = 3.0
 """The budget on a CPU if none is given."""
 TIMED_IMAGES = 8
 """Images in a step that is only timed: few, so that a large model on a slow machine is measured in seconds."""
+TIMED_STEPS, TIMED_SECONDS = 5, 3.0
+"""So many steps are timed, and fewer if they take longer: one alone is often slowed by what else a machine does."""
 PLANNED_SHARE = 0.8
 """Share of the remaining time that is planned; the rest is for machines that slow down and for the report."""
 REPORT_SECONDS = 12.0
@@ -77,7 +80,7 @@ class Plan:
 
 
 def time_training(config: RunConfig, data: Data, model: ImageModel | None, device: torch.device) -> StepTime:
-    """Measure two real training steps, the second of which counts. Nothing is written, and the model stays as it is."""
+    """Measure real training steps, and return the median. Nothing is written, and the model stays as it is."""
     is_gpu = device.type == "cuda"
     batch = config.data.batch_size if is_gpu else min(TIMED_IMAGES, config.data.batch_size)
     changes = {"batch_size": batch, "in_memory": False, "workers": 0}
@@ -86,15 +89,24 @@ def time_training(config: RunConfig, data: Data, model: ImageModel | None, devic
     with torch.random.fork_rng(devices=[device] if is_gpu else []), torch.enable_grad():
         run = build_run(prepare_run(config, ranks, source=data, start=copied), Progress())
         state = RunState()
-        train_step(run, state)
+        train_step(run, state)  # the first one sets up what the others use
         wait_for_pending_step(run, state)
+        times: list[tuple[float, float]] = []
         began = time.perf_counter()
-        next(run.training_loader)
-        reading = time.perf_counter() - began
-        train_step(run, state)
-        wait_for_pending_step(run, state)
-        step = time.perf_counter() - began - reading
-    return StepTime(reading / batch, max(step - reading, step / 10) / batch)
+        while len(times) < TIMED_STEPS and (not times or time.perf_counter() - began < TIMED_SECONDS):
+            times.append(_time_step(run, state, batch))
+    return StepTime(*(statistics.median(part) for part in zip(*times, strict=True)))
+
+
+def _time_step(run: TrainingRun, state: RunState, batch: int) -> tuple[float, float]:
+    """Return the seconds to read one image, and to train on one."""
+    began = time.perf_counter()
+    next(run.training_loader)
+    reading = time.perf_counter() - began
+    train_step(run, state)
+    wait_for_pending_step(run, state)
+    step = time.perf_counter() - began - reading
+    return reading / batch, max(step - reading, step / 10) / batch
 
 
 def plan_training(
