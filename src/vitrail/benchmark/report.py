@@ -11,7 +11,7 @@ from typing import Any
 from vitrail.benchmark.case import NotMeasured
 from vitrail.benchmark.speed_table import COLUMNS, format_cells
 from vitrail.errors import ConfigError
-from vitrail.system.files import read_regular_file, write_whole
+from vitrail.system.files import describe_reason, read_regular_file, write_whole
 from vitrail.system.results import Result, Rows
 
 FED, RESIDENT = "from the loader", "already on the device"
@@ -154,7 +154,7 @@ class BenchmarkReport(Result):
             measured = content.get("measured")  # not in older reports, which are finished
             return cls(content["machine"], content["asked"], rows, missing, *rest, measured)
         except OSError as error:
-            raise ConfigError(f"--from {path}: it cannot be read: {error.strerror or error}") from None
+            raise ConfigError(f"--from {path}: it cannot be read: {describe_reason(error)}") from None
         except (ValueError, KeyError, TypeError):
             raise ConfigError(f"--from {path}: give a JSON file that `vitrail bench --out` wrote") from None
 

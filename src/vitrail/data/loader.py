@@ -32,6 +32,7 @@ from vitrail.data.transforms.jpeg import load_decoder
 from vitrail.data.transforms.preprocess import resize_and_crop
 from vitrail.errors import ConfigError, DataError
 from vitrail.system.device import can_copy_asynchronously
+from vitrail.system.files import describe_os_error, is_out_of_handles
 from vitrail.tasks.labels import LABEL
 from vitrail.tasks.task import Targets, Task, to_tensors
 
@@ -307,6 +308,8 @@ class _BatchMaker(Dataset[Batch | DataError], ABC):
             return self.make_batch(numbers)
         except DataError as error:
             return error
+        except OSError as error:  # not the fault of an image
+            return DataError(describe_os_error(error))
 
 
 @dataclass
@@ -408,7 +411,13 @@ def _allocate_images(count: int, channels: int, size: tuple[int, int]) -> Tensor
 
 
 def describe_broken(source: Source, index: int, error: Exception) -> BrokenSample:
-    """Describe a sample that failed with any error: one strange sample must not stop all others."""
+    """Describe a sample that failed with any error: one strange sample must not stop all others.
+
+    Raises:
+        OSError: Too many files are open, which is not the fault of the sample.
+    """
+    if is_out_of_handles(error):
+        raise error
     text = str(error) if isinstance(error, DataError) else f"unexpected {type(error).__name__}: {error}"
     name = source.display_name(index)
     return BrokenSample(index, name, " ".join(text.split()).removeprefix(f"{name}: "))

@@ -53,6 +53,7 @@ from vitrail.data.tables.open_table import find_stored_task
 from vitrail.data.tables.text_tables import JSON_TABLES
 from vitrail.data.task_data import TaskData, make_task_data, open_annotated, open_part
 from vitrail.errors import ConfigError, DataError, LayoutError, MissingExtraError, did_you_mean
+from vitrail.system.files import describe_reason
 from vitrail.system.results import format_count
 from vitrail.tasks.task import Task
 
@@ -235,7 +236,7 @@ def _raise_data_errors(data: Data) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"{name_data(data)} cannot be opened: {error.strerror or error}") from None
+        raise DataError(f"{name_data(data)} cannot be opened: {describe_reason(error)}") from None
 
 
 def _find_splits(data: Data) -> SplitOpeners:

@@ -22,6 +22,7 @@ import torch
 
 from vitrail.data.sources.source import Source
 from vitrail.errors import ConfigError, DataError
+from vitrail.system.files import describe_os_error, is_out_of_handles
 from vitrail.system.worker_start import explain_start, start_workers
 
 log = logging.getLogger("vitrail")
@@ -71,7 +72,7 @@ def map_samples(
     memory does not grow, however slowly the results are used.
 
     Raises:
-        DataError: the processes cannot be started.
+        DataError: The processes cannot be started, or can open no more files.
     """
     numbered_jobs = enumerate(jobs)
     ready: dict[int, tuple[Job, list[Result | str]]] = {}
@@ -133,6 +134,8 @@ class _Worker:
     def receive(self) -> tuple[int, Job, list[Any]]:
         """Return the results of the oldest job; raise an EOFError or OSError if the process is dead."""
         results = self.pipe.recv()
+        if isinstance(results, DataError):  # it had too many files open
+            raise results
         number, job = self.jobs.popleft()
         return number, job, results
 
@@ -178,9 +181,17 @@ def _run_process(pipe: Connection, other_end: Connection, work: Callable[[Source
     try:
         pipe.send(None)
         while True:
-            pipe.send([_work_safely(work, source, index) for index in pipe.recv()])
+            pipe.send(_work_through(work, source, pipe.recv()))
     except (EOFError, OSError):
         return
+
+
+def _work_through(work: Callable[[Source, int], Result], source: Source, job: Job) -> list[Result | str] | DataError:
+    """Return the results of a job, or the error that says nothing about its samples but ends all work."""
+    try:
+        return [_work_safely(work, source, index) for index in job]
+    except OSError as error:
+        return DataError(describe_os_error(error))
 
 
 def _work_safely(work: Callable[[Source, int], Result], source: Source, index: int) -> Result | str:
@@ -189,4 +200,6 @@ def _work_safely(work: Callable[[Source, int], Result], source: Source, index: i
     except DataError as error:
         return " ".join(str(error).split())
     except Exception as error:  # one strange sample must not stop all others
+        if is_out_of_handles(error):
+            raise
         return " ".join(f"unexpected {type(error).__name__}: {error}".split())

@@ -25,6 +25,7 @@ from vitrail.data.tables.open_table import read_table, stamp_table
 from vitrail.data.tables.recognise import ColumnGuide, fit_columns, learn_task
 from vitrail.data.tables.row_table import RowTable
 from vitrail.errors import ConfigError, DataError
+from vitrail.system.files import describe_reason
 from vitrail.tasks.registry import find_task
 from vitrail.tasks.task import Task
 
@@ -88,7 +89,7 @@ def open_annotated(data: TaskData) -> tuple[AnnotatedSource, dict[str, Indices]]
         stamp = stamp_table(data.data)
         return _build(data) if stamp is None else _build_once(data, stamp)
     except OSError as error:
-        raise DataError(f"{_name(data)} cannot be opened: {error.strerror or error}") from None
+        raise DataError(f"{_name(data)} cannot be opened: {describe_reason(error)}") from None
 
 
 def open_part(data: TaskData, split: str | None = None) -> Source:

@@ -30,7 +30,7 @@ from vitrail.inference.batches import InferenceOptions, open_model, single_rank
 from vitrail.inference.engine import Engine, Model, name_model
 from vitrail.system.device import device_name
 from vitrail.system.events import OnEvent, Progress, ignore_event, open_listener, send_messages, send_progress
-from vitrail.system.files import short_name, write_whole
+from vitrail.system.files import describe_reason, short_name, write_whole
 from vitrail.system.intervals import estimate_share
 from vitrail.system.ranks import Ranks, join_ranks
 
@@ -259,7 +259,9 @@ def _choose_folder(folder: str | Path | None, names: tuple[str, str, str | None]
         if os.environ.get("RANK", "0") == "0":
             place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{place} cannot be made ({error.strerror}): give another folder for the report") from None
+        raise ConfigError(
+            f"{place} cannot be made ({describe_reason(error)}): give another folder for the report"
+        ) from None
     return place
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vitrail.errors import ConfigError, ExportError
-from vitrail.system.files import move_into_place
+from vitrail.system.files import describe_reason, move_into_place
 
 
 def check_target(target: Path, suffix: str) -> Path:
@@ -33,20 +33,20 @@ def write_atomically(target: Path) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     except OSError as error:
-        raise ExportError(f"{target} cannot be written: {error.strerror or error}") from None
+        raise ExportError(f"{target} cannot be written: {describe_reason(error)}") from None
     draft = folder / target.name
     try:
         try:
             yield draft
         except OSError as error:  # of the draft, or of what lies in the system's temporary folder on the way to it
             where = error.filename or f"beside it, or in {tempfile.gettempdir()}"
-            raise ExportError(f"{target} cannot be made: {error.strerror or error} ({where})") from None
+            raise ExportError(f"{target} cannot be made: {describe_reason(error)} ({where})") from None
         try:
             for path in sorted(folder.iterdir(), key=lambda path: path == draft):
                 path.chmod(0o666 & ~_read_umask())
                 move_into_place(path, target.with_name(path.name))
         except OSError as error:
-            raise ExportError(f"{target} cannot be written: {error.strerror or error}") from None
+            raise ExportError(f"{target} cannot be written: {describe_reason(error)}") from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.data.sources.image_files import IMAGE_SUFFIXES, MOST_BYTES, make_printable, walk_files
 from vitrail.errors import ConfigError, DataError, did_you_mean
-from vitrail.system.files import is_folder
+from vitrail.system.files import describe_reason, is_folder
 
 if TYPE_CHECKING:
     from vitrail.inference.prepare import OneImage
@@ -131,7 +131,7 @@ def _list_files(folder: str) -> list[str]:
     try:
         return list(walk_files(Path(folder)))
     except OSError as error:
-        raise DataError(f"{make_printable(folder)} cannot be listed: {error.strerror}") from None
+        raise DataError(f"{make_printable(folder)} cannot be listed: {describe_reason(error)}") from None
 
 
 def _read_standard_input() -> list[str | bytes]:

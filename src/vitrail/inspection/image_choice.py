@@ -24,6 +24,7 @@ from vitrail.data.transforms.decode import decode_image
 from vitrail.errors import DataError
 from vitrail.inference.class_names import translate_wnid
 from vitrail.inference.prepare import OneImage, is_one_image
+from vitrail.system.files import describe_reason
 from vitrail.system.results import format_count
 from vitrail.tasks.task import Task
 
@@ -131,7 +132,7 @@ def _choose_from_place(place: str) -> ImageChoice:
             return _choose_from_files([str(path)], path.parent, lambda some: name_place(place))
         below = sorted(walk_files(path)) if path.is_dir() else [str(path)] if path.is_file() else []
     except OSError as error:
-        raise DataError(f"{make_printable(place)} cannot be read: {error.strerror}") from None
+        raise DataError(f"{make_printable(place)} cannot be read: {describe_reason(error)}") from None
     if files := [name for name in below if name.lower().endswith(IMAGE_SUFFIXES)]:
         return _choose_from_files(files, path, partial(describe_count, len(files), name_place(place)))
     if any(name.lower().endswith(DATA_SUFFIXES) for name in below):

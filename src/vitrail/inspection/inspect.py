@@ -34,7 +34,7 @@ from vitrail.inspection.write_data import SCORE_TABLES, TASK_TABLES, write_data,
 from vitrail.model.base import ImageModel
 from vitrail.system.device import choose_device
 from vitrail.system.events import OnEvent, ignore_event, open_listener, send_progress
-from vitrail.system.files import short_name
+from vitrail.system.files import describe_reason, short_name
 from vitrail.training import records
 from vitrail.training.build import open_training_data
 from vitrail.training.config import RunConfig
@@ -234,7 +234,7 @@ def _explain_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror}): give another place as out") from None
+        raise ConfigError(f"{path} cannot be written ({describe_reason(error)}): give another place as out") from None
 
 
 def _shorten(name: str | None) -> str:

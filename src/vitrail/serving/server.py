@@ -23,6 +23,7 @@ from vitrail.serving.app import build_app
 from vitrail.serving.served_model import ServedModel
 from vitrail.serving.service import Service
 from vitrail.serving.settings import ServerSettings
+from vitrail.system.files import describe_reason
 
 Stop = Callable[[bool], None]
 """Stops the server; called in its thread, with whether a person interrupted it."""
@@ -154,5 +155,6 @@ def check_port(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
-        message = f"{host}:{port} cannot be listened on ({error.strerror}): give another host or port (--host, --port)"
+        reason = describe_reason(error)
+        message = f"{host}:{port} cannot be listened on ({reason}): give another host or port (--host, --port)"
         raise ConfigError(message) from None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import sys
 
 from vitrail.errors import ConfigError, Stopped, VitrailError
+from vitrail.system.files import describe_os_error
 from vitrail.system.standard_streams import point_to_null
 
 FAILED, WRONG_COMMAND, STOPPED = 1, 2, 3
@@ -32,8 +32,7 @@ def _describe(error: Exception) -> str | None:
         return str(error)
     first = (str(error).strip().splitlines() or [""])[0]
     if isinstance(error, OSError):
-        file = None if error.filename is None else os.fsdecode(error.filename)
-        return f"{file}: {error.strerror}" if file else error.strerror or first or type(error).__name__
+        return describe_os_error(error)
     if isinstance(error, MemoryError) or any(words in first for words in NO_MEMORY):
         return f"there is not enough memory: take a smaller batch or model{f' ({first})' if first else ''}"
     if type(error) is NotImplementedError and "MPS" in first:

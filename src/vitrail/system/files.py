@@ -25,6 +25,8 @@ from vitrail.errors import ConfigError
 IS_WINDOWS = os.name == "nt"
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 """Names that no file can have on Windows."""
+MANY_FILES = "too many files are open: allow more, such as by `ulimit -n 4096`, or take fewer workers"
+"""What to do when the system gives this process, or all of them together, no more open files."""
 RENAMING_SECONDS, RENAMING_PAUSE = 5.0, 0.05
 """How long a rename on Windows waits for other programs, and how often it is tried."""
 
@@ -83,11 +85,30 @@ def open_regular_file(path: Path, buffering: int = -1) -> BinaryIO:
     except OSError as error:
         if error.errno == errno.ENXIO:  # a socket
             raise OSError(errno.EINVAL, "not a file", str(path)) from None
+        if is_out_of_handles(error):
+            raise OSError(error.errno, MANY_FILES, str(path)) from None
         raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "not a file", str(path))
     return os.fdopen(handle, "rb", buffering)
+
+
+def is_out_of_handles(error: BaseException) -> bool:
+    """Return whether an error says that no more files can be opened: it says nothing about the file itself."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+def describe_reason(error: OSError) -> str:
+    """Return why the system refused, on one line; for too many open files also what to do."""
+    reason = MANY_FILES if is_out_of_handles(error) else error.strerror or str(error).strip().partition("\n")[0]
+    return reason or type(error).__name__
+
+
+def describe_os_error(error: OSError) -> str:
+    """Return the file, if one is known, and why the system refused."""
+    reason = describe_reason(error)
+    return f"{os.fsdecode(error.filename)}: {reason}" if error.filename else reason
 
 
 def read_regular_file(path: Path, most_bytes: int) -> bytes:
@@ -132,7 +153,7 @@ def write_out_text(out: Path, text: str, option: str = "--out") -> None:
     try:
         write_whole(out, text.encode())
     except OSError as error:
-        raise ConfigError(f"{option} {out} cannot be written: {error.strerror or error}") from None
+        raise ConfigError(f"{option} {out} cannot be written: {describe_reason(error)}") from None
 
 
 def sha256(path: Path) -> str:

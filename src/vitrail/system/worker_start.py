@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vitrail.errors import DataError
+from vitrail.system.files import MANY_FILES, is_out_of_handles
 
 UNGUARDED = 78
 """Exit code of a worker that ran a script without a guard."""
@@ -41,7 +42,9 @@ def explain_start() -> Iterator[None]:
     """Turn the errors of a process that does not start into a DataError that says what to do."""
     try:
         yield
-    except (EOFError, OSError):
+    except (EOFError, OSError) as error:
+        if is_out_of_handles(error):
+            raise DataError(f"processes that read images cannot be started: {MANY_FILES}") from None
         raise DataError(NO_WORKERS) from None
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         if "pickle" not in str(error) and "local object" not in str(error):

@@ -17,6 +17,7 @@ from vitrail.errors import DataError, Stopped, TrainingError
 from vitrail.model.cost import FORWARD_AND_BACKWARD
 from vitrail.objectives.base import Objective
 from vitrail.objectives.metrics import Sums, add_sums, compute_means
+from vitrail.system.files import describe_reason
 from vitrail.training.checkpoint import save_checkpoint
 from vitrail.training.fewshot import embed_batch, gather_features
 from vitrail.training.run import Progress, RunState, TrainingRun
@@ -228,7 +229,7 @@ def write_record(run: TrainingRun, state: RunState, record: dict[str, Any]) -> N
         run.records.append(record)
     except OSError as error:
         raise TrainingError(
-            f"{run.records.path} cannot be written: {error.strerror or error}; fix this (if the disk is full, free "
+            f"{run.records.path} cannot be written: {describe_reason(error)}; fix this (if the disk is full, free "
             "some space), and start the same command again"
         ) from None
     for tracker in run.trackers:

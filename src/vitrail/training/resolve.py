@@ -12,7 +12,7 @@ import tomli_w
 from vitrail.config import Config
 from vitrail.errors import ConfigError, did_you_mean
 from vitrail.model.architecture import BACKBONE_OPTIONS, VitArchitecture
-from vitrail.system.files import hide_folders, read_regular_file
+from vitrail.system.files import describe_reason, hide_folders, read_regular_file
 from vitrail.training.config import ModelConfig, RunConfig
 
 Tree = dict[str, Any]
@@ -143,7 +143,7 @@ def read_toml(path: Path) -> Tree:
     try:
         return tomllib.loads(read_regular_file(path, MOST_BYTES).decode().replace("\r\n", "\n"))
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise ConfigError(f"{path} cannot be read: {describe_reason(error)}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vitrail.errors import ConfigError, TrainingError
-from vitrail.system.files import write_whole
+from vitrail.system.files import describe_reason, write_whole
 from vitrail.system.locks import lock_file
 from vitrail.training.config import RunConfig
 from vitrail.training.resolve import build_config, read_toml, to_toml
@@ -58,7 +58,7 @@ def claim_folder(setup: RunSetup) -> Iterator[None]:
         except (ConfigError, TrainingError) as error:
             failure = error
         except OSError as error:
-            failure = TrainingError(f"{folder} cannot be written: {error.strerror or error}")
+            failure = TrainingError(f"{folder} cannot be written: {describe_reason(error)}")
     failure = ranks.broadcast_from_first(failure)
     try:
         if failure is not None:

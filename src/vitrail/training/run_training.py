@@ -17,6 +17,7 @@ from vitrail.model.base import ImageModel
 from vitrail.model.cost import count_tokens
 from vitrail.system.device import NO_APPLE_MEMORY, device_name, explain_missing_operation
 from vitrail.system.events import OnEvent, open_listener
+from vitrail.system.files import describe_reason
 from vitrail.system.ranks import Ranks, explain_lost_rank, join_ranks
 from vitrail.training.build import build_run, prepare_run
 from vitrail.training.checkpoint import resume
@@ -201,4 +202,6 @@ def _explain_failures(folder: Path, ranks: Ranks) -> Iterator[None]:
     except OSError as error:
         if error.filename is None and not error.strerror:
             raise
-        raise TrainingError(f"{error.filename or folder}: {error.strerror}; the last whole checkpoint stays") from None
+        raise TrainingError(
+            f"{error.filename or folder}: {describe_reason(error)}; the last whole checkpoint stays"
+        ) from None

@@ -30,7 +30,7 @@ from vitrail.data.task_data import recognise_data
 from vitrail.data.transforms.decode import EXTENSIONS, FORMATS, decode_to_pillow, read_format
 from vitrail.errors import ConfigError, DataError
 from vitrail.system.events import OnEvent, Progress, open_listener, send_progress
-from vitrail.system.files import check_out_file, write_out_file, write_out_text
+from vitrail.system.files import check_out_file, describe_reason, write_out_file, write_out_text
 from vitrail.tasks.task import Task
 
 JOB_SIZE = 32
@@ -253,7 +253,7 @@ def _list_entries(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
-        raise DataError(f"{make_printable(folder)} cannot be listed: {error.strerror}") from None
+        raise DataError(f"{make_printable(folder)} cannot be listed: {describe_reason(error)}") from None
 
 
 def _identify_folder(folder: Path) -> tuple[int, int]:

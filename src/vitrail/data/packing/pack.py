@@ -37,6 +37,7 @@ from vitrail.data.task_data import TaskData, recognise_data
 from vitrail.data.transforms.decode import EXTENSIONS, decode_to_pillow, read_format
 from vitrail.errors import ConfigError, DataError, did_you_mean
 from vitrail.system.events import OnEvent, open_listener, send_progress
+from vitrail.system.files import describe_reason
 from vitrail.tasks.task import Task
 
 JOB_SIZE = 16
@@ -127,7 +128,7 @@ def pack_data(
             _raise_if_broken(journal.broken, skip_broken)
             return PackResult.of(out, journal.finish())
     except OSError as error:
-        raise DataError(f"{out} cannot be written: {error.strerror or error}; the same command will go on") from error
+        raise DataError(f"{out} cannot be written: {describe_reason(error)}; the same command will go on") from error
 
 
 def _check_options(format: str, shard_mb: float, resize: int | None) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vitrail.errors import DataError, escape_unprintable
+from vitrail.system.files import describe_reason
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm")
 MOST_BYTES = 500_000_000
@@ -32,7 +33,7 @@ def walk_files(root: Path) -> Iterator[str]:
 
 
 def _raise_data_error(error: OSError) -> None:
-    raise DataError(f"{make_printable(error.filename)} cannot be listed: {error.strerror}")
+    raise DataError(f"{make_printable(error.filename)} cannot be listed: {describe_reason(error)}")
 
 
 def list_entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -41,7 +42,7 @@ def list_entries(folder: Path) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
-        raise DataError(f"{make_printable(folder)} cannot be listed: {error.strerror}") from None
+        raise DataError(f"{make_printable(folder)} cannot be listed: {describe_reason(error)}") from None
 
 
 def is_dir(entry: os.DirEntry[str]) -> bool:
@@ -67,7 +68,7 @@ def read_stat(path: Path) -> os.stat_result:
     try:
         return path.stat()
     except OSError as error:
-        raise DataError(f"{make_printable(path)} cannot be read: {error.strerror}") from None
+        raise DataError(f"{make_printable(path)} cannot be read: {describe_reason(error)}") from None
 
 
 def identify_folder(folder: Path) -> tuple[int, int]:

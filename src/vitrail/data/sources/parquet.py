@@ -17,7 +17,7 @@ import numpy as np
 from vitrail.data.order import Indices
 from vitrail.data.sources.source import Sample, Source, clip_label, make_printable
 from vitrail.errors import DataError, MissingExtraError
-from vitrail.system.files import open_regular_file
+from vitrail.system.files import describe_reason, open_regular_file
 
 IMAGE_COLUMNS = ("image", "img", "jpg", "png", "webp")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "cls", "target")
@@ -148,7 +148,7 @@ def call_pyarrow(path: Path, function: str) -> Any:
         return getattr(pq, function)(path)
     except OSError as error:
         if error.filename is not None or error.errno not in (None, errno.EINVAL):
-            raise DataError(f"{make_printable(path)} cannot be opened: {error.strerror or error}") from None
+            raise DataError(f"{make_printable(path)} cannot be opened: {describe_reason(error)}") from None
         raise DataError(f"{make_printable(path)} is not a Parquet file: {str(error).splitlines()[0]}") from None
     except pa.ArrowException as error:
         raise DataError(f"{make_printable(path)} is not a Parquet file: {str(error).splitlines()[0]}") from None

@@ -20,7 +20,7 @@ from vitrail.data.sources.image_files import IMAGE_SUFFIXES
 from vitrail.data.sources.source import MOST_BYTES, Sample, Source, make_printable, read_file
 from vitrail.data.sources.table_cache import MappedTable, load_or_build_table
 from vitrail.errors import DataError
-from vitrail.system.files import open_regular_file
+from vitrail.system.files import describe_reason, is_out_of_handles, open_regular_file
 
 RECORD_DTYPE = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("length", "<u4"), ("label", "<i4")])
 NO_LABEL = -1
@@ -96,7 +96,9 @@ class TarSource(Source):
             file.seek(offset)
             content: bytes = file.read(length)
         except OSError as error:
-            raise DataError(f"cannot be read: {error.strerror or error}") from None
+            if is_out_of_handles(error):  # the shard may well be whole
+                raise
+            raise DataError(f"cannot be read: {describe_reason(error)}") from None
         if len(content) != length:
             raise DataError(f"{make_printable(self.paths[shard])} has become shorter")
         return content

@@ -23,7 +23,7 @@ from vitrail.data.order import Indices
 from vitrail.data.sources.image_files import MOST_BYTES as MOST_BYTES
 from vitrail.data.sources.image_files import make_printable as make_printable
 from vitrail.errors import ConfigError, DataError
-from vitrail.system.files import read_regular_file
+from vitrail.system.files import is_out_of_handles, read_regular_file
 from vitrail.tasks.labels import LABEL, Labels
 from vitrail.tasks.task import Cell, Targets, Task
 
@@ -364,10 +364,15 @@ def read_file(path: Path, most_bytes: int | None = None) -> bytes:
     """Return the bytes of a regular file; raise a DataError if it cannot be read or is larger than `most_bytes`.
 
     The default is `MOST_BYTES`. Links are followed: they are the user's own.
+
+    Raises:
+        OSError: Too many files are open: the file may well be whole.
     """
     try:
         return read_regular_file(path, MOST_BYTES if most_bytes is None else most_bytes)
     except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
+        if is_out_of_handles(error):
+            raise
         reason = getattr(error, "strerror", None) or str(error)
         is_plain = getattr(error, "errno", None) in (errno.EINVAL, errno.EFBIG)  # not a file, or too large
         raise DataError(reason if is_plain else f"cannot be read: {reason}") from None

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.errors import DataError
-from vitrail.system.files import rename_when_free
+from vitrail.system.files import is_out_of_handles, rename_when_free
 
 VERSION = "1"
 MAX_AGE_SECONDS = 30 * 24 * 3600
@@ -36,6 +36,8 @@ class MappedTable:
                 # An empty array cannot be mapped.
                 self._columns[name] = np.load(path, mmap_mode="r" if path.stat().st_size > 128 else None)
             except (OSError, ValueError, EOFError) as error:
+                if is_out_of_handles(error):  # the table may well be whole
+                    raise
                 raise DataError(f"{path} is damaged ({error}): delete {self.folder}, and it is made anew") from None
         return self._columns[name]
 

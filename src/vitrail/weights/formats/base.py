@@ -22,7 +22,7 @@ from vitrail.model.base import ImageModel
 from vitrail.model.relative_bias import CLASS_TOKEN_ROWS
 from vitrail.model.variants import SIZES
 from vitrail.reliability.record import Reliability
-from vitrail.system.files import read_regular_file
+from vitrail.system.files import describe_reason, read_regular_file
 from vitrail.tasks.task import Task
 from vitrail.weights.files import TensorInfo, check_link
 from vitrail.weights.known import KnownFacts
@@ -66,7 +66,7 @@ class FolderFiles:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise WeightsError(f"{path} cannot be read: {error.strerror or error}") from None
+            raise WeightsError(f"{path} cannot be read: {describe_reason(error)}") from None
         except UnicodeDecodeError as error:
             raise WeightsError(f"{path} cannot be read: {error}") from None
 
