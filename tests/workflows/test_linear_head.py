@@ -129,6 +129,24 @@ def test_planted_wrong_labels_are_found(here, model):
     assert result.to_dict()["suspects"][0]["label"] == rows[0]["label"]
 
 
+def test_rare_classes_are_told_beside_the_accuracy(here, model, run):
+    """Noise of which nothing can be learned: whoever takes the common class is often right, but not on the whole."""
+    rng = np.random.default_rng(0)
+    for name, count in {"common": 40, "rare": 8}.items():
+        (here / "photos" / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(here / "photos" / name / f"{number}.png")
+    printed = run("finetune", "--data", "photos", "--from", model, "--quick", "run.report=false")[1]
+    result, _ = fit("photos", model)
+    recalls = [found.hits / found.images for found in result.judged.classes]
+    assert result.balanced_accuracy.value == pytest.approx(sum(recalls) / 2)
+    share = f"{result.balanced_accuracy.value:.1%}"
+    assert share != f"{result.accuracy.value:.1%}"
+    assert f"balanced accuracy, where rare classes count as much as common ones: {share} (95% interval " in printed
+    assert ("balanced accuracy", share) in result.summary()
+
+
 @pytest.mark.slow
 def test_the_five_most_doubtful_are_printed(here, model, monkeypatch, run):
     stripes(here / "photos", classes=2, images=25)

@@ -178,12 +178,16 @@ def _describe_trained_result(result: FinetuneResult, report: dict[str, Any]) -> 
         share = {"accuracy": result.accuracy._asdict(), "images": result.evaluated}
         what = "were not trained on, but chose the weights" if result.flatters else "neither trained nor chose anything"
         yield f"accuracy on images that {what}: {_format_accuracy(share)}"
-    yield from _describe_confusions(result)
+    yield from _describe_classes(result)
     yield from describe_files(result, report)
 
 
-def _describe_confusions(result: FinetuneResult) -> Iterator[str]:
-    """Yield lines with the class of which the least is found, and with the most frequent mistakes."""
+def _describe_classes(result: FinetuneResult) -> Iterator[str]:
+    """Yield lines with the balanced accuracy, the hardest class, and the most frequent mistakes."""
+    balanced, accuracy = result.balanced_accuracy, result.accuracy
+    if balanced is not None and accuracy is not None and f"{balanced.value:.1%}" != f"{accuracy.value:.1%}":
+        interval = f"95% interval {balanced.low:.1%} to {balanced.high:.1%}"
+        yield f"balanced accuracy, where rare classes count as much as common ones: {balanced.value:.1%} ({interval})"
     worst = None if result.judged is None else result.judged.worst_class
     if worst is not None and worst.hits < worst.images:
         yield f"hardest class: {worst.name}, {worst.hits:,} of {worst.images:,} found"
@@ -199,7 +203,7 @@ def _describe_quick_result(
     """Yield the mistakes, a line for each of the most doubtful labels, the files and the line about the next step."""
     from vitrail.workflows.finetune_result import MISLABELLED_FILE, MOST_LISTED
 
-    yield from _describe_confusions(result)
+    yield from _describe_classes(result)
     for name, label, thinks, probability in result.suspects[:MOST_LISTED]:
         yield f"perhaps mislabelled: {name} is labelled {label}, looks like {thinks} ({probability:.0%} sure)"
     if result.suspects:

@@ -60,6 +60,11 @@ class FinetuneResult(Result):
     """Images that a quick head doubts the label of, the most doubtful first."""
 
     @property
+    def balanced_accuracy(self) -> Estimate | None:
+        """The mean of the classes' recalls: a rare class counts as much as a common one. None if not measured."""
+        return None if self.judged is None or math.isnan(self.judged.balanced.value) else self.judged.balanced
+
+    @property
     def has_weak_suspects(self) -> bool:
         """Whether most suspects are probably the model's own mistakes."""
         return bool(self.suspects) and self.accuracy is not None and self.accuracy.value < TRUSTED_ACCURACY
@@ -67,6 +72,8 @@ class FinetuneResult(Result):
     def summary(self) -> Rows:
         """Return the accuracy and the files."""
         rows = [("accuracy", describe_accuracy(self.accuracy, self.evaluated))]
+        if self.balanced_accuracy is not None:
+            rows.append(("balanced accuracy", f"{self.balanced_accuracy.value:.1%}"))
         rows += [(f"{split} accuracy", f"{accuracy.value:.1%}") for split, accuracy in self.scores.items()]
         if self.config is not None and self.trials:
             rows.append(("learning rate", f"{self.config.optimizer.learning_rate:.3g}, of {len(self.trials)} tried"))
