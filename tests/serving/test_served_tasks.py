@@ -86,7 +86,9 @@ def test_several_images_have_a_row_each():
     assert second.keys() == {"name", "error"}
     assert first["task"] == third["task"] == "tags"
     assert first["lines"] != third["lines"]
-    assert len(first["answer"]["probabilities"]) == 2
+    for answer in (first["answer"], third["answer"]):  # the two likeliest tags, and all that the image has
+        assert answer["probabilities"].keys() >= set(answer["tags"])
+        assert len(answer["probabilities"]) == max(2, len(answer["tags"]))
 
 
 def test_classify_and_embed_name_the_right_endpoint():
