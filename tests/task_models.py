@@ -15,7 +15,12 @@ from vitrail.tasks.task import Task
 
 TASKS: dict[str, Task] = {
     "labels": Labels(names=("cat", "dog", "Größe")),
-    "tags": Tags(names=("cat", "indoor", "Größe", "night"), column="tags", thresholds=(0.4, 0.6, 0.5, 0.5)),
+    "tags": Tags(
+        names=("cat", "indoor", "Größe", "night"),
+        column="tags",
+        thresholds=(0.4, 0.6, 0.5, 0.5),
+        groups=(("cat", "indoor"),),
+    ),
     "numbers": Numbers(names=("age", "price"), means=(40.0, 1e-3), deviations=(12.5, 2e-4)),
     "levels": Levels(names=("poor", "fair", "good", "great"), column="quality"),
     "attributes": Attributes(names=("colour", "shape"), values=(("blue", "red"), ("flat", "long", "round"))),

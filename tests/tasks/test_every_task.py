@@ -43,8 +43,15 @@ EXAMPLES: dict[str, tuple[Task, list[dict[str, Any]]]] = {
     ),
 }
 """For each kind a task, and rows that are targets of it."""
-TASK_AND_ROWS = [pytest.param(*example, id=kind) for kind, example in EXAMPLES.items()]
-TASKS_ALONE = [pytest.param(task, id=kind) for kind, (task, _) in EXAMPLES.items()]
+MORE_EXAMPLES: dict[str, tuple[Task, list[dict[str, Any]]]] = {
+    **EXAMPLES,
+    "tags in groups": (
+        Tags(names=("day", "night", "cat"), column="tags", groups=(("day", "night"),)),
+        [{"tags": "day"}, {"tags": "night|cat"}, {"tags": ["cat", "day"]}],
+    ),
+}
+TASK_AND_ROWS = [pytest.param(*example, id=kind) for kind, example in MORE_EXAMPLES.items()]
+TASKS_ALONE = [pytest.param(task, id=kind) for kind, (task, _) in MORE_EXAMPLES.items()]
 
 
 def fill(task: Task, rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
@@ -86,7 +93,13 @@ def draw_attributes(names: tuple[str, ...]) -> st.SearchStrategy[Attributes]:
 
 def draw_tags(names: tuple[str, ...]) -> st.SearchStrategy[Tags]:
     shares = st.lists(st.floats(0, 1), min_size=len(names), max_size=len(names))
-    return st.builds(Tags, names=st.just(names), column=st.none() | st.text(), thresholds=st.just(()) | shares)
+    return st.builds(
+        Tags,
+        names=st.just(names),
+        column=st.none() | st.text(),
+        thresholds=st.just(()) | shares,
+        groups=st.sampled_from([(), (names[:2],), (names,)]),
+    )
 
 
 RECORDS = {

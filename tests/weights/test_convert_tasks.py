@@ -45,7 +45,8 @@ def test_a_format_without_tasks_says_so(tmp_path, kind, to):
 
 def test_transformers_gets_multi_label_classification(tmp_path):
     result = vitrail.convert(make_task_model("tags"), tmp_path / "tags", "huggingface")
-    assert "thresholds" in " ".join(result.notes)
+    (note,) = [note for note in result.notes if "thresholds" in note]
+    assert "groups of tags: take the softmax" in note
     config = json.loads((tmp_path / "tags" / "config.json").read_text())
     assert config["problem_type"] == "multi_label_classification"
     assert list(config["id2label"].values()) == ["cat", "indoor", "Größe", "night"]

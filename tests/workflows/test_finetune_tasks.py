@@ -12,6 +12,7 @@ from annotated import COLUMNS, digits_for, write_table
 
 import vitrail
 from commands import runner
+from vitrail.cli.tasks import describe_task
 from vitrail.data.sources.source import Subset, compute_fingerprint
 from vitrail.errors import ConfigError, DataError, Stopped
 from vitrail.evaluation.answered_images import AnsweredImages, answer_all
@@ -219,6 +220,28 @@ def test_what_is_refused(start, here):
         finetune(digits_for("tags"), start, task="numbers")
     with pytest.raises(ConfigError, match="quick trains nothing"):
         finetune(digits_for("tags"), start, quick=True, settings={"schedule.steps": 3})
+
+
+def test_tags_that_exclude_each_other_are_one_question(start, here):
+    bright = np.random.default_rng(0).integers(0, 2, 120)
+    pairs = [
+        (
+            np.full((16, 16), 150 * is_bright + n % 50, np.uint8),
+            {"tags": ["day" if is_bright else "night"] + ["odd"] * (n % 2)},
+        )
+        for n, is_bright in enumerate(bright)
+    ]
+    events = []
+    result = finetune(pairs, start, task="tags", quick=True, settings=QUIET, on_event=follow(events))
+    (told,) = [values for kind, values in events if kind == "task"]
+    assert told["remark"] == "every image has exactly one of day, night: their probabilities sum to 1"
+    assert told["remark"] in describe_task(told)
+    assert result.measures["mAP"].value > 0.6
+    loaded = vitrail.load(result.folder)
+    assert loaded.task.groups == (("day", "night"),)
+    values = answer_images(loaded, digits_for("tags")).values
+    np.testing.assert_allclose(values[:, :2].sum(axis=1), 1, atol=1e-5)
+    assert not np.allclose(values[:, 2], 1)
 
 
 @pytest.mark.slow

@@ -15,8 +15,10 @@ MOST_NAMES = 5
 
 
 def describe_task(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the line of a `task` event: what is learned, and from which columns."""
+    """Yield the lines of a `task` event: what is learned, and from which columns, and what else its values tell."""
     yield f"task: {values['kind']}, {_describe_outputs(values)}; --task and --labels choose others"
+    if values["remark"]:
+        yield values["remark"]
 
 
 def _describe_outputs(values: Mapping[str, Any]) -> str:

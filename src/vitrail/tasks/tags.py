@@ -1,15 +1,20 @@
 """Tags: any number of an image's tags are right at once.
 
 In a table, tags stand in one column as `indoor|cat` or as a list in JSON, or in a column of 0 and 1 for each tag.
+
+Each tag is a question of its own, with a sigmoid. If every image to train on has exactly one of some tags, such as day
+and night, these are one question, with a softmax: a group. Outputs of groups stand first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -18,6 +23,7 @@ from torch.nn import functional as F
 from vitrail.errors import DataError, did_you_mean
 from vitrail.tasks.cells import SEPARATOR, read_good_cells, read_yes_or_no, split_tags
 from vitrail.tasks.draw_measures import draw_share_bars
+from vitrail.tasks.tag_groups import find_tag_groups
 from vitrail.tasks.tag_metrics import AveragePrecision, average_known, choose_thresholds, compute_f1
 from vitrail.tasks.task import (
     AnswerLine,
@@ -30,6 +36,7 @@ from vitrail.tasks.task import (
     choose_draws,
     estimate_by_resampling,
     format_share,
+    shorten_names,
 )
 
 TAGS = "tags"
@@ -46,6 +53,8 @@ class Tags(Task):
     """The column that lists an image's tags; None if each tag has a column of 0 and 1 with its name."""
     thresholds: tuple[Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)], ...] = ()
     """From which probability on an image has each tag; 0.5 for all if empty."""
+    groups: tuple[Annotated[tuple[str, ...], Field(min_length=2)], ...] = ()
+    """Tags of which every image has exactly one: their probabilities sum to 1. They stand first in `names`."""
     learns_names: ClassVar[bool] = True
     worst_words: ClassVar[str] = "the images with the surest wrong tag"
 
@@ -53,6 +62,9 @@ class Tags(Task):
     def _check(self) -> Self:
         if self.thresholds and len(self.thresholds) != len(self.names):
             raise ValueError(f"there are {len(self.names)} tags and {len(self.thresholds)} thresholds")
+        grouped = tuple(chain(*self.groups))
+        if self.names[: len(grouped)] != grouped:
+            raise ValueError(f"the groups hold {', '.join(grouped)}: they stand first in names, in this order")
         return self
 
     @classmethod
@@ -64,6 +76,22 @@ class Tags(Task):
         if not names:
             raise DataError(f"the column {column} has no tag in any row")
         return cls(names=tuple(sorted(names)), column=column)
+
+    def learn_values(self, columns: Mapping[str, Sequence[Cell]]) -> Self:
+        """Find the groups, and put them first. Rows that cannot be read do not count."""
+        if self.column is None:
+            rows = list(zip(*(columns[name] for name in self.names), strict=True))
+            images = read_good_cells(self._list_tags, rows)
+        else:
+            images = read_good_cells(split_tags, columns[self.column])
+        grouped = tuple(chain(*(groups := find_tag_groups(images))))
+        rest = (name for name in self.names if name not in grouped)
+        return self.model_copy(update={"groups": groups, "names": (*grouped, *rest)})
+
+    def _list_tags(self, cells: Cell) -> list[str]:
+        """Return the tags of a row with a cell of yes or no for each."""
+        assert isinstance(cells, Sequence)
+        return [name for name, cell in zip(self.names, cells, strict=True) if read_yes_or_no(name, cell)]
 
     def encode(self, row: Mapping[str, Cell]) -> dict[str, Any]:
         target = np.zeros(len(self.names), np.float32)
@@ -94,14 +122,24 @@ class Tags(Task):
     def output_names(self) -> tuple[str, ...]:
         return self.names
 
+    @property
+    def parts(self) -> tuple[slice, ...]:
+        """Which outputs belong to each group. The others, behind them, are tags without a group."""
+        return tuple(slice(*ends) for ends in pairwise(accumulate(map(len, self.groups), initial=0)))
+
     def compute_losses(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
-        return F.binary_cross_entropy_with_logits(outputs, targets[TAGS], reduction="none").mean(dim=1)
+        """Return the mean over the questions: cross-entropy of a group, binary cross-entropy of another tag."""
+        tags, alone = targets[TAGS], slice(sum(map(len, self.groups)), None)
+        losses = F.binary_cross_entropy_with_logits(outputs[:, alone], tags[:, alone], reduction="none")
+        of_groups = [-(tags[:, part] * outputs[:, part].log_softmax(dim=1)).sum(dim=1) for part in self.parts]
+        return torch.stack([*losses.unbind(dim=1), *of_groups], dim=1).mean(dim=1) if of_groups else losses.mean(dim=1)
 
     def count(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {"tag-accuracy": ((outputs > 0) == (targets[TAGS] > 0)).float().mean(dim=1)}
+        return {"tag-accuracy": ((self.activate(outputs) > 0.5) == (targets[TAGS] > 0)).float().mean(dim=1)}
 
     def activate(self, outputs: Tensor) -> Tensor:
-        return outputs.sigmoid()
+        alone = outputs[..., sum(map(len, self.groups)) :].sigmoid()
+        return torch.cat([*(outputs[..., part].softmax(dim=-1) for part in self.parts), alone], dim=-1)
 
     def answer(self, values: NDArray[np.float32], top: int = 5) -> dict[str, Any]:
         """Return the tags that the image has, and the probabilities of these and of the `top` likeliest."""
@@ -127,6 +165,12 @@ class Tags(Task):
         """(…, K) probabilities → (…, K): which tags the images have."""
         decided: NDArray[np.bool_] = np.asarray(values, np.float32) >= np.asarray(self.thresholds or 0.5, np.float32)
         return decided
+
+    def describe_values(self) -> str:
+        if not self.groups:
+            return ""
+        listed = "; of ".join(shorten_names(group) for group in self.groups)
+        return f"every image has exactly one of {listed}: their probabilities sum to 1"
 
     def measure(self, values: Array, targets: Targets) -> TaskMeasures:
         truth, decided = targets[TAGS] > 0, self.decide(values)

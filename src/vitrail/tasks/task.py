@@ -107,6 +107,13 @@ class Task(Config):
             DataError: nothing can be learned from them, and why.
         """
 
+    def learn_values(self, columns: Mapping[str, Sequence[Cell]]) -> Self:
+        """Return the task with what else the rows to train on tell. `columns` are their cells; by default nothing is.
+
+        For a task with `learns_names`, whose `learn` also sees the rows of val and test.
+        """
+        return self
+
     @abstractmethod
     def encode(self, row: Mapping[str, Cell]) -> dict[str, Any]:
         """Return the targets of one image by name, for arrays as of `allocate`.
@@ -196,6 +203,10 @@ class Task(Config):
         count = len(self.value_names)
         return f"{count:,} {self.kind.removesuffix('s') if count == 1 else self.kind}"
 
+    def describe_values(self) -> str:
+        """Return a sentence about what `learn_values` found, for people; by default nothing."""
+        return ""
+
     # What an evaluation says
 
     worst_words: ClassVar[str] = "the images with the largest loss"
@@ -250,6 +261,11 @@ def format_share(share: float) -> str:
     """Return a share in per cent, such as "93.1%" or "0.02%": with more digits if it is small."""
     digits = 0 if share >= 0.9995 else 1 if share >= 0.001 or share == 0 else 2
     return f"{share:.{digits}%}"
+
+
+def shorten_names(names: Sequence[str], most: int = 5) -> str:
+    """Return the first names in a line, such as "Birman, Bombay, … (37 in all)"."""
+    return ", ".join(names[:most]) + (f", … ({len(names)} in all)" if len(names) > most else "")
 
 
 def estimate_by_resampling(measure: Callable[[NDArray[np.int64]], float], count: int, draws: int = DRAWS) -> Estimate:

@@ -79,7 +79,7 @@ def finetune(
         choices: folder, image_size, steps, epochs, batch_size, learning_rate, crop_area, flip, minutes; step_seconds
             and seconds, of a step and of all that is left, where two steps were measured.
         task: kind, columns, outputs, values (names of what the model gives and answers), images, counts (images with
-            each tag): for any task but labels.
+            each tag), remark (what else the values tell, may be empty): for any task but labels.
         measures: task, images, remark, flatters, measures (each with name, value, low, high, is_share): for any task
             but labels.
         trial: rate, folder, accuracy, loss, failure, for each learning rate of a sweep.

@@ -15,10 +15,10 @@ MOST_COUNTED = 1000
 
 
 def summarise_task(data: Data) -> dict[str, Any]:
-    """Return the values of a `task` event: kind, columns, outputs (their names), images and counts.
+    """Return the values of a `task` event: kind, columns, outputs (their names), images, counts and a remark.
 
     `counts` says for each output how many images of the training data have it, where targets are yes or no; else it is
-    empty.
+    empty. `remark` says what else the values tell, such as tags that exclude each other; it may be empty.
     """
     source = open_training_images(data)
     task, targets = source.task, source.targets(0, len(source))
@@ -29,6 +29,7 @@ def summarise_task(data: Data) -> dict[str, Any]:
         "values": list(task.value_names),
         "images": len(source),
         "counts": to_plain(count_outputs(task, targets)),
+        "remark": task.describe_values(),
     }
 
 

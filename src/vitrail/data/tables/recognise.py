@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -261,11 +261,19 @@ def learn_task(table: RowTable, kind: str, columns: Sequence[str], training: Ind
         if kind == "labels":
             names = set(read_good_cells(partial(read_name, columns[0]), table.columns[columns[0]])) - {""}
             return Labels(names=tuple(sort_classes(names)), column=columns[0])
-        task = find_task(kind)
-        rows = range(len(table)) if training is None or task.learns_names else training.tolist()
-        return task.learn({column: [table.columns[column][row] for row in rows] for column in columns})
+        everything = range(len(table))
+        rows = everything if training is None else training.tolist()
+        kind_of_task = find_task(kind)
+        task = kind_of_task.learn(take_rows(table, columns, everything if kind_of_task.learns_names else rows))
+        return task.learn_values(take_rows(table, columns, [row for row in rows if row not in table.problems]))
     except DataError as error:
         raise DataError(f"{table.title}: {error}") from None
+
+
+def take_rows(table: RowTable, columns: Iterable[str], rows: Iterable[int]) -> dict[str, list[Cell]]:
+    """Return the cells that some rows have in some columns."""
+    rows = list(rows)
+    return {column: [table.columns[column][row] for row in rows] for column in columns}
 
 
 def fit_columns(task: Task, table: RowTable, named: Sequence[str]) -> Task:

@@ -123,9 +123,9 @@ class HuggingFaceFormat(WeightFormat):
     def describe_lost_task(self, model: ImageModel) -> str:
         task = model.stored_task
         if isinstance(task, Tags):
-            return (
-                "config.json has no place for the thresholds of the tags: 0.5 holds for all" if task.thresholds else ""
-            )
+            lost = ["the thresholds of the tags: 0.5 holds for all"] if task.thresholds else []
+            lost += ["groups of tags: take the softmax of their outputs, not sigmoids"] if task.groups else []
+            return f"config.json has no place for {', nor for '.join(lost)}" if lost else ""
         if isinstance(task, Numbers):
             columns = zip(task.names, task.means, task.deviations, strict=True)
             scales = ", ".join(f"{name} is {mean:g} + {deviation:g} × output" for name, mean, deviation in columns)
