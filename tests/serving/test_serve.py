@@ -48,6 +48,14 @@ def ask(url: str, content: bytes) -> list[tuple[str, float]]:
         return [(row["label"], row["probability"]) for row in json.load(answer)["labels"]]
 
 
+def interrupt_process() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def interrupt_this_thread() -> None:
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+
 @pytest.mark.slow
 def test_events_and_a_loaded_model(folder):
     with running("-c", PROGRAM, str(folder)) as server:
@@ -73,8 +81,9 @@ def test_events_and_a_loaded_model(folder):
     assert server.said[-1] == "unchanged True\n"
 
 
-def test_inside_an_event_loop_as_in_a_notebook(folder):
-    """A cell runs inside a loop in the main thread, and is interrupted there."""
+@pytest.mark.parametrize("interrupt", [interrupt_process, interrupt_this_thread])
+def test_inside_an_event_loop_as_in_a_notebook(folder, interrupt):
+    """A cell runs inside a loop in the main thread. The system may interrupt it in any thread."""
     port, answers = free_port(), []
 
     def listen(kind, values):
@@ -85,7 +94,7 @@ def test_inside_an_event_loop_as_in_a_notebook(folder):
         try:
             answers.append(ask(url, image(2)))
         finally:  # or the server would run on
-            os.kill(os.getpid(), signal.SIGINT)
+            interrupt()
 
     async def run_cell():
         serve(folder, port=port, threads=1, on_event=listen)

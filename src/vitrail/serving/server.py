@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 
 from granian.constants import HTTPModes, Interfaces
@@ -33,6 +33,9 @@ CONNECTIONS = 4096
 """Largest number of open connections: enough that slow clients do not keep others out."""
 FLUSH_SECONDS = 0.1
 """Seconds in which the last answers leave."""
+WAKE_SECONDS = 0.5
+"""Seconds after which a notebook's interrupt is noticed at the latest. The system may give the signal to another thread,
+which does not wake the one that waits; on Windows nothing does."""
 NOT_READY_SECONDS = 1.0
 """Seconds in which a stopping server still answers that it is not ready, so that a load balancer notices."""
 
@@ -83,6 +86,8 @@ def _run_in_thread(
         serving = pool.submit(asyncio.run, _run_server(models, settings, on_ready, keep))
         while True:
             try:
+                while not wait({serving}, WAKE_SECONDS).done:
+                    pass
                 return serving.result()
             except BaseException as error:
                 if serving.done():  # it came from the server, or from `on_ready`
