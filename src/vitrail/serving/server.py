@@ -34,7 +34,7 @@ CONNECTIONS = 4096
 FLUSH_SECONDS = 0.1
 """Seconds in which the last answers leave."""
 WAKE_SECONDS = 0.5
-"""Seconds after which a notebook's interrupt is noticed at the latest. The system may give the signal to another thread,
+"""Seconds after which a notebook's interrupt is noticed at the latest. The system may give it to another thread,
 which does not wake the one that waits; on Windows nothing does."""
 NOT_READY_SECONDS = 1.0
 """Seconds in which a stopping server still answers that it is not ready, so that a load balancer notices."""
