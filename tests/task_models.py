@@ -26,6 +26,13 @@ TASKS: dict[str, Task] = {
     "attributes": Attributes(names=("colour", "shape"), values=(("blue", "red"), ("flat", "long", "round"))),
 }
 """A task of each kind."""
+ROWS: dict[str, list[dict[str, object]]] = {
+    "tags": [{"tags": "cat|night"}, {"tags": "indoor"}, {"tags": "cat|Größe"}, {"tags": ["indoor", "night"]}],
+    "numbers": [{"age": 3, "price": 0.001}, {"age": 91, "price": ""}, {"age": 40.5, "price": 2e-3}, {"age": 17}],
+    "levels": [{"quality": "poor"}, {"quality": "great"}, {"quality": ""}, {"quality": "fair"}],
+    "attributes": [{"colour": "red", "shape": "flat"}, {"colour": "", "shape": "long"}, {"colour": "blue"}, {}],
+}
+"""Four rows of a table for each, some with cells that are not known."""
 OTHERS = sorted(set(TASKS) - {"labels"})
 """All kinds but labels."""
 SMALL = {"image_size": 16, "width": 32, "depth": 1, "num_heads": 2, "mlp_dim": 32, "seed": 0}

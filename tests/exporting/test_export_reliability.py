@@ -89,6 +89,8 @@ def test_an_embedding_that_differs_is_found(exported, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["onnx-int8", "openvino"])
 def test_other_kinds_that_are_read_back(tmp_path, kind):
+    if kind == "openvino":
+        pytest.importorskip("openvino", reason="OpenVINO is not installed: pip install 'vitrail[openvino]'")
     path = tmp_path / f"model.{'xml' if kind == 'openvino' else 'onnx'}"
     ours, theirs = Predictor(calibrated_model(), device="cpu"), Predictor(export(calibrated_model(), path, kind).path)
     for one, other in zip(theirs.unknown(NEW), ours.unknown(NEW), strict=True):

@@ -10,6 +10,7 @@ import pytest
 from lying import LYING, SIDE
 from PIL import Image
 
+from vitrail.data.transforms.decode import decode_image
 from vitrail.serving.image_header import count_pixels
 
 MODES = {
@@ -46,6 +47,23 @@ def test_other_layouts():
     assert count_pixels(write_image("TIFF", "RGB", (30, 20), big_tiff=True)) is None
     assert count_pixels(b"P6 # a comment\n#and one\n30\n20 255\n") == 600
     assert count_pixels(b"") == count_pixels(b"no image") == count_pixels(b"\x89PNG") == 0
+
+
+def test_sizes_that_decoders_find_elsewhere():
+    """Found by fuzzing: an image that was counted as smaller than it is would be admitted for too little."""
+    whole = write_image("JPEG", "RGB", (40, 30))
+    place = whole.index(b"\xff\xdb")
+    with_junk = whole[:place] + b"junk" + whole[place:]
+    frame = write_image("GIF", "P", (30, 20))
+    small_screen = frame[:6] + b"\1\0\1\0" + frame[10:]
+    start = whole.index(b"\xff\xc0")
+    two_sizes = whole[:start] + b"\xff\xc0\0\x0b\x08\0\1\0\1\1\1\x11\0" + whole[start:]
+    for content, pixels in ((with_junk, 1200), (small_screen, 600)):
+        assert decode_image(content).shape[1:].numel() == pixels
+        assert count_pixels(content) == pixels
+    assert count_pixels(two_sizes) == 1200
+    comments = frame[:13] + frame[13 : frame.index(b",")] + b"!\xfe\1x\0" * 300 + frame[frame.index(b",") :]
+    assert count_pixels(comments) is None
 
 
 def test_any_bytes_are_counted_in_no_time():

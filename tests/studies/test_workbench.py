@@ -114,7 +114,7 @@ class TestScores:
 
 
 def _pairs(source):
-    return [tuple(source.read(index)) for index in range(len(source))]
+    return [(sample.content, sample.label) for sample in map(source.read, range(len(source)))]
 
 
 class TestImages:

@@ -22,6 +22,7 @@ from vitrail.objectives.balance import Balance
 from vitrail.objectives.base import Outcome, evaluation_outcome
 from vitrail.objectives.metrics import Sums, find_hits, sum_and_count, sum_by_class
 from vitrail.objectives.supervised import Supervised
+from vitrail.system.precision import widen
 
 Loss = Literal["softmax", "sigmoid"]
 TOP = 5
@@ -96,7 +97,7 @@ class Classification(Supervised):
     def learn(self, images: Tensor, *targets: Tensor) -> Outcome:
         """Compute the outcome of a training step from `inputs`."""
         (target,) = targets
-        logits = self.model(images).float()
+        logits = widen(self.model(images))
         losses = self.training_losses(logits, target)
         likeliest = target if target.ndim == 1 else target.argmax(dim=1)
         sums = {"loss": sum_and_count(losses), "accuracy": sum_and_count(find_hits(logits, likeliest))}
@@ -104,7 +105,7 @@ class Classification(Supervised):
 
     def evaluate(self, batch: Batch) -> Outcome:
         """Compute the outcome of an evaluation batch, also of the first few guesses if there are many classes."""
-        logits = self.model(self.images(batch)).float()
+        logits = widen(self.model(self.images(batch)))
         losses = self.losses(logits, batch.labels)
         sums: Sums = {
             "loss": sum_and_count(losses, batch.mask),

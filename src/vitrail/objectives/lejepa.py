@@ -26,6 +26,7 @@ from vitrail.objectives.projection import Projection, initialise_projection
 from vitrail.objectives.rank_sums import sum_over_ranks
 from vitrail.objectives.views import GLOBAL_VIEWS, Views
 from vitrail.system.device import float64_device
+from vitrail.system.precision import widen
 
 KNOTS, LAST_KNOT = 17, 5.0
 """Where characteristic functions are compared: so many points from 0 to the last one; symmetry gives the others."""
@@ -87,7 +88,7 @@ class LeJepa(MultiCropObjective):
     def project(self, embedded: Tensor) -> Tensor:
         """Return the points (V, B, P) of representations (V, B, D), in float32 or float64."""
         points: Tensor = self.projector(embedded.flatten(0, 1)).unflatten(0, embedded.shape[:2])
-        return points if points.dtype == torch.float64 else points.float()
+        return widen(points)
 
 
 def compute_distances(points: Tensor) -> Tensor:

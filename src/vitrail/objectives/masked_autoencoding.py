@@ -30,6 +30,7 @@ from vitrail.objectives.masked_patches import compare_pixels, extract_patch_pixe
 from vitrail.objectives.metrics import sum_and_count
 from vitrail.objectives.noise import draw_uniform
 from vitrail.system.device import float64_device
+from vitrail.system.precision import widen
 
 EPS = 1e-6
 """Added to the variance of a patch before its pixels are divided by the root of it."""
@@ -83,7 +84,7 @@ class MaskedAutoencoding(Objective):
         tokens, grid = self.model.tokens(images), self.model.measure_grid(images)
         choice = choose_visible(batch.indices, tokens.shape[1], key, self.hidden)
         encoded = self.model.encode(tokens, grid, choice.visible)
-        predictions = gather_patches(self.decoder(encoded, choice.visible, grid), choice.hidden).float()
+        predictions = widen(gather_patches(self.decoder(encoded, choice.visible, grid), choice.hidden))
         targets = extract_patch_pixels(images, self.model.stride)
         if self.normalised:
             targets = normalise_patches(targets)

@@ -25,6 +25,7 @@ from vitrail.objectives.base import Objective, Outcome, evaluation_outcome
 from vitrail.objectives.metrics import sum_and_count
 from vitrail.objectives.noise import draw_integers, draw_uniform
 from vitrail.system.device import float64_device
+from vitrail.system.precision import widen
 
 Target = Literal["mean-colour", "colours-4x4", "pixels"]
 BITS = 3
@@ -89,7 +90,7 @@ class MaskedPatches(Objective):
         choices = choose_corruption(batch.indices, tokens.shape[1], key, self.corrupted, self.masked, self.swapped)
         encoded = self.model.encode(corrupt(tokens, self.mask_token, choices), grid)
         patches = encoded[:, self.model.prefix :]
-        predictions = self.prediction(gather_patches(patches, choices.places)).float()
+        predictions = widen(self.prediction(gather_patches(patches, choices.places)))
         targets = gather_patches(self.targets(batch.images, images), choices.places)
         compare = compare_pixels if self.target == "pixels" else compare_colours
         measured = compare(predictions, targets)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from vitrail.data.order import derive_seed
 from vitrail.model.initialise import fill_lecun_normal
 from vitrail.objectives.rank_sums import sum_over_ranks
+from vitrail.system.precision import widen
 
 BOTTLENECK = 256
 """Width of the unit vectors that are compared with prototypes."""
@@ -44,7 +45,7 @@ class PrototypeHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         projected = self.projection(x)
-        units = F.normalize(projected if projected.dtype == torch.float64 else projected.float(), dim=1)
+        units = F.normalize(widen(projected), dim=1)
         with torch.autocast(x.device.type, enabled=False):  # a small temperature magnifies rounding
             return F.linear(units, F.normalize(self.prototypes.weight, dim=1))
 
@@ -66,7 +67,7 @@ class BatchStandardise(nn.Module):
         nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x if x.dtype == torch.float64 else x.float()
+        wide = widen(x)
         count = sum_over_ranks(wide.new_full((), len(wide))).clamp(min=1)
         centred = wide - sum_over_ranks(wide.sum(dim=0)) / count
         variance = sum_over_ranks(centred.square().sum(dim=0)) / count

@@ -9,6 +9,7 @@ from vitrail.errors import ConfigError
 from vitrail.model.base import ImageModel
 from vitrail.objectives.base import Objective, Outcome, evaluation_outcome
 from vitrail.objectives.metrics import Sums, sum_and_count
+from vitrail.system.precision import widen
 from vitrail.tasks.task import Task
 
 
@@ -47,7 +48,7 @@ class Supervised(Objective):
 
     def learn(self, images: Tensor, *targets: Tensor) -> Outcome:
         """Compute the outcome of a training step from `inputs`."""
-        outputs = self.model(images).float()
+        outputs = widen(self.model(images))
         named = dict(zip(self._names, targets, strict=True))
         losses = self.task.compute_losses(outputs, named)
         sums: Sums = {"loss": sum_and_count(losses)}
@@ -57,7 +58,7 @@ class Supervised(Objective):
 
     def evaluate(self, batch: Batch) -> Outcome:
         """Compute the outcome of an evaluation batch."""
-        outputs = self.model(self.images(batch)).float()
+        outputs = widen(self.model(self.images(batch)))
         sums: Sums = {"loss": sum_and_count(self.task.compute_losses(outputs, batch.targets), batch.mask)}
         for name, values in self.task.count(outputs, batch.targets).items():
             sums[name] = sum_and_count(values, ~values.isnan() & batch.mask.to(values.device))

@@ -11,15 +11,22 @@ from collections.abc import Callable
 
 MOST_JPEG_SEGMENTS = 200
 MOST_TIFF_ENTRIES = 200
+MOST_GIF_BLOCKS = 200
+EXTENSION, FRAME = 0x21, 0x2C
+"""First bytes of the parts of a GIF that come before its pixels."""
 PPM = re.compile(rb"P[1-6](?:\s|#[^\n]*\n)+(\d{1,9})(?:\s|#[^\n]*\n)+(\d{1,9})\s")
 JPEG_SIZES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 """Markers of the segments that hold the size."""
+START_OF_SCAN = 0xDA
+WITHOUT_LENGTH = {0, 0xC8, *range(0xD0, 0xDA), *range(0xF0, 0xFE)}
+"""Markers that no length follows."""
 
 
 def count_pixels(content: bytes) -> int | None:
     """Return height × width as the header says.
 
-    0 if the file is of no known format or too short; None if it would take long to find out.
+    0 if the file is of no known format or too short; None if it would take long to find out, or decoders may see
+    another size than this.
     """
     for start, read in READERS.items():
         if content.startswith(start):
@@ -36,19 +43,45 @@ def _count_png(content: bytes) -> int:
 
 
 def _count_jpeg(content: bytes) -> int | None:
-    place = 2
+    place, most = 2, 0
     for _ in range(MOST_JPEG_SEGMENTS):
-        marker, length = content[place + 1], struct.unpack_from(">H", content, place + 2)[0]
-        if marker in JPEG_SIZES:
+        place = content.find(b"\xff", place)  # decoders skip other bytes between segments
+        if place < 0:
+            return most
+        marker = content[place + 1]
+        if marker == START_OF_SCAN:
+            return most
+        if marker in JPEG_SIZES:  # a file may hold several sizes
             height, width = struct.unpack_from(">HH", content, place + 5)
-            return int(height * width)
-        place += 1 if marker == 0xFF else 2 + length  # padding between segments
+            most = max(most, int(height * width))
+        if marker == 0xFF:  # padding
+            place += 1
+        elif marker in WITHOUT_LENGTH:
+            place += 2
+        else:
+            place += 2 + max(2, struct.unpack_from(">H", content, place + 2)[0])
     return None
 
 
-def _count_gif(content: bytes) -> int:
-    width, height = struct.unpack_from("<HH", content, 6)
-    return int(width * height)
+def _count_gif(content: bytes) -> int | None:
+    width, height, flags = struct.unpack_from("<HHB", content, 6)
+    place = 13 + ((6 << (flags & 7)) if flags & 128 else 0)
+    for _ in range(MOST_GIF_BLOCKS):
+        if content[place] == EXTENSION and content[place + 2] > 0:
+            place += 2
+            for _ in range(MOST_GIF_BLOCKS):
+                place += 1 + content[place]
+                if content[place] == 0:
+                    break
+            else:
+                return None
+            place += 1
+        elif content[place] == FRAME:  # it may be larger than the screen
+            left, top, frame_width, frame_height = struct.unpack_from("<HHHH", content, place + 1)
+            return int(max(width, left + frame_width) * max(height, top + frame_height))
+        else:
+            return None
+    return None
 
 
 def _count_bmp(content: bytes) -> int:

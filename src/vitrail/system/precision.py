@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from vitrail.errors import ConfigError
 from vitrail.system import processor
@@ -28,3 +29,8 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
     if name == "bf16" and device.type == "cpu":
         processor.prevent_amx_crash()
     return PRECISIONS[name]
+
+
+def widen(values: Tensor) -> Tensor:
+    """Return values as float32, in which losses are computed; float64 stays."""
+    return values if values.dtype == torch.float64 else values.float()

@@ -129,7 +129,7 @@ class Tags(Task):
 
     def compute_losses(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """Return the mean over the questions: cross-entropy of a group, binary cross-entropy of another tag."""
-        tags, alone = targets[TAGS], slice(sum(map(len, self.groups)), None)
+        tags, alone = targets[TAGS].to(outputs.dtype), slice(sum(map(len, self.groups)), None)
         losses = F.binary_cross_entropy_with_logits(outputs[:, alone], tags[:, alone], reduction="none")
         of_groups = [-(tags[:, part] * outputs[:, part].log_softmax(dim=1)).sum(dim=1) for part in self.parts]
         return torch.stack([*losses.unbind(dim=1), *of_groups], dim=1).mean(dim=1) if of_groups else losses.mean(dim=1)
