@@ -14,8 +14,10 @@ slow:             ## what takes minutes
 MINUTES ?= 30
 
 torture:          ## training under faults, then serving under load and attack, so many minutes each
-	PYTHONPATH=tests/torture python -m torture_training --minutes $(MINUTES) --out torture-training.json
-	PYTHONPATH=tests/serving:tests/data:tests/torture python -m torture_serving --minutes $(MINUTES) --out torture-serving.json
+	status=0; export PYTHONPATH=tests/serving:tests/data:tests/torture; \
+	python -m torture_training --minutes $(MINUTES) --out torture-training.json || status=1; \
+	python -m torture_serving --minutes $(MINUTES) --out torture-serving.json || status=1; \
+	exit $$status
 
 docs:             ## the documentation, into site/
 	mkdocs build --strict

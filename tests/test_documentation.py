@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 import vitrail
 import vitrail.errors
@@ -131,21 +130,6 @@ def test_only_trained_positions_have_similar_neighbours():
     measured = json.loads((ROOT / "benchmarks/results/position_neighbours.json").read_text())
     assert measured["trained"]["p_value"] < 0.01
     assert min(table["p_value"] for table in measured["fresh"]) > 0.05
-
-
-def test_the_slurm_script_is_a_script():
-    (script,) = (block for block in blocks(SCALE, "bash") if "#SBATCH" in block)
-    assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False).returncode == 0
-    assert "-eq 3" in script
-
-
-def test_the_kubernetes_example_is_yaml():
-    (text,) = blocks(SCALE, "yaml")
-    job = yaml.safe_load(text)
-    pod = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
-    (container,) = pod["containers"]
-    mounted = {mount["name"] for mount in container["volumeMounts"]}
-    assert mounted == {volume["name"] for volume in pod["volumes"]}
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ CORPUS, FINDINGS = HERE / "corpus", HERE / "findings"
 MEMORY = Path("/dev/shm")
 """Where the files of the targets go, if it is there: in memory."""
 MOST_BYTES = 12_288
-LIMITS = ["-timeout=20", "-rss_limit_mb=3000", f"-max_len={MOST_BYTES}"]
+LIMITS = ["-timeout=20", "-report_slow_units=20", "-rss_limit_mb=3000", f"-max_len={MOST_BYTES}"]
 MOST_KEPT = 60
 """Files of each target in the corpus."""
 PARTS = ["vitrail.data", "vitrail.weights", "vitrail.training.resolve", "vitrail.training.config", "vitrail.tasks"]
@@ -44,10 +44,10 @@ def fuzz_here(name: str, arguments: list[str]) -> None:
     import atheris  # type: ignore[import-not-found]
 
     with atheris.instrument_imports(include=[*PARTS, "PIL", "python_multipart", "tomllib"]):
-        from fuzz_targets import TARGETS, give
+        from fuzz_targets import TARGETS, run_target
 
     target = TARGETS[name]
-    atheris.Setup([sys.argv[0], *arguments], lambda content: give(target, content) and None)
+    atheris.Setup([sys.argv[0], *arguments], lambda content: run_target(target, content) and None)
     atheris.Fuzz()
 
 
@@ -87,12 +87,16 @@ def fuzz(name: str, seconds: int, seed: int, grow: bool) -> dict[str, Any]:
 
 def keep_inputs(new: Path, corpus: Path) -> None:
     """Make a corpus of the inputs that were found: half of them the last, which go deepest, half the smallest."""
+    corpus.mkdir(parents=True, exist_ok=True)
+    old = sorted(corpus.iterdir(), key=lambda path: path.stat().st_size)
     found = sorted(new.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-    kept = {*found[-MOST_KEPT // 2 :], *sorted(found, key=lambda path: path.stat().st_size)[: MOST_KEPT // 2]}
-    shutil.rmtree(corpus, ignore_errors=True)
-    corpus.mkdir(parents=True)
-    for path in kept:
-        shutil.copy(path, corpus)
+    by_size = sorted([*old, *found], key=lambda path: path.stat().st_size)
+    last = [*old, *found][-MOST_KEPT // 2 :]
+    kept = {path.name: path.read_bytes() for path in (*last, *by_size[: MOST_KEPT // 2])}
+    for path in old:
+        path.unlink()
+    for name, content in kept.items():
+        (corpus / name).write_bytes(content)
 
 
 def escape(word: str) -> str:

@@ -1,4 +1,4 @@
-"""What strangers' bytes are given to, and what may come of it: a result, or an error of ours that says what is wrong.
+"""What the bytes of strangers are given to, and what may come of it: a result, or an error that says what is wrong.
 
 Each target is a function of bytes. Everything else than a result or an allowed error is a finding.
 """
@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +35,7 @@ from vitrail.recipes import RECIPES
 from vitrail.serving.http_errors import HttpError
 from vitrail.serving.image_header import count_pixels
 from vitrail.serving.request_body import read_multipart
+from vitrail.tasks.registry import TASKS
 from vitrail.training.resolve import SECTIONS, list_keys, read_toml, resolve
 from vitrail.weights.formats.native import CHECKSUM_FILE
 from vitrail.weights.save import save as save_model
@@ -56,7 +57,7 @@ class Target(NamedTuple):
 
 
 @cache
-def scratch() -> Path:
+def make_scratch_folder() -> Path:
     """Return a folder of this process for the files of the targets."""
     folder = Path(tempfile.mkdtemp(prefix="vitrail-fuzz-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -64,9 +65,9 @@ def scratch() -> Path:
 
 
 @contextmanager
-def clean_folder(name: str) -> Iterator[Path]:
+def open_empty_folder(name: str) -> Iterator[Path]:
     """Yield an empty folder, and remove it."""
-    folder = scratch() / name
+    folder = make_scratch_folder() / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     try:
@@ -78,7 +79,7 @@ def clean_folder(name: str) -> Iterator[Path]:
 # Images
 
 
-def draw(kind: str, mode: str = "RGB", size: tuple[int, int] = (12, 9), **options: object) -> bytes:
+def write_image(kind: str, mode: str = "RGB", size: tuple[int, int] = (12, 9), **options: object) -> bytes:
     pixels = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 4), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels, "RGBA").convert("RGB").convert(mode).save(file, kind, **options)
@@ -87,16 +88,16 @@ def draw(kind: str, mode: str = "RGB", size: tuple[int, int] = (12, 9), **option
 
 def seed_images() -> Iterator[bytes]:
     for kind in FORMATS:
-        yield draw(kind)
-    yield draw("JPEG", "L", (33, 17), quality=30)
-    yield draw("JPEG", "CMYK", (24, 24))
-    yield draw("JPEG", "RGB", (40, 40), progressive=True)
-    yield draw("PNG", "P")
-    yield draw("PNG", "1")
-    yield draw("GIF", "L", save_all=True)
-    yield draw("TIFF", "1", (64, 64), compression="group4")
-    yield draw("TIFF", "RGB", compression="tiff_lzw")
-    yield draw("WEBP", "RGB", lossless=True)
+        yield write_image(kind)
+    yield write_image("JPEG", "L", (33, 17), quality=30)
+    yield write_image("JPEG", "CMYK", (24, 24))
+    yield write_image("JPEG", "RGB", (40, 40), progressive=True)
+    yield write_image("PNG", "P")
+    yield write_image("PNG", "1")
+    yield write_image("GIF", "L", save_all=True)
+    yield write_image("TIFF", "1", (64, 64), compression="group4")
+    yield write_image("TIFF", "RGB", compression="tiff_lzw")
+    yield write_image("WEBP", "RGB", lossless=True)
 
 
 def read_image(content: bytes) -> None:
@@ -118,14 +119,14 @@ def read_image(content: bytes) -> None:
 @cache
 def make_weights() -> dict[str, bytes]:
     """Return the files of a small model's folder."""
-    with clean_folder("model") as folder:
+    with open_empty_folder("model") as folder:
         save_model(vitrail.create_model("Ti/4", seed=0, **SMALL), folder / "tiny")
         return {path.name: path.read_bytes() for path in (folder / "tiny").iterdir()}
 
 
 def make_timm_weights() -> dict[str, torch.Tensor]:
     """Return the same model's weights by timm's names."""
-    with clean_folder("timm") as folder:
+    with open_empty_folder("timm") as folder:
         vitrail.convert(vitrail.create_model("Ti/4", seed=0, **SMALL), folder / "tiny", "timm")
         (file,) = (folder / "tiny").glob("*.safetensors")
         return load(file.read_bytes())
@@ -148,7 +149,7 @@ def seed_weights() -> Iterator[bytes]:
 def load_weights(content: bytes) -> None:
     """Load a file of weights; the first byte says of which kind."""
     ending = {b"p": ".pth", b"n": ".npz"}.get(content[:1], ".safetensors")
-    with clean_folder("weights") as folder:
+    with open_empty_folder("weights") as folder:
         (folder / f"weights{ending}").write_bytes(content[1:])
         vitrail.load(folder / f"weights{ending}", num_heads=1)
 
@@ -164,7 +165,7 @@ def load_model_folder(content: bytes) -> None:
     files = {**make_weights(), "config.json": content}
     del files[CHECKSUM_FILE]
     sums = "".join(f"{hashlib.sha256(each).hexdigest()}  {name}\n" for name, each in files.items())
-    with clean_folder("folder") as folder:
+    with open_empty_folder("folder") as folder:
         for name, each in {**files, CHECKSUM_FILE: sums.encode()}.items():
             (folder / name).write_bytes(each)
         vitrail.load(folder)
@@ -182,7 +183,7 @@ def seed_configs() -> Iterator[bytes]:
 
 
 def read_config(content: bytes) -> None:
-    path = scratch() / "config.toml"
+    path = make_scratch_folder() / "config.toml"
     path.write_bytes(content)
     resolve(read_toml(path))
 
@@ -191,11 +192,11 @@ def read_config(content: bytes) -> None:
 
 
 def seed_shards() -> Iterator[bytes]:
-    photo = draw("JPEG")
+    photo = write_image("JPEG")
     for members in (
         {"0001.jpg": photo, "0001.cls": b"0", "0002.jpg": photo, "0002.cls": b"1"},
         {"0001.jpg": photo, "0001.json": b'{"label": "cat"}', "../x.jpg": photo, "../x.json": b'{"label": 3}'},
-        {"a/1.png": draw("PNG"), "a/1.txt": "Größe".encode()},
+        {"a/1.png": write_image("PNG"), "a/1.txt": "Größe".encode()},
     ):
         file = io.BytesIO()
         with tarfile.open(fileobj=file, mode="w") as archive:
@@ -206,22 +207,24 @@ def seed_shards() -> Iterator[bytes]:
         yield file.getvalue()
 
 
-def read_shards(content: bytes) -> None:
-    with clean_folder("shards") as folder:
+def read_shards(content: bytes) -> int:
+    with open_empty_folder("shards") as folder:
         (folder / "shard-000000.tar").write_bytes(content)
-        read_samples(folder)
+        return read_samples(folder)
 
 
-def read_samples(data: object) -> None:
-    """Open data, and read the images of every sample; images that cannot be read are the data's own problem."""
-    source = open_data(data)
+def read_samples(data: object) -> int:
+    """Open data, decode the images that can be, and return how many. The others are the data's own problem."""
+    source, count = open_data(data), 0
     for number in range(min(len(source), 20)):
         try:
             sample = source.read_checked(number)
             if isinstance(sample.content, bytes):
                 decode_image(sample.content, MOST_PIXELS)
+            count += 1
         except DataError:
             continue
+    return count
 
 
 def seed_tables() -> Iterator[bytes]:
@@ -232,22 +235,21 @@ def seed_tables() -> Iterator[bytes]:
     yield b"j" + json.dumps([{"image": "a.jpg", "tags": ["x", "y"]}, {"image": "b.jpg", "tags": []}]).encode()
 
 
-def read_table(content: bytes) -> None:
+def read_table(content: bytes) -> int:
     """Read a table of annotations as each kind of task, beside two photos that it may name."""
     ending = {b"l": ".jsonl", b"j": ".json"}.get(content[:1], ".csv")
-    with clean_folder("table") as folder:
+    with open_empty_folder("table") as folder:
         for name in ("a.jpg", "b.jpg"):
             (folder / name).write_bytes(PHOTO)
         (folder / f"table{ending}").write_bytes(content[1:])
-        for task in (None, "labels", "tags", "numbers", "levels"):
-            try:
-                table = folder / f"table{ending}"
-                read_samples(table if task is None else TaskData(table, task))
-            except (DataError, ConfigError):
-                continue
+        count, table = 0, folder / f"table{ending}"
+        for task in (None, *TASKS):
+            with suppress(DataError, ConfigError):
+                count += read_samples(table if task is None else TaskData(table, task))
+    return count
 
 
-PHOTO = draw("JPEG")
+PHOTO = write_image("JPEG")
 
 
 # Requests
@@ -289,8 +291,8 @@ TARGETS: dict[str, Target] = {
 }
 
 
-def give(target: Target, content: bytes) -> str:
-    """Give bytes to a target, and return "read" or the name of the allowed error.
+def run_target(target: Target, content: bytes) -> str:
+    """Give bytes to a target, and return "read", "nothing" if that was 0 images, or the name of the allowed error.
 
     Raises:
         Exception: Any other error: a finding.
@@ -298,9 +300,9 @@ def give(target: Target, content: bytes) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            target.run(content)
+            found = target.run(content)
         except target.allowed as error:
             if not str(error).strip():
                 raise AssertionError("an error without a sentence") from error
             return type(error).__name__
-    return "read"
+    return "nothing" if found == 0 and target.run is not count_pixels else "read"

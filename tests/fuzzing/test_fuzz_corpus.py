@@ -1,4 +1,4 @@
-"""Inputs that fuzzing has found, and what strangers' bytes are given to: a result, or an error of ours.
+"""Inputs that fuzzing has found, and what comes of the bytes of strangers: a result, or an error of ours.
 
 `fuzz.py` finds new inputs. Here the kept ones are given to their targets again, whole, cut and changed.
 """
@@ -9,7 +9,7 @@ import random
 from pathlib import Path
 
 import pytest
-from fuzz_targets import TARGETS, give
+from fuzz_targets import TARGETS, run_target
 
 CORPUS = Path(__file__).parent / "corpus"
 CHANGES = 2
@@ -19,7 +19,7 @@ CHANGES = 2
 @pytest.mark.parametrize("name", TARGETS)
 def test_whole_inputs_are_read(name):
     """Or else the fuzzer would only ever see the first check of a target."""
-    assert "read" in {give(TARGETS[name], content) for content in TARGETS[name].make_seeds()}
+    assert "read" in {run_target(TARGETS[name], content) for content in TARGETS[name].make_seeds()}
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -31,13 +31,13 @@ def test_the_corpus(name):
         for changed in (
             content,
             content[: rng.randrange(len(content) + 1)],
-            *(change(content, rng) for _ in range(CHANGES)),
+            *(change_bytes(content, rng) for _ in range(CHANGES)),
         ):
-            ends.add(give(TARGETS[name], changed))
+            ends.add(run_target(TARGETS[name], changed))
     assert len(ends) >= (2 if TARGETS[name].allowed else 1)
 
 
-def change(content: bytes, rng: random.Random) -> bytes:
+def change_bytes(content: bytes, rng: random.Random) -> bytes:
     found = bytearray(content or b"x")
     for _ in range(rng.randint(1, 4)):
         found[rng.randrange(len(found))] = rng.randrange(256)
@@ -51,6 +51,6 @@ def test_findings_are_seen():
         1 / len(content)
 
     target = TARGETS["images"]._replace(run=divide)
-    assert give(target, b"x") == "read"
+    assert run_target(target, b"x") == "read"
     with pytest.raises(ZeroDivisionError):
-        give(target, b"")
+        run_target(target, b"")

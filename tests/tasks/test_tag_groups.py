@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from vitrail.data.open import open_data
 from vitrail.data.task_data import TaskData
 from vitrail.errors import ConfigError
-from vitrail.tasks.tag_groups import LEAST_IMAGES, MOST_TAGS, find_tag_groups
+from vitrail.tasks.tag_groups import LEAST_IMAGES, LEAST_OF_EACH, MOST_TAGS, find_tag_groups
 from vitrail.tasks.tags import TAGS, Tags
 
 CATS, DOGS = ("Birman", "Siamese"), ("beagle", "boxer", "pug")
@@ -39,8 +39,52 @@ def test_few_images_and_many_tags_have_no_groups():
     assert find_tag_groups(itertools.islice(itertools.cycle(PETS), LEAST_IMAGES - 1)) == ()
     assert find_tag_groups([["a"], ["b"]] * LEAST_IMAGES) == (("a", "b"),)
     assert find_tag_groups([["a"]] * LEAST_IMAGES) == ()  # a tag that all images have excludes nothing
-    assert find_tag_groups([[str(number)] for number in range(MOST_TAGS)]) != ()
-    assert find_tag_groups([[str(number)] for number in range(MOST_TAGS + 1)]) == ()
+    assert find_tag_groups([[str(number)] for number in range(MOST_TAGS)] * LEAST_OF_EACH) != ()
+    assert find_tag_groups([[str(number)] for number in range(MOST_TAGS + 1)] * LEAST_OF_EACH) == ()
+
+
+def test_rare_tags_complete_no_group():
+    """Or else any keyword that one image has instead of another would force a softmax on both."""
+    assert find_tag_groups([["indoor"]] * 119 + [["owl"]] * (LEAST_OF_EACH - 1)) == ()
+    assert find_tag_groups([["indoor"]] * 119 + [["owl"]] * LEAST_OF_EACH) == (("indoor", "owl"),)
+    assert find_tag_groups([[str(number)] for number in range(300)]) == ()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_keywords_have_no_groups(seed):
+    """A vocabulary as of people: few words are frequent, most are rare, and an image has one to five."""
+    rng = np.random.default_rng(seed)
+    shares = 1 / np.arange(1, 301)
+    rows = [
+        [str(word) for word in rng.choice(300, size=rng.integers(1, 6), replace=False, p=shares / shares.sum())]
+        for _ in range(int(rng.integers(LEAST_IMAGES, 500)))
+    ]
+    assert find_tag_groups(rows) == ()
+
+
+def test_an_image_is_answered_one_tag_of_each_group():
+    rng = np.random.default_rng(0)
+    values = rng.dirichlet([1] * 5, 200).astype(np.float32)
+    task = Tags(names=("a", "b", "c", "d", "e", "x"), groups=(("a", "b", "c", "d", "e"),))
+    values = np.concatenate([values, rng.random((200, 1), np.float32)], axis=1)
+    targets = {TAGS: np.concatenate([np.eye(5)[rng.integers(0, 5, 200)], rng.integers(0, 2, (200, 1))], axis=1)}
+    tuned = task.tune(values, targets)
+    assert tuned.thresholds[:5] == (0.5,) * 5
+    for each in (task, tuned):
+        decided = each.decide(values)
+        assert (decided[:, :5].sum(axis=1) == 1).all()
+        assert (decided[:, :5].argmax(axis=1) == values[:, :5].argmax(axis=1)).all()
+        np.testing.assert_array_equal(decided[:, 5], values[:, 5] >= (each.thresholds or [0.5])[-1])
+        assert len(set(each.answer(values[0])["tags"]) & set("abcde")) == 1
+    assert (
+        Tags(names=tuple("abcde"), groups=(tuple("abcde"),))
+        .tune(values[:, :5], {TAGS: targets[TAGS][:, :5]})
+        .thresholds
+        == ()
+    )
+    found = task.count(torch.from_numpy(values).logit(), {TAGS: torch.from_numpy(targets[TAGS])})["tag-accuracy"]
+    expected = (task.decide(values) == (targets[TAGS] > 0)).mean(axis=1)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 @settings(max_examples=60, deadline=None)

@@ -5,8 +5,8 @@
 A server of `pane` is asked by good clients with photographs in many formats, one or several in a request, while others
 send mutated files, lying headers, wrong addresses and endless bodies, keep sockets open, leave before the answer, and
 come in bursts of more than it can answer. The first server lives for two thirds of the time, the others for a minute
-each; every one is told to stop in the middle of all this. What must hold is in `Visit.judge` and `judge_life`. The
-report is written after every life; the exit code is 1 if anything was lost.
+each; every one is told to stop in the middle of all this. What must hold is in `Clients.judge`, `judge_life` and
+`judge_refusals`. The report is written after every life; the exit code is 1 if anything was lost.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import platform
 import random
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -53,6 +54,10 @@ WARM_UP = 0.3
 MOST_HANDLES = 20
 """How many more handles may be open in the last tenth of a life than after the warm-up, in the median."""
 DEADLINE = 5.0
+JUST_BEFORE = 0.5
+"""Seconds before a server is told to stop in which a request may be sent that it only reads after."""
+LEAST_ANSWERED = 0.5
+"""The share of good requests outside of bursts that must be answered, while servers live."""
 SAME = 1e-5
 
 
@@ -78,7 +83,7 @@ class Tally:
     lives: list[dict[str, Any]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def lose(self, what: str) -> None:
+    def note_loss(self, what: str) -> None:
         with self.lock:
             self.losses.append(what)
         print(what, file=sys.stderr, flush=True)
@@ -92,6 +97,7 @@ class Life:
     stop: threading.Event = field(default_factory=threading.Event)
     told: float = float("inf")
     """When it was told to stop."""
+    seconds_to_stop: float = float("nan")
     seconds: list[float] = field(default_factory=list)
     resident: list[float] = field(default_factory=list)
     """Megabytes, once a second."""
@@ -134,14 +140,18 @@ class Clients:
         work += [getattr(self, f"ask_{kind}") for kind, count in CLIENTS.items() for _ in range(count)]
         with ThreadPoolExecutor(len(work)) as pool:
             clients = [pool.submit(each, number) for number, each in enumerate(work)]
-            time.sleep(seconds)
-            life.told = time.monotonic()
-            life.server.process.send_signal(signal.SIGTERM)
-            with suppress(TimeoutError):
-                life.server.process.wait(30)
-            life.stop.set()
+            try:
+                time.sleep(seconds)
+                life.told = time.monotonic()
+                life.server.process.send_signal(signal.SIGTERM)
+                with suppress(subprocess.TimeoutExpired):
+                    life.server.process.wait(30)
+                life.seconds_to_stop = time.monotonic() - life.told
+            finally:
+                life.stop.set()
             for client in clients:
-                client.result()
+                if error := client.exception():
+                    self.tally.note_loss(f"a client ended with {error!r}")
 
     def watch(self, number: int) -> None:
         """Note memory and handles of the server once a second."""
@@ -188,21 +198,21 @@ class Clients:
         code, seconds, life, tally = status(answer), time.monotonic() - began, self.life, self.tally
         with tally.lock:
             tally.statuses[kind][code] += 1
-        was_before = began + seconds < life.told
         if code == 200:
             with tally.lock:
                 tally.slowest_answer = max(tally.slowest_answer, seconds)
-            told = json.loads(answer.partition(b"\r\n\r\n")[2])
-            for photo, each in zip(chosen, told["images"] if len(chosen) > 1 else [told], strict=True):
-                self.compare(photo, each["labels"])
-        elif code == 503 and not was_before:
-            pass  # it stops
-        elif code == 503 and seconds >= DEADLINE:
-            pass  # accepted, and past the deadline
+            try:
+                found = json.loads(answer.partition(b"\r\n\r\n")[2])
+                for photo, each in zip(chosen, found["images"] if len(chosen) > 1 else [found], strict=True):
+                    self.compare(photo, each["labels"])
+            except (ValueError, LookupError, TypeError) as error:
+                tally.note_loss(f"an answer cannot be read ({error!r}): {answer[-200:]!r}")
+        elif code == 503 and (began > life.told - JUST_BEFORE or seconds >= DEADLINE):
+            pass  # it stops, or the deadline has passed
         elif code == 429 or (code == 0 and began > life.told):
             pass
         else:
-            tally.lose(f"a good request was answered {code} after {seconds:.2f} s: {answer[-200:]!r}")
+            tally.note_loss(f"a good request was answered {code} after {seconds:.2f} s: {answer[-200:]!r}")
 
     def compare(self, photo: Photo, labels: list[dict[str, Any]]) -> None:
         differences = [abs(photo.probabilities[each["label"]] - each["probability"]) for each in labels]
@@ -212,7 +222,7 @@ class Clients:
             self.tally.compared += 1
             self.tally.largest_difference = max(self.tally.largest_difference, *differences)
         if max(differences) > SAME:
-            self.tally.lose(f"an answer differs by {max(differences):g} from the model's own")
+            self.tally.note_loss(f"an answer differs by {max(differences):g} from the model's own")
 
     def burst(self, number: int) -> None:
         """Now and then come with more clients than can be answered."""
@@ -240,7 +250,7 @@ class Clients:
                 and code not in allowed | {429}
                 and not (code == 503 and after - began >= DEADLINE)
             ):
-                self.tally.lose(f"{code} is not one of {sorted(allowed)}: {request[:120]!r}")
+                self.tally.note_loss(f"{code} is not one of {sorted(allowed)}: {request[:120]!r}")
             if code in (0, 503):
                 time.sleep(0.05)
 
@@ -276,16 +286,15 @@ class Clients:
                 with self.tally.lock:
                     self.tally.statuses["slow"][code] += 1
                 if code not in (0, 408) and time.monotonic() < self.life.told:
-                    self.tally.lose(f"a slow client was answered {code}")
+                    self.tally.note_loss(f"a slow client was answered {code}")
 
 
 def judge_life(life: Life, tally: Tally) -> None:
     """Note the memory and handles of a server's life, and what it should not have said."""
-    process = life.server.process
-    if process.poll() != 0:
-        tally.lose(f"a server ended with {process.poll()}: {''.join(life.server.said[-20:])}")
+    if life.server.process.poll() != 0:
+        tally.note_loss(f"a server ended with {life.server.process.poll()}: {''.join(life.server.said[-20:])}")
     if told := [line for line in life.server.said if "Traceback" in line]:
-        tally.lose(f"a server wrote {len(told)} tracebacks: {''.join(life.server.said)[-2000:]}")
+        tally.note_loss(f"a server wrote {len(told)} tracebacks: {''.join(life.server.said)[-2000:]}")
     start = int(len(life.seconds) * WARM_UP)
     minutes, resident = np.array(life.seconds[start:]) / 60, np.array(life.resident[start:])
     growth = float(np.polyfit(minutes, resident, 1)[0]) if len(minutes) > 2 else float("nan")
@@ -298,13 +307,20 @@ def judge_life(life: Life, tally: Tally) -> None:
         "most MB": float(resident.max()),
         "MB a minute after warm-up": growth,
         "more handles": more,
-        "seconds to stop": time.monotonic() - life.told,
+        "seconds to stop": life.seconds_to_stop,
     }
     tally.lives.append(found)
     if found["minutes"] >= 10 and growth >= MOST_GROWTH:
-        tally.lose(f"memory grew by {growth:.2f} MB a minute")
+        tally.note_loss(f"memory grew by {growth:.2f} MB a minute")
     if more > MOST_HANDLES:
-        tally.lose(f"{more:.0f} more handles are open at the end")
+        tally.note_loss(f"{more:.0f} more handles are open at the end")
+
+
+def judge_refusals(tally: Tally) -> None:
+    """Note a loss if too many good requests were refused: a server that refuses everything is no good one."""
+    statuses = tally.statuses["good"]
+    if statuses[200] < LEAST_ANSWERED * (statuses[200] + statuses[429]):
+        tally.note_loss(f"{statuses[429]} good requests were refused outside of bursts, {statuses[200]} answered")
 
 
 def report(tally: Tally, minutes: float, seed: int, began: float) -> dict[str, Any]:
@@ -334,10 +350,14 @@ def torture(minutes: float, seed: int = 0, out: Path | None = None) -> dict[str,
     limits = {"batch": 16, "queue": 32, "deadline": DEADLINE}
     while (left := 60 * minutes - (time.monotonic() - began)) > 0:
         seconds = 40 * minutes if not tally.lives else min(60.0, left)
-        with with_settings(MODEL, limits, most_bytes=MOST_BYTES, body_seconds=1.0, header_seconds=1.0) as server:
-            life = Life(server)
-            Clients(life, photos, tally, seed + len(tally.lives)).run(seconds)
-        judge_life(life, tally)
+        try:
+            with with_settings(MODEL, limits, most_bytes=MOST_BYTES, body_seconds=1.0, header_seconds=1.0) as server:
+                life = Life(server)
+                Clients(life, photos, tally, seed + len(tally.lives)).run(seconds)
+                judge_life(life, tally)
+        except AssertionError as error:  # it did not start or stop well
+            tally.note_loss(f"a server: {error}")
+        judge_refusals(tally)
         found = report(tally, minutes, seed, began)
         if out is not None:
             out.write_text(json.dumps(found, indent=1) + "\n")

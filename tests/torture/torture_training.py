@@ -43,10 +43,11 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from vitrail.benchmark.machine import read_commit
+from vitrail.cli.printing import stop_on_sigterm
 from vitrail.errors import Stopped, VitrailError
 from vitrail.evaluation.training_fewshot import open_training_fewshot
 from vitrail.training import step as step_module
-from vitrail.training.checkpoint_folder import STATE, list_checkpoints
+from vitrail.training.checkpoint_folder import STATE, find_damage, list_checkpoints
 from vitrail.training.resolve import resolve
 from vitrail.training.run_training import run_training
 
@@ -55,10 +56,14 @@ LIMITS = {"seconds until all ranks have ended": 60.0, "seconds until a start mak
 TOLERANCE = 0.02
 """How far losses may be apart where the number of ranks changes: sums are then added up in another order, and what that
 rounds away grows in 300 steps. A batch that was repeated or left out changes them by 0.1 and more."""
+LOG = "metrics.jsonl"
+MOST_FAILURES = 3
+"""A round is given up after so many starts that failed without a fault."""
 DISK_MB = 48
 WAYS = {"one rank": (1, 1), "two ranks": (2, 2), "sharded": (2, 2), "one or two ranks": (1, 2)}
 """The fewest and most ranks of a start."""
-ORPHANED = "multiprocessing/resource_sharer.py"
+ORPHANED = ", in _serve\n"
+"""In each traceback that a worker writes whose parent was killed while it received file handles."""
 ENDS_WELL, STOPPED, FAILED, UNEXPECTED = 0, 3, 1, 70
 
 
@@ -185,7 +190,10 @@ def start_training(photos: Path, folder: Path, way: str, seed: int, log: Path, r
             if size > 1:
                 os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
                 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_WORLD_SIZE=str(size))
-            train_and_leave(make_config(photos, folder, way, seed, workers), log, jump)
+            try:
+                train_and_leave(make_config(photos, folder, way, seed, workers), log, jump)
+            finally:
+                os._exit(UNEXPECTED)
         children.append(child)
     return Start(children, log)
 
@@ -200,7 +208,8 @@ def train_and_leave(config: Any, log: Path, jump: float) -> None:
         time.time = lambda: real() + (jump if time.monotonic() - begin > 1 else 0.0)
     code = ENDS_WELL
     try:
-        run_training(config, fewshot=open_training_fewshot)
+        with stop_on_sigterm():
+            run_training(config, fewshot=open_training_fewshot)
     except VitrailError as error:
         print(f"told: {error}", file=sys.stderr)
         code = STOPPED if isinstance(error, Stopped) else FAILED
@@ -279,6 +288,17 @@ FAULTS = {
     "the disk is full for a while": 2,
 }
 """With their weights. A damage of the newest checkpoint follows a kill."""
+CODES: dict[str, set[int]] = {
+    "a rank is killed (−9)": {-signal.SIGKILL, FAILED},
+    "a rank is asked to stop (−15)": {STOPPED},  # and between steps, among others: see `Round._judge`
+    "all ranks are killed at once (−9)": {-signal.SIGKILL},
+    "a worker is killed (−9)": {FAILED},
+    "a worker is asked to stop (−15)": {FAILED},
+    "a rank is frozen for a while": set(),
+    "the disk is full for a while": {FAILED},
+    READ_ONLY: {FAILED},
+}
+"""The exit codes that a fault explains, besides that of a training that has come to its end."""
 
 
 # A round
@@ -299,22 +319,29 @@ class Round:
         codes = self._wait(self._start(self.alone, faulty=False))
         took = time.monotonic() - begin
         if set(codes) != {ENDS_WELL}:
-            self._lose(f"the training that was left alone ended with {codes}")
+            self._note_loss(f"the training that was left alone ended with {codes}")
             return
-        while True:
+        failures = 0
+        while failures < MOST_FAILURES:
             is_last = time.monotonic() > deadline
             if not is_last and self.rng.random() < 0.1:
                 self._start_on_read_only_disk()
+            prefix = read_log_until(self.faulty, find_last_step(self.faulty))
             start = self._start(self.faulty, faulty=not is_last)
-            faults = [] if is_last else self._trouble(start, took)
+            faults = [] if is_last else self._make_faults(start, took)
             codes = self._wait(start)
             self._judge(codes, faults)
+            if prefix and not (self.faulty / LOG).read_bytes().startswith(prefix):
+                self._note_loss("a start did not go on from the newest whole checkpoint")
             if set(codes) == {ENDS_WELL}:
                 break
+            failures += not faults
             if self.rng.random() < 0.3:
                 how = self.rng.choice(DAMAGES)
                 if damage_checkpoint(self.faulty, how, self.rng):
                     self.tally.faults[how] += 1
+        else:
+            return  # its losses are noted
         self.compare()
         self.tally.rounds[self.way] += 1
         self.tally.steps += STEPS
@@ -326,7 +353,7 @@ class Round:
         self.tally.starts += 1
         return start_training(self.photos, folder, self.way, self.seed, self.log, self.rng if faulty else None)
 
-    def _trouble(self, start: Start, took: float) -> list[str]:
+    def _make_faults(self, start: Start, took: float) -> list[str]:
         """Make faults until one should end this start, and return those that were made."""
         made: list[str] = []
         before, begin = count_lines(self.faulty), time.monotonic()
@@ -387,7 +414,7 @@ class Round:
             mount("-o", "remount,rw", disk)
         self._judge(codes, [READ_ONLY])
         if set(codes) != {FAILED}:
-            self._lose(f"on a disk that is read-only it ended with {codes}")
+            self._note_loss(f"on a disk that is read-only it ended with {codes}")
 
     def _wait(self, start: Start) -> list[int]:
         """Wait until all ranks have ended, and return their exit codes. Those that hang are killed, and told."""
@@ -404,7 +431,7 @@ class Round:
             if lines != newest:
                 newest, moved = lines, time.monotonic()  # it trains
             if left and time.monotonic() - moved > most:
-                self._lose(f"{len(left)} ranks hung for {most:.0f} seconds")
+                self._note_loss(f"{len(left)} ranks hung for {most:.0f} seconds")
                 for child in left:
                     os.kill(child, signal.SIGKILL)
                 moved = time.monotonic()
@@ -419,19 +446,21 @@ class Round:
         for line in told.splitlines():
             if line.startswith("told: "):
                 self.tally.sentences[simplify(line.removeprefix("told: "))] += 1
-        killed = any("killed" in fault for fault in faults)
-        orphans = told.count(ORPHANED) if killed else 0
+        orphans = told.count(ORPHANED) if any("killed" in fault for fault in faults) else 0
         self.tally.orphans += orphans
         if UNEXPECTED in codes or told.count("Traceback") > orphans:
-            self._lose(f"after {faults}: {told[-2000:]}")
-        if -signal.SIGKILL in codes and not killed:
-            self._lose(f"a rank was killed after {faults}")
-        if not faults and set(codes) != {ENDS_WELL}:
-            self._lose(f"ended with {codes} without a fault: {told[-500:]}")
-        if FAILED in codes and "told: " not in told:
-            self._lose(f"ended with {codes} without a sentence")
+            self._note_loss(f"after {faults}: {told[-2000:]}")
+        allowed = {ENDS_WELL}.union(*(CODES[fault] for fault in faults))
+        if -signal.SIGTERM in codes and STOPPED in allowed and len(codes) > 1:  # while no step was computed
+            allowed |= {-signal.SIGTERM, FAILED}
+        if wrong := set(codes) - allowed:
+            self._note_loss(f"ended with {sorted(wrong)} after {faults}: {told[-500:]}")
+        if told.count("told: ") < codes.count(FAILED):
+            self._note_loss(f"ended with {codes} and too few sentences")
+        if "told: stopped after step" in told and find_last_step(self.faulty) != count_steps(self.faulty):
+            self._note_loss("it was asked to stop, and did not save its last step")
 
-    def _lose(self, what: str) -> None:
+    def _note_loss(self, what: str) -> None:
         self.tally.losses.append(f"{self.way}, seed {self.seed}: {what}")
         print(self.tally.losses[-1], file=sys.stderr, flush=True)
 
@@ -440,11 +469,11 @@ class Round:
         ours, theirs = (read_records(folder) for folder in (self.alone, self.faulty))
         steps = [each["step"] for each in theirs if each["kind"] == "train"]
         if steps != list(range(1, STEPS + 1)):
-            self._lose("the log does not have every step once")
+            self._note_loss("the log does not have every step once")
             return
         skipped = ours[-1].get("skipped", next(e["skipped"] for e in reversed(ours) if "skipped" in e))
         if skipped != len(range(NAN_EVERY // 2, STEPS, NAN_EVERY)):
-            self._lose(f"{skipped} steps were skipped")
+            self._note_loss(f"{skipped} steps were skipped")
         if self.way == "one or two ranks":
             losses = [
                 np.array([each.get("loss", math.nan) for each in records if each["kind"] == "train"])
@@ -454,16 +483,40 @@ class Round:
             worst = float(apart[~np.isnan(losses).all(axis=0)].max())  # NaN if only one of two is
             self.tally.largest_difference = max(self.tally.largest_difference, worst)
             if not worst <= TOLERANCE:
-                self._lose(f"losses differ by {worst:g}")
+                self._note_loss(f"losses differ by {worst:g}")
             return
-        if not same_records(ours, theirs):
-            self._lose("the logs differ")
+        if json.dumps(ours) != json.dumps(theirs):  # as text, for NaN is not equal to itself
+            self._note_loss("the logs differ")
         if read_state(self.alone) != read_state(self.faulty):
-            self._lose("what is saved besides tensors differs")
+            self._note_loss("what is saved besides tensors differs")
         one, two = read_tensors(self.alone), read_tensors(self.faulty)
         differing = [name for name in one if name not in two or not torch.equal(one[name], two[name])]
         if differing or one.keys() != two.keys():
-            self._lose(f"{len(differing)} of {len(one)} tensors differ, such as {differing[:1]}")
+            self._note_loss(f"{len(differing)} of {len(one)} tensors differ, such as {differing[:1]}")
+
+
+def find_last_step(folder: Path) -> int:
+    """Return the step of the newest whole checkpoint, 0 if there is none."""
+    found = list_checkpoints(folder / "checkpoints")
+    return max((step for step, path in found.items() if find_damage(path) is None), default=0)
+
+
+def read_log_until(folder: Path, step: int) -> bytes:
+    """Return the log up to the record of a training step, with its clock, which no second training repeats."""
+    path, prefix = folder / LOG, b""
+    if step == 0 or not path.exists():
+        return prefix
+    for line in path.read_bytes().splitlines(keepends=True):
+        record = json.loads(line)
+        if record["step"] > step:
+            break
+        prefix += line if record["kind"] == "train" or record["step"] < step else b""
+    return prefix
+
+
+def count_steps(folder: Path) -> int:
+    """Return the last training step in the log."""
+    return max((each["step"] for each in read_records(folder) if each["kind"] == "train"), default=0)
 
 
 def is_alive(pid: int) -> bool:
@@ -483,20 +536,15 @@ def list_children(pid: int) -> list[int]:
 
 def count_lines(folder: Path) -> int:
     try:
-        return (folder / "metrics.jsonl").read_bytes().count(b"\n")
+        return (folder / LOG).read_bytes().count(b"\n")
     except OSError:
         return 0
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
     """Return the log of a training without what the clock decides."""
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
     return [{key: value for key, value in each.items() if key != "clock"} for each in records]
-
-
-def same_records(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> bool:
-    """Compare as text: NaN is not equal to itself."""
-    return json.dumps(ours) == json.dumps(theirs)
 
 
 def find_last(folder: Path) -> Path:

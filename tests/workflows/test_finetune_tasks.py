@@ -18,6 +18,7 @@ from vitrail.errors import ConfigError, DataError, Stopped
 from vitrail.evaluation.answered_images import AnsweredImages, answer_all
 from vitrail.inference.batches import InferenceOptions, open_model, single_rank
 from vitrail.tasks.levels import Levels
+from vitrail.tasks.tags import Tags
 from vitrail.training.build import divide_validation, open_training_data
 from vitrail.training.config import RunConfig
 from vitrail.workflows.finetune import finetune
@@ -234,7 +235,7 @@ def test_tags_that_exclude_each_other_are_one_question(start, here):
     events = []
     result = finetune(pairs, start, task="tags", quick=True, settings=QUIET, on_event=follow(events))
     (told,) = [values for kind, values in events if kind == "task"]
-    assert told["remark"] == "every image has exactly one of day, night: their probabilities sum to 1"
+    assert told["remark"] == "every training image has exactly one of day, night: their probabilities sum to 1"
     assert told["remark"] in describe_task(told)
     assert result.measures["mAP"].value > 0.6
     loaded = vitrail.load(result.folder)
@@ -242,6 +243,8 @@ def test_tags_that_exclude_each_other_are_one_question(start, here):
     values = answer_images(loaded, digits_for("tags")).values
     np.testing.assert_allclose(values[:, :2].sum(axis=1), 1, atol=1e-5)
     assert not np.allclose(values[:, 2], 1)
+    given = Tags(names=("day", "night", "odd"), column="tags")
+    assert finetune(pairs, start, task=given, quick=True, settings=QUIET).model.task.groups == ()
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from vitrail.inference.engine import Engine, Model
 from vitrail.system.device import device_name
 from vitrail.system.events import Progress
 from vitrail.system.ranks import Ranks
-from vitrail.tasks.task import Task
+from vitrail.tasks.task import Task, shorten_names
 
 MOST_WORST = 100
 """Images with the worst answers in a report."""
@@ -135,15 +135,11 @@ def require_same_task(wanted: Task, found: Task) -> None:
         )
     names = [(task.output_names, task.value_names) for task in (wanted, found)]
     if wanted.kind != "labels" and names[0] != names[1]:
-        ours, theirs = (_list_names(task.value_names) for task in (wanted, found))
+        ours, theirs = (shorten_names(task.value_names) for task in (wanted, found))
         raise DataError(
             f"the model's {wanted.kind} are {ours}, and the data's are {theirs}: give data with the model's, in the "
             "same order"
         )
-
-
-def _list_names(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
 def list_worst(task: Task, answered: AnsweredImages, source: Source, most: int = MOST_WORST) -> tuple[WorstImage, ...]:

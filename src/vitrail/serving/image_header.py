@@ -10,13 +10,16 @@ import struct
 from collections.abc import Callable
 
 MOST_JPEG_SEGMENTS = 200
+MOST_PNG_CHUNKS = 200
 MOST_TIFF_ENTRIES = 200
 MOST_GIF_BLOCKS = 200
 EXTENSION, FRAME = 0x21, 0x2C
 """First bytes of the parts of a GIF that come before its pixels."""
 PPM = re.compile(rb"P[1-6](?:\s|#[^\n]*\n)+(\d{1,9})(?:\s|#[^\n]*\n)+(\d{1,9})\s")
-JPEG_SIZES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+JPEG_SIZES = {*range(0xC0, 0xD0), 0xDE} - {0xC4, 0xC8, 0xCC}
 """Markers of the segments that hold the size."""
+WIDTH_AND_HEIGHT, TIFF_NUMBERS = (256, 257), {3: "H", 4: "I"}
+"""Tags of a TIFF, and how its numbers of 16 and 32 bits are read."""
 START_OF_SCAN = 0xDA
 WITHOUT_LENGTH = {0, 0xC8, *range(0xD0, 0xDA), *range(0xF0, 0xFE)}
 """Markers that no length follows."""
@@ -37,9 +40,17 @@ def count_pixels(content: bytes) -> int | None:
     return 0
 
 
-def _count_png(content: bytes) -> int:
-    width, height = struct.unpack_from(">II", content, 16)
-    return int(width * height)
+def _count_png(content: bytes) -> int | None:
+    place, most = 8, 0
+    for _ in range(MOST_PNG_CHUNKS):
+        length, kind = struct.unpack_from(">I4s", content, place)
+        if kind == b"IHDR":  # decoders take the last one
+            width, height = struct.unpack_from(">II", content, place + 8)
+            most = max(most, int(width * height))
+        if kind in (b"IDAT", b"IEND"):
+            return most
+        place += 12 + length
+    return None
 
 
 def _count_jpeg(content: bytes) -> int | None:
@@ -68,6 +79,8 @@ def _count_gif(content: bytes) -> int | None:
     place = 13 + ((6 << (flags & 7)) if flags & 128 else 0)
     for _ in range(MOST_GIF_BLOCKS):
         if content[place] == EXTENSION and content[place + 2] > 0:
+            if content.startswith(b"NETSCAPE2.0\0", place + 3):  # without its data, decoders go on reading elsewhere
+                return None
             place += 2
             for _ in range(MOST_GIF_BLOCKS):
                 place += 1 + content[place]
@@ -108,20 +121,20 @@ def _count_tiff(content: bytes) -> int | None:
     if version != 42:  # large files have another layout
         return None
     (count,) = struct.unpack_from(f"{order}H", content, directory)
-    sides = {}
-    for entry in range(min(count, MOST_TIFF_ENTRIES)):
+    sides: dict[int, int] = {}
+    for entry in range(min(count, MOST_TIFF_ENTRIES + 1)):
         place = directory + 2 + 12 * entry
-        tag, kind = struct.unpack_from(f"{order}HH", content, place)
-        if tag in (256, 257):  # width and height, in 16 or 32 bits
-            (sides[tag],) = struct.unpack_from(f"{order}{'H' if kind == 3 else 'I'}", content, place + 8)
-            if len(sides) == 2:
-                return int(sides[256] * sides[257])
-    return None
+        tag, kind, values = struct.unpack_from(f"{order}HHI", content, place)
+        if tag in WIDTH_AND_HEIGHT:
+            if tag in sides or kind not in TIFF_NUMBERS or values != 1:
+                return None
+            (sides[tag],) = struct.unpack_from(f"{order}{TIFF_NUMBERS[kind]}", content, place + 8)
+    return int(sides[256] * sides[257]) if len(sides) == 2 and count <= MOST_TIFF_ENTRIES else None
 
 
 def _count_ppm(content: bytes) -> int | None:
     match = PPM.match(content[:1000])
-    return None if match is None else int(match[1]) * int(match[2])
+    return None if match is None or b"#" in match[0] else int(match[1]) * int(match[2])
 
 
 READERS: dict[bytes, Callable[[bytes], int | None]] = {

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -32,6 +31,7 @@ from vitrail.tasks.task import (
     Task,
     TaskMeasures,
     format_share,
+    slice_parts,
 )
 
 ATTRIBUTES = "attributes"
@@ -93,7 +93,7 @@ class Attributes(Task):
     @property
     def parts(self) -> tuple[slice, ...]:
         """Which outputs belong to each column."""
-        return tuple(slice(*ends) for ends in pairwise(accumulate(map(len, self.values), initial=0)))
+        return slice_parts(map(len, self.values))
 
     @property
     def columns(self) -> tuple[str, ...]:

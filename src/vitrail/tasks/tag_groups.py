@@ -9,7 +9,9 @@ from collections import Counter
 from collections.abc import Iterable
 
 LEAST_IMAGES = 100
-"""Fewer images do not tell that tags exclude each other. Where 100 have exactly one, 97% of all images probably do."""
+"""Fewer images do not tell that tags exclude each other."""
+LEAST_OF_EACH = 10
+"""Fewer images with a tag do not tell either: among many rare tags, some complete each other by chance."""
 MOST_TAGS = 1_000
 MOST_STEPS = 10_000
 """Choices of a tag that a search may try; one that takes longer ends without a group."""
@@ -18,10 +20,11 @@ MOST_STEPS = 10_000
 def find_tag_groups(images: Iterable[Iterable[str]]) -> tuple[tuple[str, ...], ...]:
     """Return groups of two or more tags of which each of these images has exactly one. No tag is in two groups.
 
-    Groups with few tags are looked for first: cat and dog, rather than cat and all breeds of dogs.
+    Frequent tags are tried first: cat and dog, rather than cat and all breeds of dogs.
 
     Args:
-        images: the tags of each image. Fewer than `LEAST_IMAGES` images have no groups.
+        images: the tags of each image. Fewer than `LEAST_IMAGES` images have no groups; nor has a tag that fewer than
+            `LEAST_OF_EACH` of them have.
     """
     counts = Counter(frozenset(tags) for tags in images)
     frequencies = Counter[str]()
@@ -31,7 +34,7 @@ def find_tag_groups(images: Iterable[Iterable[str]]) -> tuple[tuple[str, ...], .
         return ()
     rows, groups = list(counts), list[tuple[str, ...]]()
     rows_of = _list_rows(rows)
-    left = {tag for tag in frequencies if frequencies[tag] < counts.total()}
+    left = {tag for tag in frequencies if LEAST_OF_EACH <= frequencies[tag] < counts.total()}
     while left and (group := _find_group(rows, rows_of, left, frequencies)):
         groups.append(tuple(sorted(group)))
         left.difference_update(group)
@@ -39,7 +42,7 @@ def find_tag_groups(images: Iterable[Iterable[str]]) -> tuple[tuple[str, ...], .
 
 
 def _list_rows(rows: list[frozenset[str]]) -> dict[str, int]:
-    """Return for each tag the rows that have it, as the bits of a number: no row has two tags without a common bit."""
+    """Return for each tag the rows that have it, as the bits of a number: rows that have two tags are bits of both."""
     bits = dict[str, bytearray]()
     for place, row in enumerate(rows):
         for tag in row:

@@ -9,7 +9,7 @@ and night, these are one question, with a softmax: a group. Outputs of groups st
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -37,6 +37,7 @@ from vitrail.tasks.task import (
     estimate_by_resampling,
     format_share,
     shorten_names,
+    slice_parts,
 )
 
 TAGS = "tags"
@@ -52,7 +53,7 @@ class Tags(Task):
     column: str | None = None
     """The column that lists an image's tags; None if each tag has a column of 0 and 1 with its name."""
     thresholds: tuple[Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)], ...] = ()
-    """From which probability on an image has each tag; 0.5 for all if empty."""
+    """From which probability on an image has each tag; 0.5 for all if empty. Of a group it has the likeliest tag."""
     groups: tuple[Annotated[tuple[str, ...], Field(min_length=2)], ...] = ()
     """Tags of which every image has exactly one: their probabilities sum to 1. They stand first in `names`."""
     learns_names: ClassVar[bool] = True
@@ -123,22 +124,29 @@ class Tags(Task):
         return self.names
 
     @property
+    def grouped(self) -> int:
+        """How many tags are in groups."""
+        return sum(map(len, self.groups))
+
+    @property
     def parts(self) -> tuple[slice, ...]:
         """Which outputs belong to each group. The others, behind them, are tags without a group."""
-        return tuple(slice(*ends) for ends in pairwise(accumulate(map(len, self.groups), initial=0)))
+        return slice_parts(map(len, self.groups))
 
     def compute_losses(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """Return the mean over the questions: cross-entropy of a group, binary cross-entropy of another tag."""
-        tags, alone = targets[TAGS].to(outputs.dtype), slice(sum(map(len, self.groups)), None)
+        tags, alone = targets[TAGS].to(outputs.dtype), slice(self.grouped, None)
         losses = F.binary_cross_entropy_with_logits(outputs[:, alone], tags[:, alone], reduction="none")
         of_groups = [-(tags[:, part] * outputs[:, part].log_softmax(dim=1)).sum(dim=1) for part in self.parts]
         return torch.stack([*losses.unbind(dim=1), *of_groups], dim=1).mean(dim=1) if of_groups else losses.mean(dim=1)
 
     def count(self, outputs: Tensor, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {"tag-accuracy": ((self.activate(outputs) > 0.5) == (targets[TAGS] > 0)).float().mean(dim=1)}
+        likeliest = [outputs[:, part] == outputs[:, part].amax(dim=1, keepdim=True) for part in self.parts]
+        decided = torch.cat([*likeliest, outputs[:, self.grouped :] > 0], dim=1)
+        return {"tag-accuracy": (decided == (targets[TAGS] > 0)).float().mean(dim=1)}
 
     def activate(self, outputs: Tensor) -> Tensor:
-        alone = outputs[..., sum(map(len, self.groups)) :].sigmoid()
+        alone = outputs[..., self.grouped :].sigmoid()
         return torch.cat([*(outputs[..., part].softmax(dim=-1) for part in self.parts), alone], dim=-1)
 
     def answer(self, values: NDArray[np.float32], top: int = 5) -> dict[str, Any]:
@@ -162,15 +170,18 @@ class Tags(Task):
         return {"tags": SEPARATOR.join(chosen), **dict(zip(columns, map(float, values), strict=True))}
 
     def decide(self, values: Array) -> NDArray[np.bool_]:
-        """(…, K) probabilities → (…, K): which tags the images have."""
-        decided: NDArray[np.bool_] = np.asarray(values, np.float32) >= np.asarray(self.thresholds or 0.5, np.float32)
+        """(…, K) probabilities → (…, K): which tags the images have. Of each group it is the likeliest."""
+        values = np.asarray(values, np.float32)
+        decided: NDArray[np.bool_] = values >= np.asarray(self.thresholds or 0.5, np.float32)
+        for part in self.parts:
+            decided[..., part] = np.arange(part.stop - part.start) == values[..., part].argmax(axis=-1, keepdims=True)
         return decided
 
     def describe_values(self) -> str:
         if not self.groups:
             return ""
         listed = "; of ".join(shorten_names(group) for group in self.groups)
-        return f"every image has exactly one of {listed}: their probabilities sum to 1"
+        return f"every training image has exactly one of {listed}: their probabilities sum to 1"
 
     def measure(self, values: Array, targets: Targets) -> TaskMeasures:
         truth, decided = targets[TAGS] > 0, self.decide(values)
@@ -189,7 +200,7 @@ class Tags(Task):
         each = precisions.compute(np.arange(len(values)))
         table: list[list[Any]] = [["tag", "images", "average precision", "F1", "threshold"]]
         for k in np.argsort(np.nan_to_num(each, nan=2.0), kind="stable"):
-            threshold = self.thresholds[k] if self.thresholds else 0.5
+            threshold = "the likeliest" if k < self.grouped else self.thresholds[k] if self.thresholds else 0.5
             table.append([self.names[k], int(truth[:, k].sum()), float(each[k]), float(f1[k]), threshold])
         return TaskMeasures(tuple(measures), {"tags, the hardest first": table})
 
@@ -210,8 +221,12 @@ class Tags(Task):
         return draw_share_bars(folder / "tags.png", title, self.names, precisions, truth.sum(axis=0))
 
     def tune(self, values: Array, targets: Targets) -> Self:
-        """Choose for each tag the threshold with the best F1, and one for all that only few images have."""
-        return self.model_copy(update={"thresholds": tuple(choose_thresholds(targets[TAGS] > 0, values))})
+        """Choose for each tag the threshold with the best F1, and one for all that only few images have.
+
+        Tags of groups need none: of each group the likeliest is the answer.
+        """
+        chosen = choose_thresholds(targets[TAGS][:, self.grouped :] > 0, values[:, self.grouped :])
+        return self.model_copy(update={"thresholds": (*[0.5] * self.grouped, *chosen) if chosen else ()})
 
     def compare(self, expected: Array, found: Array) -> float:
         """Return how many of the tags that either chooses for an image both choose, on average; 1 where none is."""

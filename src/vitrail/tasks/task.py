@@ -14,8 +14,9 @@ Shapes: N or B images, K outputs of the model, V values of an answer.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -108,7 +109,7 @@ class Task(Config):
         """
 
     def learn_values(self, columns: Mapping[str, Sequence[Cell]]) -> Self:
-        """Return the task with what else the rows to train on tell. `columns` are their cells; by default nothing is.
+        """Return the task with what else the cells of the rows to train on tell; by default the same task.
 
         For a task with `learns_names`, whose `learn` also sees the rows of val and test.
         """
@@ -266,6 +267,11 @@ def format_share(share: float) -> str:
 def shorten_names(names: Sequence[str], most: int = 5) -> str:
     """Return the first names in a line, such as "Birman, Bombay, … (37 in all)"."""
     return ", ".join(names[:most]) + (f", … ({len(names)} in all)" if len(names) > most else "")
+
+
+def slice_parts(sizes: Iterable[int]) -> tuple[slice, ...]:
+    """Return the slices of parts that follow each other: sizes 2 and 3 are 0:2 and 2:5."""
+    return tuple(slice(*ends) for ends in pairwise(accumulate(sizes, initial=0)))
 
 
 def estimate_by_resampling(measure: Callable[[NDArray[np.int64]], float], count: int, draws: int = DRAWS) -> Estimate:

@@ -8,7 +8,7 @@ from vitrail.data.task_data import TaskData
 from vitrail.errors import ConfigError, DataError
 from vitrail.model.base import ImageModel
 from vitrail.tasks.labels import Labels
-from vitrail.tasks.task import Task
+from vitrail.tasks.task import Task, shorten_names
 from vitrail.training.config import DataConfig, RunConfig
 
 
@@ -77,14 +77,9 @@ def name_outputs(model: ImageModel, task: Task, has_kept_head: bool) -> None:
         own = model.task
         if (own.kind, own.output_names) != (task.kind, task.output_names):
             raise ConfigError(
-                f"model.keep_head: the head is for {own.kind} ({_list_names(own)}), and the data has {task.kind} "
-                f"({_list_names(task)}): leave keep_head out"
+                f"model.keep_head: the head is for {own.kind} ({shorten_names(own.output_names)}), and the data has "
+                f"{task.kind} ({shorten_names(task.output_names)}): leave keep_head out"
             )
         return
     model.labels = task.output_names
     model.stored_task = None if isinstance(task, Labels) else task
-
-
-def _list_names(task: Task) -> str:
-    """Return the first names of a task's outputs."""
-    return ", ".join(task.output_names[:3]) + (", …" if len(task.output_names) > 3 else "")
