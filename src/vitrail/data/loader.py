@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import random
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -310,6 +311,10 @@ class _BatchMaker(Dataset[Batch | DataError], ABC):
             return error
         except OSError as error:  # not the fault of an image
             return DataError(describe_os_error(error))
+        except RuntimeError as error:
+            if "shared memory" not in str(error):
+                raise
+            return DataError(describe_full_memory())
 
 
 @dataclass
@@ -389,6 +394,18 @@ class _EvaluationSamples(_BatchMaker):
             except Exception as error:
                 broken.append(describe_broken(self.source, index, error))
         return Batch(images, to_tensors(targets), torch.tensor(indices), mask, tuple(broken))
+
+
+def describe_full_memory() -> str:
+    """Return what to do if a worker finds no room for a batch in the memory that processes share."""
+    try:
+        size = f" ({shutil.disk_usage('/dev/shm').total / 1e6:,.0f} MB in all)"
+    except OSError:  # not every system has it there
+        size = ""
+    return (
+        f"a batch finds no room in shared memory{size}: give a container more of it, such as --shm-size=2g, or take "
+        "fewer workers or smaller batches; workers=0 needs none (data.workers=0 for a training)"
+    )
 
 
 def set_targets(targets: Targets, place: int, values: Mapping[str, Any]) -> None:

@@ -110,4 +110,4 @@ def check_graphs(config: RunConfig, ranks: Ranks, precision: torch.dtype) -> Non
         (config.run.gradient_checkpointing, "run.gradient_checkpointing = false"),
     ):
         if wrong:
-            raise ConfigError(f"run.graphs needs {why}: give run.graphs=false, or change that")
+            raise ConfigError(f"run.graphs needs {why}: give that, or run.graphs=false")
