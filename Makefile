@@ -1,4 +1,4 @@
-.PHONY: check test slow torture docs
+.PHONY: check test slow torture sbom docs
 
 check:            ## format, lint, types
 	ruff format --check .
@@ -18,6 +18,10 @@ torture:          ## training under faults, then serving under load and attack, 
 	python -m torture_training --minutes $(MINUTES) --out torture-training.json || status=1; \
 	python -m torture_serving --minutes $(MINUTES) --out torture-serving.json || status=1; \
 	exit $$status
+
+sbom:             ## what this environment is made of, with versions and licences (CycloneDX), into sbom.json
+	cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON -o sbom.json
+	python -c "import json; print(len(json.load(open('sbom.json'))['components']), 'packages in sbom.json')"
 
 docs:             ## the documentation, into site/
 	mkdocs build --strict
