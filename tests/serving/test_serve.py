@@ -99,7 +99,7 @@ def test_inside_an_event_loop_as_in_a_notebook(folder, interrupt):
     async def run_cell():
         serve(folder, port=port, threads=1, on_event=listen)
 
-    handler = signal.getsignal(signal.SIGINT)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     loop = asyncio.new_event_loop()
     try:
         loop.run_until_complete(run_cell())  # unlike asyncio.run, it leaves SIGINT alone, as a notebook does
