@@ -78,6 +78,10 @@ class Batch:
         targets = {name: change(values) for name, values in self.targets.items()}
         return Batch(change(self.images), targets, change(self.indices), change(self.mask), self.broken)
 
+    def take(self, start: int, stop: int) -> Batch:
+        """Return the part of the batch with samples `start` to `stop` − 1."""
+        return self.change_tensors(lambda values: values[start:stop])
+
     def to(self, device: torch.device | str) -> Batch:
         """Return a copy on another device; the copy to a GPU of NVIDIA's is asynchronous if memory is pinned."""
         return self.change_tensors(partial(Tensor.to, device=device, non_blocking=can_copy_asynchronously(device)))

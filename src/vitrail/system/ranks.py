@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -151,6 +152,9 @@ def require_one_process(what: str) -> None:
         raise ConfigError(f"{what} runs in one process: start it without torchrun")
 
 
+_SOURCE_LINE = re.compile(r"^\[[^\]]*\.(?:cc|cpp|h):\d+\] ")
+
+
 def explain_lost_rank(error: BaseException) -> str | None:
     """Return a message if the error means that another rank was lost, else None."""
     text = str(error)
@@ -164,7 +168,9 @@ def explain_lost_rank(error: BaseException) -> str | None:
         "ProcessGroup",
     )
     if isinstance(error, RuntimeError) and any(sign in text for sign in signs):
-        return f"another rank was lost ({_first_line(error)})"
+        # Gloo begins with a line of its source, and ends with guesses.
+        said = _SOURCE_LINE.sub("", _first_line(error)).partition(". This is typically")[0]
+        return f"another rank was lost ({said})"
     return None
 
 

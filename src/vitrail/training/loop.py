@@ -20,8 +20,8 @@ from vitrail.objectives.metrics import Sums, add_sums, compute_means
 from vitrail.system.files import describe_reason
 from vitrail.training.checkpoint import save_checkpoint
 from vitrail.training.fewshot import embed_batch, gather_features
-from vitrail.training.run import Progress, RunState, TrainingRun
-from vitrail.training.step import autocast, train_step, wait_for_pending_step
+from vitrail.training.run import Progress, RunState, TrainingRun, autocast
+from vitrail.training.step import train_step, wait_for_pending_step
 from vitrail.training.stopping import listen_for_stop
 from vitrail.training.trackers import name_values
 from vitrail.training.validation import (

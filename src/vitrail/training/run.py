@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -98,6 +99,13 @@ class TrainingRun(RunSetup):
     """Empty on all ranks except the first."""
     on_event: OnEvent
     """Called with every event on the first rank; does nothing on the others."""
+
+
+def autocast(run: TrainingRun) -> AbstractContextManager[Any]:
+    """Return a context in which products are computed in the run's precision."""
+    if run.learner.precision == torch.float32:
+        return nullcontext()
+    return torch.autocast(run.ranks.device.type, run.learner.precision)
 
 
 @dataclass

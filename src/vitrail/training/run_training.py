@@ -24,6 +24,7 @@ from vitrail.training.checkpoint import resume
 from vitrail.training.config import RunConfig
 from vitrail.training.fewshot import FewshotRun, OpenFewshot
 from vitrail.training.loop import train
+from vitrail.training.memory import OUT_OF_MEMORY
 from vitrail.training.result import TrainingResult, save_result
 from vitrail.training.run import Progress, RunSetup, TrainingRun
 from vitrail.training.run_folder import claim_folder
@@ -190,10 +191,7 @@ def _explain_failures(folder: Path, ranks: Ranks) -> Iterator[None]:
         yield
     except RuntimeError as error:  # torch.OutOfMemoryError is one
         if isinstance(error, torch.OutOfMemoryError) or NO_APPLE_MEMORY in str(error):
-            raise TrainingError(
-                "the GPU has too little memory: a larger optimizer.accumulate computes a batch in more parts, and "
-                "run.gradient_checkpointing=true keeps less"
-            ) from None
+            raise TrainingError(OUT_OF_MEMORY) from None
         if missing := explain_missing_operation(error):
             raise TrainingError(missing) from None
         if ranks.size > 1 and (reason := explain_lost_rank(error)):

@@ -11,21 +11,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitrail.data.loader import Batch
 from vitrail.data.order import derive_seed
-from vitrail.errors import Diverged
+from vitrail.errors import Diverged, TrainingError
 from vitrail.objectives.base import Outcome
 from vitrail.objectives.metrics import Sums, add_sums
 from vitrail.training.clipping import clip_gradients
 from vitrail.training.distributed import skip_gradient_sync
+from vitrail.training.memory import explain_full_memory
 from vitrail.training.optim import set_learning_rate
-from vitrail.training.run import Learner, PendingStep, Progress, RunState, TrainingRun
+from vitrail.training.run import Learner, PendingStep, Progress, RunState, TrainingRun, autocast
 from vitrail.training.schedule import learning_rate
 
 
@@ -64,7 +63,18 @@ def compute_gradients(run: TrainingRun, step: int, batch: Batch) -> tuple[Sums, 
 
     Returns:
         The sums of the batch, and the gradient's length if a `GraphStep` has already updated the weights.
+
+    Raises:
+        TrainingError: The GPU has too little memory.
     """
+    try:
+        return _compute_parts(run, step, batch)
+    except torch.OutOfMemoryError:
+        pass  # the failed computation is freed only when this block has ended
+    raise TrainingError(explain_full_memory(run, batch, derive_seed(run.config.run.seed, step, 0)))
+
+
+def _compute_parts(run: TrainingRun, step: int, batch: Batch) -> tuple[Sums, Tensor | None]:
     sums: Sums = {}
     for part, key, is_last in split_batch(run, step, batch):
         if run.learner.graph_step is not None:
@@ -92,19 +102,8 @@ def split_batch(run: TrainingRun, step: int, batch: Batch) -> Iterator[tuple[Bat
         torch.manual_seed(derive_seed(key, run.ranks.rank) >> 1)
         if run.learner.fused is not None:
             run.learner.fused.set_step(derive_seed(run.config.run.seed, step), first_image + number * size)
-        part = batch if count == 1 else slice_batch(batch, number * size, (number + 1) * size)
+        part = batch if count == 1 else batch.take(number * size, (number + 1) * size)
         yield part, key, number == count - 1
-
-
-def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
-    return batch.change_tensors(lambda values: values[start:stop])
-
-
-def autocast(run: TrainingRun) -> AbstractContextManager[Any]:
-    """Return a context in which products are computed in the run's precision."""
-    if run.learner.precision == torch.float32:
-        return nullcontext()
-    return torch.autocast(run.ranks.device.type, run.learner.precision)
 
 
 def update_weights(learner: Learner, clip_norm: float | None) -> Tensor:
