@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -32,3 +34,8 @@ def images(
 ) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     return torch.randn(batch, channels, *size, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def mark_slow(names: Iterable[str], quick: set[str]) -> list[Any]:
+    """Return parameters of a test: those that are not quick run with the slow tests."""
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import vitrail
 from encoders import ENCODERS, small_encoder, small_hybrid
-from samples import images, randomise
+from samples import images, mark_slow, randomise
 from task_models import OTHERS, ROWS, TASKS
 from vitrail.data.loader import Batch
 from vitrail.data.transforms.mixing import Mixing
@@ -59,11 +59,12 @@ def compare_model(model: nn.Module, size: tuple[int, int], step: float = STEP) -
     assert checked >= 0.8 * len(list(model.parameters()))
 
 
-@pytest.mark.parametrize("kind", ENCODERS)
+@pytest.mark.parametrize("kind", mark_slow(ENCODERS, {"dinov3", "aimv2"}))
 def test_every_kind_of_encoder(kind):
     compare_model(small_encoder(kind), (16, 24))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dinov2", "dinov3", "beit", "aimv2"])
 def test_images_of_another_size(kind):
     """Positions are then interpolated, and gradients go through that."""
@@ -108,7 +109,7 @@ OBJECTIVES = {
 }
 
 
-@pytest.mark.parametrize("kind", OBJECTIVES)
+@pytest.mark.parametrize("kind", mark_slow(OBJECTIVES, {"softmax", "sigmoid", "masked patches"}))
 def test_every_objective(kind):
     options, targets = OBJECTIVES[kind]
     objective, batch = make_objective(**options), make_batch(targets)

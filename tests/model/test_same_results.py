@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from encoders import ENCODERS, small_encoder, small_hybrid
-from samples import images
+from samples import images, mark_slow
 from vitrail.system.precision import choose_precision
 
 BATCH_TOLERANCE = 1e-5
 """In float32, in units of the largest output; products of other shapes add up in another order."""
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 6e-2}
 """Against float64, in units of the largest output: two layers round some twenty times to 24 and to 8 bits."""
-KINDS = [*ENCODERS, "hybrid"]
+KINDS = mark_slow([*ENCODERS, "hybrid"], {"dinov3", "aimv2"})
 
 
 def make_model(kind: str) -> torch.nn.Module:
