@@ -159,10 +159,12 @@ def test_the_block_on_the_page_runs(tmp_path, monkeypatch):
 
 
 def test_agreement_of_tags_counts_those_that_both_choose():
-    task = TASKS["tags"]  # thresholds 0.4, 0.6, 0.5, 0.5
+    task = TASKS["tags"].model_copy(update={"groups": ()})  # thresholds 0.4, 0.6, 0.5, 0.5
     expected = np.array([[0.9, 0.9, 0.1, 0.1], [0.1, 0.1, 0.1, 0.1], [0.9, 0.1, 0.1, 0.1]])
     found = np.array([[0.9, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.1], [0.1, 0.1, 0.9, 0.1]])
     assert task.compare(expected, found) == pytest.approx((1 / 2 + 1 + 0) / 3)
+    grouped = TASKS["tags"]  # the likeliest of the first two is chosen, whatever its threshold
+    assert grouped.compare(expected, found) == pytest.approx((1 + 1 + 1 / 2) / 3)
 
 
 def test_numbers_that_differ_in_int8_are_refused():
