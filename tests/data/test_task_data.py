@@ -66,6 +66,8 @@ def test_finetune_finds_the_task_without_being_told(tmp_path, layout):
         ("image,label", ["0.png,a", "1.png,b"], None, ("labels", ("label",))),
         ("image,label", ["0.png,3", "1.png,7"], None, ("labels", ("label",))),
         ("image,label", ["0.png,a|b", "1.png,b"], None, ("tags", ("label",))),
+        ("image,tags", ["0.png,a", "1.png,", "2.png,b"], None, ("tags", ("tags",))),
+        ("image,Keywords", ["0.png,a", "1.png,b"], None, ("tags", ("Keywords",))),
         ("image,label", ["0.png,3.5", "1.png,7"], None, ("numbers", ("label",))),
         ("image,label", [f"{i}.png,{i}" for i in range(30)], None, ("labels", ("label",))),
         ("image,age,name", [f"{i}.png,{i},x" for i in range(30)], "age", ("numbers", ("age",))),

@@ -272,3 +272,15 @@ def test_columns_of_numbers_are_recognised_as_text_too(numbers):
 def test_lists_are_tags_however_they_are_written(cells):
     forms = [cells, [json.dumps(cell) for cell in cells]]
     assert all(inspect_column("x", form).is_tags for form in forms)
+
+
+def test_a_tag_with_the_sign_between_tags_in_it_is_a_bad_row(tmp_path):
+    cells = ['["a|b", "c"]', '["c"]', '["a"]']
+    lines = [json.dumps({"image": f"{n}.png", "tags": json.loads(cell)}) for n, cell in enumerate(cells)]
+    for number in range(3):
+        (tmp_path / f"{number}.png").write_bytes(picture(number))
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    source = open_data(recognise_data(tmp_path / "rows.jsonl"))
+    assert source.task.names == ("a", "c")
+    assert list(source.broken_rows) == [0]
+    assert "rows.jsonl, line 1: the tag 'a|b' holds |, which stands between tags" in source.broken_rows[0]

@@ -85,7 +85,7 @@ def test_labels_of_a_column_with_another_name(tmp_path):
     (tmp_path / "rows.csv").write_text("\n".join(rows))
     found = fit(make_model(), tmp_path / "rows.csv", labels="kind").reliability
     assert found.sets == calibrate_once().reliability.sets
-    with pytest.raises(DataError, match="--labels NAME"):
+    with pytest.raises(DataError, match=r"say which to learn, .*--labels kind"):
         fit(make_model(), tmp_path / "rows.csv")
 
 
@@ -244,3 +244,34 @@ def test_unlike_images_need_no_classes(tmp_path):
 def test_fitting_by_itself_gives_nothing_for_few_images():
     source = vitrail.open_data(draw_noise(99))
     assert fit_reliability(open_engine(make_model(), device="cpu"), source) is None
+
+
+def test_an_image_that_is_listed_again_says_nothing_new(tmp_path):
+    pairs = draw_noise(120)
+    for number, (pixels, _) in enumerate(pairs):
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    rows = [f"{number % 120}.png,{pairs[number % 120][1]}" for number in range(1200)]
+    (tmp_path / "rows.csv").write_text("\n".join(["image,label", *rows]))
+    with pytest.raises(DataError, match=r"rows.csv has 120: give more, or fit only the score .*--no-sets"):
+        fit(make_model(), tmp_path / "rows.csv", out=tmp_path / "model")
+    assert fit(make_model(), tmp_path / "rows.csv", sets=False, out=tmp_path / "model").images == 120
+
+
+def test_no_advice_is_given_that_would_be_refused():
+    with pytest.raises(DataError, match=r"has 99: give more$"):
+        fit(make_model(), draw_noise(99))
+
+
+def test_labels_stand_in_a_column_of_any_name(tmp_path):
+    """As `finetune` reads them."""
+    pairs = draw_noise(130)
+    for number, (pixels, _) in enumerate(pairs):
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    rows = [f"{number}.png,{label}" for number, (_, label) in enumerate(pairs)]
+    reports = []
+    for column in ("label", "colour"):
+        (tmp_path / "rows.csv").write_text("\n".join([f"image,{column}", *rows]))
+        reports.append(vitrail.evaluate(make_model(), tmp_path / "rows.csv", device="cpu", on_event=quiet))
+        assert fit(make_model(), tmp_path / "rows.csv", sets=False, out=tmp_path / column).images == 130
+    assert reports[0].top1 == reports[1].top1
+    assert reports[1].images == 130

@@ -20,11 +20,13 @@ from pictures import picture
 
 import vitrail
 from vitrail.data.open import open_data
+from vitrail.data.sources.annotated import AnnotatedSource
 from vitrail.data.sources.list_source import ListSource
 from vitrail.data.sources.source import Source, Subset
 from vitrail.errors import DataError
 from vitrail.evaluation.features import Features, extract_features, features_folder
 from vitrail.inference.batches import InferenceOptions, open_model
+from vitrail.tasks.tags import Tags
 from vitrail.weights.digest import compute_weights_digest
 
 HOW = InferenceOptions(batch_size=16, device="cpu")
@@ -180,6 +182,33 @@ def test_what_cannot_be_read_is_left_out(caplog, tmp_path):
     assert same(extract_features(model, ListSource(samples), options, tmp_path), found)
     with pytest.raises(DataError, match="can be read"):
         extract_features(model, ListSource([(b"no image", 0)] * 3), options, None)
+
+
+def test_an_entry_of_a_table_knows_all_targets_and_all_bad_rows(model, tmp_path):
+    """More rows than the fingerprint samples; a bad row that is mended is no longer left out."""
+    count, spots = 2500, {"spot": [digits().read(index).content for index in range(10)]}
+    images = ListSource([(spots["spot"][index % 10], 0) for index in range(count)])
+
+    def tagged(bad: set[int], other: int | None = None) -> AnnotatedSource:
+        rows = [{"tags": "none known" if index in bad else "a" if index == other else "b"} for index in range(count)]
+        return AnnotatedSource(images, Tags(names=("a", "b"), column="tags"), rows)
+
+    options = InferenceOptions(500, device="cpu")
+    for number, (bad, other) in enumerate([({3, 1503}, None), (set(), None), ({5}, None), (set(), 1501)], start=1):
+        found = extract_features(model, tagged(bad, other), options, tmp_path)
+        assert set(range(count)) - set(found.indices.tolist()) == bad
+        assert len(list(tmp_path.glob("*.features"))) == number
+    extract_features(model, tagged({3, 1503}), options, tmp_path)
+    assert len(list(tmp_path.glob("*.features"))) == 4
+
+
+def test_too_many_broken_images_are_too_many_the_second_time_too(tmp_path):
+    samples = [(b"no image" if number < 12 else picture(number), 0) for number in range(40)]
+    model, options = small_model(in_channels=3), InferenceOptions(8, device="cpu")
+    for _ in range(3):
+        with pytest.raises(DataError, match="12 of 40 images cannot be used, more than the 10 allowed"):
+            extract_features(model, ListSource(samples), options, tmp_path)
+    assert not list(tmp_path.glob("*.features"))
 
 
 @pytest.fixture(scope="module")

@@ -99,6 +99,17 @@ def test_answers_name_a_value_for_each_column():
     assert TASK.compare(values[None].repeat(4, 0), np.stack([values, values, values[::-1], values])) == 0.75
 
 
+def test_columns_with_the_names_of_others_probabilities_answer_for_themselves():
+    task = Attributes(names=("x", "x probability"), values=(("a", "b"), ("c", "d")))
+    values = task.activate(torch.tensor([0.0, 1, 2, 0])).numpy()
+    answers = task.answer(values)["attributes"]
+    assert {name: each["value"] for name, each in answers.items()} == {"x": "b", "x probability": "c"}
+    assert all(0 < each["probability"] < 1 for each in answers.values())
+    flat = task.flatten(values)
+    assert (flat["x"], flat["x probability"], len(flat)) == ("b", "c", 4)
+    assert [type(cell) for cell in flat.values()] == [str, float, str, float]
+
+
 def make_values(count: int = 300) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(2)
     places = np.stack([rng.choice(3, count, p=(0.7, 0.2, 0.1)), rng.integers(0, 2, count)], axis=1)

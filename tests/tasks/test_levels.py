@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
-from sklearn.metrics import accuracy_score, cohen_kappa_score, mean_absolute_error
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, cohen_kappa_score, mean_absolute_error
 from torch.nn import functional as F
 
 from vitrail.errors import DataError
@@ -134,6 +134,7 @@ def test_metrics_are_those_of_sklearn_and_scipy():
     oracles = {
         "quadratic kappa": cohen_kappa_score(truth, decided, weights="quadratic"),
         "accuracy": accuracy_score(truth, decided),
+        "balanced accuracy": balanced_accuracy_score(truth, decided),
         "MAE in levels": mean_absolute_error(truth, decided),
         "Spearman of the mean level": spearmanr(truth, values[20:] @ np.arange(4)).statistic,
     }

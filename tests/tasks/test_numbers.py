@@ -36,6 +36,7 @@ def test_the_mean_and_the_deviation_are_learned_from_the_cells_that_are_numbers(
         ({"age": [0.1] * 3, "size": [2, 2]}, "age is always 0.1, size is always 2"),
         ({"age": ["", None]}, "the column age has no number in any row"),
         ({"age": ["old", "young"]}, "age is 'old', which is no number"),
+        ({"time": [1.7e9 + k for k in range(20)]}, r"time are as large as 1.7e\+09 .*subtract 1.7e\+09 from all"),
     ],
 )
 def test_columns_that_teach_nothing_are_refused(columns, sentence):

@@ -17,13 +17,20 @@ from vitrail.data.sources.source import Subset, compute_fingerprint
 from vitrail.errors import ConfigError, DataError, Stopped
 from vitrail.evaluation.answered_images import AnsweredImages, answer_all
 from vitrail.inference.batches import InferenceOptions, open_model, single_rank
+from vitrail.system.events import ignore_event
+from vitrail.system.files import write_whole
 from vitrail.tasks.levels import Levels
 from vitrail.tasks.tags import Tags
 from vitrail.training.build import divide_validation, open_training_data
 from vitrail.training.config import RunConfig
+from vitrail.training.resolve import to_toml
+from vitrail.training.sweep import change_config
 from vitrail.workflows.finetune import finetune
+from vitrail.workflows.finetune_request import FinetuneRequest
 from vitrail.workflows.finetune_result import TaskResult
+from vitrail.workflows.start_model import open_start
 from vitrail.workflows.task_measures import choose_judging_images
+from vitrail.workflows.train_task import _prepare_start
 
 CPU = InferenceOptions(device="cpu")
 KINDS = ["tags", "numbers", "levels", "attributes"]
@@ -177,6 +184,25 @@ def test_a_training_that_is_stopped_goes_on(start, here):
     assert result.measures == whole.measures
     theirs = whole.model.state_dict()
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in result.model.state_dict().items())
+
+
+def test_a_training_goes_on_in_a_process_of_several(start, here, monkeypatch):
+    """It keeps the head that one process has fitted; a run of several ranks began without one, and keeps that."""
+    source = digits_for("tags")
+    result = finetune(source, start, settings=SHORT, folder="one")
+    request = FinetuneRequest(source, start, False, None, "one", SHORT)
+    asked = result.config.model_copy(update={"model": result.config.model.model_copy(update={"keep_head": False})})
+    for ranks in ("1", "2"):
+        monkeypatch.setenv("WORLD_SIZE", ranks)
+        config, model = _prepare_start(asked, request, start, ignore_event)
+        assert config.model.keep_head
+        assert torch.equal(model.head.weight, open_start("one/start").head.weight)
+    asked = change_config(asked, {"run": {}}, "several")
+    config, model = _prepare_start(asked, request, start, ignore_event)
+    assert not config.model.keep_head
+    write_whole(config.run.folder / "config.toml", to_toml(config).encode())
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert not _prepare_start(asked, request, start, ignore_event)[0].model.keep_head
 
 
 def test_from_nothing(here):

@@ -140,7 +140,8 @@ class RowPrinter:
         if self._as_json:
             self._lines = _json_lines if columns is None else _json_answer
         elif self._as_csv and columns is not None:
-            heading, self._lines = _csv_line("file", *columns, *more), _csv_answer
+            names = (f"{name} (answer)" if name in ("file", *UNKNOWN) else name for name in columns)
+            heading, self._lines = _csv_line("file", *names, *more), _csv_answer
         elif self._as_csv:
             heading, self._lines = _csv_line("file", "rank", "label", "probability", *more), _csv_lines
         elif self._stdout.isatty():

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from vitrail.data.open import Data, add_labels_from, choose_test_split, list_splits, name_data, open_data
-from vitrail.data.sources.source import Source
+from vitrail.data.sources.source import Source, Subset
 from vitrail.data.task_data import recognise_data
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.evaluate import has_learned_from, open_scored_part, was_chosen_by
@@ -146,6 +148,7 @@ def calibrate(
         else:
             data = recognise_data(data)  # targets are not needed, so those of any task will do
         source, part = open_scored_part(data, split)
+        source = drop_repeated(source)
         where = name_data(data) if part is None else f"the split {part} of {name_data(data)}"
         if has_learned_from(engine, source, data):
             raise ConfigError(
@@ -192,6 +195,14 @@ def calibrate(
     )
 
 
+def drop_repeated(source: Source) -> Source:
+    """Return a source without images that a table lists again: the same image twice says nothing new."""
+    first: dict[str, int] = {}
+    for index in range(len(source)):
+        first.setdefault(source.identity(index), index)
+    return source if len(first) == len(source) else Subset(source, np.fromiter(first.values(), np.int64, len(first)))
+
+
 def open_unlike(data: Data) -> Source:
     """Open images of other things, whose labels mean nothing: a data set, or a folder with images at any depth.
 
@@ -229,10 +240,12 @@ def _choose_place(model: Model, out: str | Path | None) -> Path | None:
 
 def _check_count(images: int, where: str, needs_sets: bool) -> None:
     """Raise a DataError if there are too few images."""
+    fits_score = images >= LEAST_KNOWN
+    advice = ", or fit only the score of unknown images: sets=False (--no-sets)" if fits_score else ""
     if needs_sets and images < LEAST_IMAGES:
         raise DataError(
             f"sets of labels need at least {LEAST_IMAGES:,} images that chose nothing, and {where} has {images:,}: "
-            f"give more, or fit only the score of unknown images, which needs {LEAST_KNOWN}: sets=False (--no-sets)"
+            "give more" + advice
         )
     if images < LEAST_KNOWN:
         raise DataError(

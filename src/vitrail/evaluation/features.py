@@ -23,10 +23,11 @@ import torch
 from torch import Tensor
 
 from vitrail import __version__
+from vitrail.data.sources.annotated import find_bad_rows
 from vitrail.data.sources.source import Source, Subset, compute_fingerprint
 from vitrail.data.sources.table_cache import MAX_AGE_SECONDS, find_cache_folder
 from vitrail.errors import DataError, WeightsError
-from vitrail.inference.batches import InferenceOptions, open_model, run_batches
+from vitrail.inference.batches import InferenceOptions, open_model, require_few_broken, run_batches
 from vitrail.inference.engine import Engine, Model
 from vitrail.system import files
 from vitrail.system.events import Progress
@@ -36,11 +37,11 @@ from vitrail.weights.digest import view_bytes
 
 log = logging.getLogger("vitrail")
 
-VERSION = 1
+VERSION = 2
 HASHED_IMAGES = 64
 """Images whose bytes are part of a data set's key."""
 CHUNK = 1 << 16
-"""Labels that are read at a time."""
+"""Targets that are read at a time."""
 SUFFIX, UNFINISHED = ".features", ".unfinished"
 _HEADER = struct.Struct("<QQQ")
 _DIGEST_BYTES = 16
@@ -83,9 +84,10 @@ def extract_features(
     """Return the representation of every image. Images that cannot be read are left out and named in the log.
 
     Finished features are read from the cache, and unfinished ones are continued. The key of an entry holds the model's
-    weights, the precision and the data: its number of images, classes, all labels, up to 1,000 names and the bytes of
-    64 evenly spread images. The key does not change if other images are replaced under the same names, nor with the
-    batch size or the device, which change the rounding. Entries that were not used for 30 days are deleted.
+    weights, the precision and the data: its number of images, classes, all labels or other targets, the rows of a table
+    that cannot be used, up to 1,000 names and the bytes of 64 evenly spread images. The key does not change if other
+    images are replaced under the same names, nor with the batch size or the device, which change the rounding. Entries
+    that were not used for 30 days are deleted.
 
     Args:
         model: any model, or an engine, which is then not opened again; its head is not used.
@@ -108,11 +110,13 @@ def extract_features(
     folder = features_folder() if cache == "auto" else Path(cache)
     path = folder / f"{_make_key(engine, source)}{SUFFIX}"
     if (features := _read_entry(path, len(source))) is not None:
+        require_few_broken(len(source) - len(features), len(source))
         return features
     with contextlib.closing(_CacheDraft(path)) as draft:
         # Another process may have finished while this one waited.
         if (features := _read_entry(path, len(source))) is not None:
             draft.discard()
+            require_few_broken(len(source) - len(features), len(source))
             return features
         for batch in draft.read_batches():
             rows.add(batch)
@@ -120,6 +124,7 @@ def extract_features(
             log.info("%d of %d images were computed before", rows.done, len(source))
         _compute(engine, source, options, rows, draft, progress)
         features = rows.features()
+        require_few_broken(len(source) - len(features), len(source))  # those that an earlier start computed count too
         draft.finish()
     return features
 
@@ -195,11 +200,15 @@ def _make_key(engine: Engine, source: Source) -> str:
 
 
 def _digest_data(source: Source) -> str:
-    """Return a digest of the fingerprint, all labels, which are cheap to read, and the bytes of some images."""
+    """Return a digest of the fingerprint, all targets, which are cheap to read, and the bytes of some images."""
     count = len(source)
     digest = hashlib.blake2b(compute_fingerprint(source).encode(), digest_size=16)
     for start in range(0, count, CHUNK):
-        digest.update(np.ascontiguousarray(source.labels(start, min(start + CHUNK, count)), dtype=np.int64).data)
+        place = start, min(start + CHUNK, count)
+        targets = source.targets(*place)
+        for values in (source.labels(*place), *(targets[name] for name in sorted(targets))):
+            digest.update(np.ascontiguousarray(values).tobytes())
+    digest.update(np.array(sorted(find_bad_rows(source)), np.int64).tobytes())
     for index in np.unique(np.linspace(0, max(count - 1, 0), HASHED_IMAGES).astype(np.int64))[:count].tolist():
         try:
             content = source.read(index).content

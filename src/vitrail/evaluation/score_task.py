@@ -16,6 +16,7 @@ import vitrail
 from vitrail.data.loader import BrokenSample
 from vitrail.data.open import Data, add_task
 from vitrail.data.sources.source import Source
+from vitrail.data.task_data import TaskData, recognise_data
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.answered_images import AnsweredImages, answer_all
 from vitrail.evaluation.task_report import TaskReport, UnusedImage, WorstImage
@@ -110,7 +111,7 @@ def read_as_task(data: Data, task: Task, labels: str | Sequence[str] | None = No
 
     Args:
         data: anything that `open_data` takes. A Source is open already, and must have this task.
-        task: of the model: its tags, its columns. Data for labels stays as it is.
+        task: of the model: its tags, its columns.
         labels: the columns that hold the targets, if they have other names than in the training data.
 
     Raises:
@@ -123,7 +124,10 @@ def read_as_task(data: Data, task: Task, labels: str | Sequence[str] | None = No
         require_same_task(task, data.task)
         return data
     if task.kind == "labels":
-        return data if labels is None else add_task(data, "labels", labels)
+        if labels is not None:
+            return add_task(data, "labels", labels)
+        found = recognise_data(data)  # a table may have its labels in a column of any name
+        return found if isinstance(found, TaskData) and found.kind == "labels" else data
     return add_task(data, task, labels)
 
 

@@ -105,9 +105,14 @@ def run_batches(
         yield batch, engine.compute(batch.images, logits=logits, embeddings=embeddings)
         if progress is not None:
             progress(min(number * batch_size, len(source)), len(source))
-    broken, most = len(ranks.union(set(loader.broken))), max(int(len(source) * BROKEN_SHARE), BROKEN_LEAST)
+    require_few_broken(len(ranks.union(set(loader.broken))), len(source))
+
+
+def require_few_broken(broken: int, count: int) -> None:
+    """Raise a DataError if more of `count` images cannot be used than training allows."""
+    most = max(int(count * BROKEN_SHARE), BROKEN_LEAST)
     if broken > most:
         raise DataError(
-            f"{broken} of {len(source)} images cannot be used, more than the {most} allowed; `vitrail data check` "
+            f"{broken} of {count} images cannot be used, more than the {most} allowed; `vitrail data check` "
             "lists them all"
         )

@@ -147,7 +147,8 @@ class ImageEndpoint:
         if self.operation == "attention" and layers is None:
             raise HttpError(422, f"no attention to show: {model.rollout.why_none}", "no_attention")
         if "coverage" in options and not model.gives_sets:
-            wrong = f"nothing was fitted for sets of labels (coverage) of {model.name}: `vitrail calibrate` fits it"
+            advice = "`vitrail calibrate` fits it" if model.labels else "only models of one label an image have them"
+            wrong = f"nothing was fitted for sets of labels (coverage) of {model.name}: {advice}"
             raise HttpError(422, wrong, "no_sets")
         top, coverage = _read_number(options, "top", TOP, MOST_TOP), _read_coverage(options)
         layer = _read_number(options, "layer", layers or 1, layers)

@@ -121,8 +121,13 @@ class Attributes(Task):
         return np.stack([values[..., part].argmax(axis=-1) for part in self.parts], axis=-1)
 
     def answer(self, values: NDArray[np.float32], top: int = 5) -> dict[str, Any]:
-        flat = self.flatten(values)
-        return {"attributes": {n: {"value": flat[n], "probability": flat[f"{n} probability"]} for n in self.names}}
+        chosen = zip(self.names, self.values, self.parts, self.decide(values), strict=True)
+        return {
+            "attributes": {
+                name: {"value": allowed[place], "probability": float(values[part][place])}
+                for name, allowed, part, place in chosen
+            }
+        }
 
     def describe(self, values: NDArray[np.float32], top: int = 5) -> list[AnswerLine]:
         """Return a line for the chosen value of each column."""
@@ -135,7 +140,10 @@ class Attributes(Task):
     def flatten(self, values: NDArray[np.float32]) -> dict[str, str | float]:
         row = dict[str, str | float]()
         for name, allowed, part, place in zip(self.names, self.values, self.parts, self.decide(values), strict=True):
-            row |= {name: allowed[place], f"{name} probability": float(values[part][place])}
+            probability = f"{name} probability"
+            while probability in self.names:  # it is a column too
+                probability = f"{probability} (of {name})"
+            row |= {name: allowed[place], probability: float(values[part][place])}
         return row
 
     def measure(self, values: Array, targets: Targets) -> TaskMeasures:

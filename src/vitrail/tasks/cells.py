@@ -69,7 +69,10 @@ def split_tags(cell: Cell) -> list[str]:
         cell = [cell]
     if not all(isinstance(name, str | int | float) for name in cell):
         raise DataError(f"{str(cell)[:50]!r} holds something that is no tag: give names")
-    return [str(name).strip() for name in cell if not is_empty(name)]
+    names = [str(name).strip() for name in cell if not is_empty(name)]
+    if wrong := next((name for name in names if SEPARATOR in name), None):
+        raise DataError(f"the tag {wrong[:50]!r} holds {SEPARATOR}, which stands between tags: give it another name")
+    return names
 
 
 def read_yes_or_no(column: str, cell: Cell) -> bool:

@@ -25,6 +25,7 @@ from vitrail.tasks.cells import read_good_cells
 from vitrail.tasks.draw_measures import draw_confusion_matrix
 from vitrail.tasks.level_order import read_level, sort_levels
 from vitrail.tasks.number_metrics import estimate_kappa, estimate_spearman
+from vitrail.tasks.recalls import estimate_balanced_accuracy
 from vitrail.tasks.task import AnswerLine, Array, Cell, Measure, Targets, Task, TaskMeasures, format_share
 
 LEVEL = "level"
@@ -128,6 +129,7 @@ class Levels(Task):
         measures = (
             Measure("quadratic kappa", estimate_kappa(truth, decided, count), is_share=False),
             Measure("accuracy", estimate_share(int((errors == 0).sum()), len(truth)), is_share=True),
+            Measure("balanced accuracy", estimate_balanced_accuracy(truth, errors == 0, count), is_share=True),
             Measure("MAE in levels", estimate_mean(errors.astype(np.float64)), is_share=False, more_is_better=False),
             Measure("Spearman of the mean level", spearman, is_share=False),
         )

@@ -28,6 +28,8 @@ from vitrail.tasks.task import AnswerLine, Array, Cell, Measure, Targets, Task, 
 NUMBERS = "numbers"
 """The name of the target: (N, C) float32 in units of the data, NaN if it is not known."""
 FENCES = 3
+LEAST_STEPS = 100
+"""How many float32 numbers there must be within a standard deviation of a column."""
 SAME = 0.1
 """Two answers agree if they differ by less than this share of a standard deviation."""
 
@@ -60,6 +62,8 @@ class Numbers(Task):
             if not len(numbers):
                 raise DataError(f"the column {column} has no number in any row")
             are_constant.append(bool(numbers.min() == numbers.max()) or float(numbers.std()) < 1 / LARGEST)
+            if not are_constant[-1]:
+                check_digits(column, numbers)
             numbers = clip_outliers(numbers)
             means.append(float(numbers.mean()))
             deviations.append(1.0 if are_constant[-1] else float(numbers.std()))
@@ -159,6 +163,16 @@ class Numbers(Task):
     def compare(self, expected: Array, found: Array) -> float:
         """Return the share of images all of whose numbers differ by less than a tenth of a standard deviation."""
         return float((np.abs(expected - found) < SAME * np.asarray(self.deviations)).all(axis=1).mean())
+
+
+def check_digits(column: str, numbers: Array) -> None:
+    """Raise a DataError if numbers are too large for what they differ by: float32 could not tell them apart."""
+    largest, spread = float(np.abs(numbers).max()), float(clip_outliers(numbers).std())
+    if 0 < spread < LEAST_STEPS * float(np.spacing(np.float32(largest))):
+        raise DataError(
+            f"the numbers in the column {column} are as large as {largest:.4g} and differ by about {spread:.2g}, which "
+            f"float32 cannot tell apart: subtract {numbers.min():.6g} from all of them"
+        )
 
 
 def clip_outliers(numbers: Array) -> Array:

@@ -18,6 +18,7 @@ from vitrail.model.base import ImageModel
 from vitrail.system.events import OnEvent, send_messages
 from vitrail.system.files import short_name
 from vitrail.training.config import RunConfig
+from vitrail.training.resolve import build_config, read_toml
 from vitrail.training.result import TrainingResult
 from vitrail.training.run_folder import CONFIG_FILE, START_FOLDER
 from vitrail.training.run_training import run_training
@@ -140,17 +141,16 @@ def _prepare_start(
 ) -> tuple[RunConfig, ImageModel]:
     """Fit a head to start from, in one process, and save a start that no name can load again.
 
-    A run that was begun goes on from the head that was fitted then.
+    A run that was begun goes on from the head that was fitted then, or without one if none was, on any number of ranks.
     """
     start, folder = network, config.run.folder
-    is_alone = os.environ.get("WORLD_SIZE", "1") == "1"
-    if config.objective.kind == "task" and is_alone and not config.model.keep_head:
-        is_begun = (folder / CONFIG_FILE).is_file() and (folder / START_FOLDER).is_dir()
-        fitted = (
-            open_start(str(folder / START_FOLDER))
-            if is_begun and was_begun_from(folder, network)
-            else fit_start_task_head(network, config, request.data, listener)
-        )
+    if config.objective.kind == "task" and not config.model.keep_head:
+        fitted = None
+        if (folder / CONFIG_FILE).is_file() and was_begun_from(folder, network):
+            has_head = build_config(read_toml(folder / CONFIG_FILE)).model.keep_head
+            fitted = open_start(str(folder / START_FOLDER)) if has_head else None
+        elif os.environ.get("WORLD_SIZE", "1") == "1":
+            fitted = fit_start_task_head(network, config, request.data, listener)
         if fitted is not None:
             start = fitted
             config = change_config(config, {"model": {"keep_head": True}, "run": {"evaluate_start": True}})

@@ -18,10 +18,11 @@ from vitrail.data.check.overlap import LOOKS, LookedSplit, compare_looks, make_l
 from vitrail.data.check.overlap_page import make_page
 from vitrail.data.check.report import FACTS, NO_FILE, DataReport, SplitFacts
 from vitrail.data.check.sums import find_changed_files
-from vitrail.data.check.targets import check_targets, find_bad_rows
+from vitrail.data.check.targets import check_targets
 from vitrail.data.open import Data, add_labels_from, add_task, name_data, open_splits
 from vitrail.data.parallel import map_samples, resolve_worker_count
 from vitrail.data.sample_names import find_data_folder, identify_sample
+from vitrail.data.sources.annotated import find_bad_rows
 from vitrail.data.sources.flat_folder import FlatFolder, parse_labels_from
 from vitrail.data.sources.folder import FileSource
 from vitrail.data.sources.image_files import IMAGE_SUFFIXES, is_image_name

@@ -14,7 +14,7 @@ import numpy as np
 
 from vitrail.data.check.finding import DataFinding
 from vitrail.data.check.near_names import find_misspelt
-from vitrail.data.sources.annotated import AnnotatedSource
+from vitrail.data.sources.annotated import AnnotatedSource, find_bad_rows
 from vitrail.data.sources.source import Source, Subset
 from vitrail.errors import DataError
 from vitrail.system.results import format_count
@@ -44,15 +44,6 @@ class TargetReport:
     """For each title a head and rows: the images of each tag, or the range of each number."""
     lines: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-
-def find_bad_rows(source: Source) -> frozenset[int]:
-    """Return the numbers of the samples whose rows are no targets."""
-    if isinstance(source, AnnotatedSource):
-        return frozenset(source.broken_rows)
-    if isinstance(source, Subset) and (bad := find_bad_rows(source.whole)):
-        return frozenset(np.flatnonzero(np.isin(source.indices, list(bad))).tolist())
-    return frozenset()
 
 
 def check_targets(sources: Mapping[str, Source]) -> TargetReport | None:

@@ -177,7 +177,10 @@ def _name_broken(
     """Yield the samples of each job; a broken one is a record of its name and the reason."""
     for job, samples in results:
         yield [
-            {"name": shorten_name(source.display_name(index), folder), "reason": sample}
+            {
+                "name": shorten_name(source.display_name(index), folder),
+                "reason": sample.removeprefix(f"{source.display_name(index)}: "),
+            }
             if isinstance(sample, str)
             else sample
             for index, sample in zip(job, samples, strict=True)

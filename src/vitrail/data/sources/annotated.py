@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vitrail.data.order import Indices
-from vitrail.data.sources.source import Sample, Source
+from vitrail.data.sources.source import Sample, Source, Subset
 from vitrail.errors import DataError
 from vitrail.tasks.labels import LABEL
 from vitrail.tasks.task import Cell, Targets, Task
@@ -100,3 +100,12 @@ class AnnotatedSource(Source):
 
     def strata(self, start: int, stop: int) -> Indices:
         return self._strata[start:stop]
+
+
+def find_bad_rows(source: Source) -> frozenset[int]:
+    """Return the numbers of the samples whose rows are no targets."""
+    if isinstance(source, AnnotatedSource):
+        return frozenset(source.broken_rows)
+    if isinstance(source, Subset) and (bad := find_bad_rows(source.whole)):
+        return frozenset(np.flatnonzero(np.isin(source.indices, list(bad))).tolist())
+    return frozenset()

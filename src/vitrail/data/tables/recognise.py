@@ -20,6 +20,8 @@ from vitrail.tasks.task import Cell, Task
 
 TAG_COLUMNS = ("tags", "labels", "keywords")
 """Columns that hold tags if no other is named."""
+ALWAYS_TAGS = ("tags", "keywords")
+"""Columns that hold tags even if no image has more than one."""
 MANY_VALUES = 20
 """A named column of whole numbers with more different ones is numbers, and not classes."""
 MOSTLY = 0.9
@@ -200,7 +202,7 @@ class ColumnGuide:
         if len(columns) == 1:
             is_named = columns[0].lower() not in LABEL_COLUMNS
             only = facts[0] if is_named else facts[0].forget_stray_cells()
-            if only.is_tags:
+            if only.is_tags or columns[0].lower() in ALWAYS_TAGS:
                 return "tags"
             return "numbers" if only.is_measured or (is_named and only.has_many_numbers) else "labels"
         if all(each.is_yes_or_no for each in facts):
@@ -284,7 +286,7 @@ def fit_columns(task: Task, table: RowTable, named: Sequence[str]) -> Task:
     """
     if not named and all(column in table.columns for column in task.columns):
         return task
-    if tuple(named) == task.columns:
+    if set(named) == set(task.columns):
         table.require(named)
         return task
     if isinstance(task, Tags) and all(name in table.columns for name in (named or task.names)):

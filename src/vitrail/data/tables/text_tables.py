@@ -110,7 +110,7 @@ def _collect_json_lines(path: Path, rows: RowCollector) -> None:
             try:
                 record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
             except (ValueError, RecursionError) as error:
-                reason = "too deep" if isinstance(error, RecursionError) else str(error)
+                reason = "too deep" if isinstance(error, RecursionError) else getattr(error, "msg", str(error))
                 rows.add(number, None, None, {}, f"this is no record in JSON ({reason[:100]})")
                 continue
             image = _add_record(rows, number, record, image)
