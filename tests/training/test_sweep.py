@@ -15,9 +15,9 @@ from vitrail.model.create import create_model
 from vitrail.training import loop
 from vitrail.training.build import open_training_data
 from vitrail.training.config import DataConfig
-from vitrail.training.resolve import build_config, read_toml, to_toml
+from vitrail.training.resolve import build_config, change_config, read_toml, to_toml
 from vitrail.training.result import TrainingResult
-from vitrail.training.sweep import Trial, change_config, choose_best, run_trials
+from vitrail.training.sweep import Trial, choose_best, run_trials
 
 
 @pytest.fixture(autouse=True)

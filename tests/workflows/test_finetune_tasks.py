@@ -23,8 +23,7 @@ from vitrail.tasks.levels import Levels
 from vitrail.tasks.tags import Tags
 from vitrail.training.build import divide_validation, open_training_data
 from vitrail.training.config import RunConfig
-from vitrail.training.resolve import to_toml
-from vitrail.training.sweep import change_config
+from vitrail.training.resolve import change_config, to_toml
 from vitrail.workflows.finetune import finetune
 from vitrail.workflows.finetune_request import FinetuneRequest
 from vitrail.workflows.finetune_result import TaskResult

@@ -126,7 +126,8 @@ class DataConfig(Section):
     validation images chooses, the other reports. cross-fit: both choose, and each half is measured at the step that the
     other would have chosen; for few images."""
     batch_size: Positive = 128
-    """Images in a step, over all ranks and accumulated parts."""
+    """Images in a step, over all ranks and accumulated parts. For `vitrail train` also "auto": the recipe's number (128
+    without one), in as many accumulated parts as let it fit into the GPU's memory."""
     workers: Annotated[int, Field(ge=0, le=MOST_PROCESSES)] = 0
     """Processes on each rank that read and augment ahead; with 0 the training process does it itself."""
     in_memory: bool = False

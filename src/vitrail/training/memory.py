@@ -1,10 +1,11 @@
-"""What to do where a batch does not fit into the GPU's memory: parts that do fit are found by trying."""
+"""What to do where a batch does not fit into the memory of the device: parts that do fit are found by trying."""
 
 from __future__ import annotations
 
 import torch
 
 from vitrail.data.loader import Batch
+from vitrail.system.device import NO_APPLE_MEMORY
 from vitrail.training.run import TrainingRun, autocast
 
 OUT_OF_MEMORY = (
@@ -22,22 +23,23 @@ def explain_full_memory(run: TrainingRun, batch: Batch, key: int) -> str:
     accumulate, images = run.config.optimizer.accumulate, len(batch.images)
     count = None
     if run.ranks.size == 1 and run.learner.graph_step is None:
-        count = find_fitting_parts(run, batch, key)
+        count = find_fitting_parts(run, batch, key, 2 * accumulate)
     if count is None:
         return OUT_OF_MEMORY
     fitting = images // count
     return (
         f"{images // accumulate:,} images at a time do not fit into the GPU's memory, {fitting:,} do: give "
-        f"optimizer.accumulate={count}, which computes the same batch in more parts, or data.batch_size={fitting}"
+        f"optimizer.accumulate={count}, which computes the same batch in more parts (data.batch_size=auto finds it by "
+        f"itself), or data.batch_size={fitting}"
     )
 
 
-def find_fitting_parts(run: TrainingRun, batch: Batch, key: int) -> int | None:
-    """Return the smallest number of parts, of 2, 4, 8, … times `optimizer.accumulate`, of which one fits.
+def find_fitting_parts(run: TrainingRun, batch: Batch, key: int, fewest: int) -> int | None:
+    """Return the smallest number of parts, of `fewest` times 1, 2, 4, …, of which one fits.
 
     None if not even one image does.
     """
-    count = 2 * run.config.optimizer.accumulate
+    count = fewest
     while len(batch.images) % count == 0:
         if fits(run, batch.take(0, len(batch.images) // count), key):
             return count
@@ -52,8 +54,10 @@ def fits(run: TrainingRun, part: Batch, key: int) -> bool:
         with autocast(run):
             loss = run.learner.objective(part, key).loss
         run.learner.scaler.scale(loss).backward()
-    except torch.OutOfMemoryError:
-        return False
+    except RuntimeError as error:  # torch.OutOfMemoryError is one
+        if isinstance(error, torch.OutOfMemoryError) or NO_APPLE_MEMORY in str(error):
+            return False
+        raise
     finally:
         if run.ranks.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -38,6 +38,15 @@ def resolve(tree: Mapping[str, Any], settings: Settings = ()) -> RunConfig:
     Raises:
         ConfigError: A key is unknown, or a value is not allowed.
     """
+    return build_config(merge_settings(tree, settings))
+
+
+def merge_settings(tree: Mapping[str, Any], settings: Settings = ()) -> Tree:
+    """Return the values of a recipe or a file, by section, with settings that replace them; values are not checked.
+
+    Raises:
+        ConfigError: A key that was given without its section is unknown, or of several sections.
+    """
     merged: Tree = _copy_tree(tree)
     given = name_settings(settings)
     for key, value in _read_settings(settings):
@@ -46,7 +55,7 @@ def resolve(tree: Mapping[str, Any], settings: Settings = ()) -> RunConfig:
         for one, other in ALTERNATIVES:
             if path == one and not given & {".".join(other), other[-1]}:
                 merged[other[0]].pop(other[1], None)
-    return build_config(merged)
+    return merged
 
 
 class _Text(str):
@@ -98,6 +107,13 @@ def build_config(tree: Tree) -> RunConfig:
     # Without their required keys, these two sections raise an error that says what to give.
     sections = {"model": {}, "schedule": {}, **tree}
     return RunConfig(**{section: _build_section(section, values) for section, values in sections.items()})
+
+
+def change_config(config: RunConfig, update: dict[str, dict[str, Any]], name: str = "") -> RunConfig:
+    """Return the configuration with some values changed and, if `name` is given, a folder inside the run's folder."""
+    tree = config.model_dump()
+    update = {**update, "run": {**update.get("run", {}), "folder": config.run.folder / name}}
+    return RunConfig(**{section: {**values, **update.get(section, {})} for section, values in tree.items()})
 
 
 def check_keys(keys: Iterable[str]) -> None:

@@ -23,6 +23,7 @@ from vitrail.training.build import build_run, prepare_run
 from vitrail.training.checkpoint import resume
 from vitrail.training.config import RunConfig
 from vitrail.training.fewshot import FewshotRun, OpenFewshot
+from vitrail.training.fit_batch import fit_batch
 from vitrail.training.loop import train
 from vitrail.training.memory import OUT_OF_MEMORY
 from vitrail.training.result import TrainingResult, save_result
@@ -41,6 +42,7 @@ def run_training(
     source: Data | None = None,
     start: ImageModel | None = None,
     fewshot: OpenFewshot | None = None,
+    fits_batch: bool = False,
     on_event: OnEvent | None = None,
 ) -> TrainingResult:
     """Train a model, from the beginning or from the newest checkpoint in the run folder.
@@ -53,6 +55,7 @@ def run_training(
         start: The model of `model.weights`, if it is loaded already. It is changed in place.
         fewshot: What opens the images for few-shot accuracy, if `run.fewshot_every` asks for it; it comes from
             vitrail/evaluation/training_fewshot.py, because training does not know how to evaluate features.
+        fits_batch: Whether to try first in how many parts a batch fits into the memory of the device.
         on_event: Called with what happens, on the first rank (see vitrail/system/events.py).
 
     Raises:
@@ -68,6 +71,8 @@ def run_training(
         _apply_settings(config),
         _explain_failures(folder, ranks),
     ):
+        if fits_batch:
+            config = fit_batch(config, ranks, listener, source, start)
         setup = prepare_run(config, ranks, source=source, start=start, open_fewshot=fewshot)
         with claim_folder(setup), _avoid_broken_attention(setup.learner.objective.model.architecture):
             state = resume(setup)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vitrail.data.open import Data
 from vitrail.errors import ConfigError, Diverged, TrainingError
@@ -15,6 +14,7 @@ from vitrail.model.create import copy_model
 from vitrail.system.events import OnEvent
 from vitrail.training.config import RunConfig
 from vitrail.training.fewshot import OpenFewshot
+from vitrail.training.resolve import change_config
 from vitrail.training.run_folder import TRIAL_PREFIX
 from vitrail.training.run_training import run_training
 
@@ -88,10 +88,3 @@ def choose_best(tried: Sequence[Trial]) -> Trial:
             "chosen"
         )
     return max(usable, key=lambda trial: (0.0 if math.isnan(trial.accuracy) else trial.accuracy, -trial.loss))
-
-
-def change_config(config: RunConfig, update: dict[str, dict[str, Any]], name: str = "") -> RunConfig:
-    """Return the configuration with some values changed and, if `name` is given, a folder inside the run's folder."""
-    tree = config.model_dump()
-    update = {**update, "run": {**update.get("run", {}), "folder": config.run.folder / name}}
-    return RunConfig(**{section: {**values, **update.get(section, {})} for section, values in tree.items()})

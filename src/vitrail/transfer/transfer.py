@@ -29,8 +29,9 @@ from vitrail.system.results import Result
 from vitrail.system.results import Rows as SummaryRows
 from vitrail.training.build import count_steps
 from vitrail.training.config import RunConfig
+from vitrail.training.resolve import change_config
 from vitrail.training.run_training import run_training
-from vitrail.training.sweep import Trial, change_config, choose_best, run_trials
+from vitrail.training.sweep import Trial, choose_best, run_trials
 from vitrail.transfer.suite_plan import RATE, SuitePlan, TransferTarget, find_deviations, list_rates, make_config
 from vitrail.transfer.suite_table import format_mean, mean_and_deviation
 from vitrail.weights.load import load

@@ -12,7 +12,7 @@ from vitrail.objectives.balance import BalanceKind
 from vitrail.system.events import OnEvent
 from vitrail.system.results import format_count
 from vitrail.training.config import RunConfig
-from vitrail.training.sweep import change_config
+from vitrail.training.resolve import change_config
 
 LEAST_RATIO = 10.0
 """Classes are balanced if the largest has so many times the images of the smallest."""

@@ -29,8 +29,7 @@ from vitrail.system.ranks import require_one_process
 from vitrail.tasks.task import Task, to_tensors
 from vitrail.training.build import divide_validation, open_training_data
 from vitrail.training.config import RunConfig
-from vitrail.training.resolve import Settings
-from vitrail.training.sweep import change_config
+from vitrail.training.resolve import Settings, change_config
 from vitrail.training.trained_model import linear_head_cost
 from vitrail.workflows.finetune_result import TaskResult
 from vitrail.workflows.finetune_settings import choose_holdout, summarise_data

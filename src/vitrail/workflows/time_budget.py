@@ -17,9 +17,9 @@ from vitrail.model.create import copy_model
 from vitrail.system.ranks import Ranks
 from vitrail.training.build import build_run, prepare_run
 from vitrail.training.config import RunConfig
+from vitrail.training.resolve import change_config
 from vitrail.training.run import Progress, RunState, TrainingRun
 from vitrail.training.step import train_step, wait_for_pending_step
-from vitrail.training.sweep import change_config
 from vitrail.workflows.finetune_settings import EVALUATIONS
 
 CPU_MINUTES = 3.0

@@ -11,13 +11,16 @@ from vitrail.errors import ConfigError
 from vitrail.evaluation.training_fewshot import open_training_fewshot
 from vitrail.recipes import RECIPES, find_recipe
 from vitrail.system.events import OnEvent, open_listener
+from vitrail.training import resolve as resolving
 from vitrail.training.config import RunConfig
-from vitrail.training.resolve import Settings, Tree, check_keys, name_settings, read_toml, resolve, to_toml
+from vitrail.training.resolve import Settings, Tree, check_keys, merge_settings, name_settings, read_toml, to_toml
 from vitrail.training.result import TrainingResult
 from vitrail.training.run_training import run_training
 from vitrail.workflows.run_report import write_run_report
 
 SOURCE_KEYS = ("data.source", "source")
+AUTO = "auto"
+"""The value of `data.batch_size` that keeps the recipe's batch, computed in as few parts as fit into the memory."""
 
 
 def train(
@@ -35,6 +38,7 @@ def train(
     Args:
         recipe: A recipe's name (`vitrail train --list` shows them), the path of a .toml file, or a configuration.
         settings: What is to be different: a dictionary such as {"schedule.steps": 300}, or `key=value` texts.
+            "data.batch_size": "auto" keeps the recipe's batch, and finds in how many parts it fits into the memory.
         data: DATA, a Source or a list of (image, label) pairs; the same as the setting `data.source`.
         on_event: Called with what happens; None shows a bar on a terminal or in a notebook.
 
@@ -56,9 +60,11 @@ def train(
     data, settings = _take_data(data, settings if settings is not None else ())
     if isinstance(data, list):
         data = open_data(data)  # once: it remembers what it has computed about the images
-    config = build_config(recipe, settings, None if data is None else name_data(data))
+    config, fits_batch = read_config(recipe, settings, None if data is None else name_data(data))
     with open_listener(on_event) as listener:
-        result = run_training(config, source=data, fewshot=open_training_fewshot, on_event=listener)
+        result = run_training(
+            config, source=data, fewshot=open_training_fewshot, fits_batch=fits_batch, on_event=listener
+        )
         return write_run_report(result, source=data, on_event=listener)
 
 
@@ -84,10 +90,27 @@ def build_config(recipe: str | Path | RunConfig, settings: Settings = (), source
     Raises:
         ConfigError: The recipe is unknown, a setting is wrong, or one that the recipe needs is missing.
     """
+    return read_config(recipe, settings, source)[0]
+
+
+def read_config(
+    recipe: str | Path | RunConfig, settings: Settings = (), source: str | None = None
+) -> tuple[RunConfig, bool]:
+    """Return the configuration of a run as `build_config` does, and whether `data.batch_size` is to be "auto".
+
+    The batch size in the configuration is then the recipe's.
+    """
     tree = _read_recipe(recipe, name_settings(settings) | ({"data.source"} if source is not None else set()))
     if source is not None:
         tree.setdefault("data", {})["source"] = source
-    return resolve(tree, settings)
+    merged = merge_settings(tree, settings)
+    data, recipe_size = merged.get("data"), tree.get("data", {}).get("batch_size", AUTO)
+    if not isinstance(data, dict) or data.get("batch_size") != AUTO:
+        return resolving.build_config(merged), False
+    del data["batch_size"]
+    if recipe_size != AUTO:
+        data["batch_size"] = recipe_size
+    return resolving.build_config(merged), True
 
 
 def _read_recipe(recipe: str | Path | RunConfig, given_keys: set[str]) -> Tree:

@@ -31,11 +31,11 @@ from vitrail.system.ranks import require_one_process
 from vitrail.system.results import format_count, to_plain
 from vitrail.training.build import TrainingData, divide_validation, open_training_data
 from vitrail.training.config import RunConfig
-from vitrail.training.resolve import read_toml, resolve
+from vitrail.training.resolve import change_config, read_toml, resolve
 from vitrail.training.result import TrainingResult
 from vitrail.training.run_folder import CONFIG_FILE
 from vitrail.training.run_training import run_training
-from vitrail.training.sweep import Trial, change_config, choose_best, run_trials
+from vitrail.training.sweep import Trial, choose_best, run_trials
 from vitrail.weights.source import LAST_FOLDER
 from vitrail.workflows.calibrate_trained import calibrate_trained
 from vitrail.workflows.finetune_request import LENGTH_KEYS, FinetuneRequest

@@ -18,11 +18,11 @@ from vitrail.model.base import ImageModel
 from vitrail.system.events import OnEvent, send_messages
 from vitrail.system.files import short_name
 from vitrail.training.config import RunConfig
-from vitrail.training.resolve import build_config, read_toml
+from vitrail.training.resolve import build_config, change_config, read_toml
 from vitrail.training.result import TrainingResult
 from vitrail.training.run_folder import CONFIG_FILE, START_FOLDER
 from vitrail.training.run_training import run_training
-from vitrail.training.sweep import Trial, change_config, choose_best
+from vitrail.training.sweep import Trial, choose_best
 from vitrail.training.task import set_task
 from vitrail.weights.save import save
 from vitrail.workflows.finetune_request import LENGTH_KEYS, FinetuneRequest
