@@ -271,15 +271,17 @@ def test_an_error_of_the_listener_is_not_taken_for_one_of_the_disk(here, answer)
 
 def test_what_cannot_be_is_said_before_anything_is_loaded(here, answer, monkeypatch):
     (here / "folder.csv").mkdir()
+    (here / "taken.csv").write_text("mine")
     for options, words in [
         ({"out": "answers.txt"}, r"answers\.txt: give a file that ends in \.jsonl or \.csv"),
         ({"out": "nowhere/answers.csv"}, "a folder that is there"),
         ({"out": "folder.csv"}, "a folder that is there"),
+        ({"out": "taken.csv"}, "exists already: delete it"),
         ({"images": ["photos", picture(1)]}, r"images\[1\] is none"),
     ]:
         with pytest.raises(ConfigError, match=words):
             answer(**{"model": "nowhere"} | options)
-    assert names_in(here) == {"photos", "folder.csv"}
+    assert names_in(here) == {"photos", "folder.csv", "taken.csv"}
 
 
 def test_standard_input_is_for_one_process(here, answer, monkeypatch):

@@ -57,7 +57,7 @@ def predict_into_file(
         The predictions for all images on the first rank, none on the others.
 
     Raises:
-        ConfigError: the file exists already or cannot be written, or something else was begun.
+        ConfigError: the file cannot be written, or something else was begun.
         TrainingError: another rank was lost.
     """
     started = time.perf_counter()

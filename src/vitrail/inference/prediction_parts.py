@@ -40,13 +40,20 @@ FORMS: dict[str, Form] = {".jsonl": "json", ".csv": "csv"}
 
 
 def check_prediction_path(out: Path | None) -> None:
-    """Raise a ConfigError if predictions cannot be written there."""
+    """Raise a ConfigError if predictions cannot be written there, or are there already."""
     if out is None:
         return
     if out.suffix.lower() not in FORMS:
         raise ConfigError(f"--out {out}: give a file that ends in {' or '.join(FORMS)}")
     if is_folder(out) or not is_folder(out.absolute().parent):
         raise ConfigError(f"--out {out}: give the name of a file in a folder that is there")
+    if out.exists() and not (locate_folder(out) / PLAN).exists():
+        raise ConfigError(f"--out {out} exists already: delete it, or give another name")
+
+
+def locate_folder(out: Path) -> Path:
+    """Return the folder beside a file of predictions where its parts lie."""
+    return out.with_name(out.name + SUFFIX)
 
 
 def count_part_images(images: int, batch_size: int) -> int:
@@ -67,7 +74,7 @@ class PredictionParts:
 
     def __init__(self, out: Path, plan: Plan, images: int, batch_size: int) -> None:
         self.out, self.plan, self.images = out, plan, images
-        self.folder = out.with_name(out.name + SUFFIX)
+        self.folder = locate_folder(out)
         self.part_images = count_part_images(images, batch_size)
         self.count = -(-images // self.part_images)
         self._lock: BinaryIO | None = None
@@ -81,11 +88,9 @@ class PredictionParts:
         """Lock the folder, and begin or continue. Only one process calls this; others write parts.
 
         Raises:
-            ConfigError: the file exists already, another process writes it, or something else was begun.
+            ConfigError: another process writes the file, or something else was begun.
         """
         plan = self.folder / PLAN
-        if self.out.exists() and not plan.exists():
-            raise ConfigError(f"--out {self.out} exists already: delete it, or give another name")
         with self.explain_disk_errors():
             self.folder.mkdir(exist_ok=True)
             self._lock = _lock_folder(self.folder, self.out)
