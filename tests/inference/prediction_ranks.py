@@ -1,7 +1,7 @@
 """Predictions on several ranks: python prediction_ranks.py JOBS.json
 
 A job is {"size", "options"}, the options of `vitrail.predict`, and perhaps "images" (the images of each rank), "kill"
-(a rank that is killed with all others after it has written its second part) and "lose" (the same, but the others go
+(a rank that is killed with all others after it has written a part) and "lose" (the same, but the others go
 on). Everything is imported once; each rank is a fork. Prints the exit codes and what the ranks say of each job.
 """
 
@@ -55,7 +55,7 @@ def fork(job: dict, rank: int, port: int, told: Path) -> int:
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(job["size"]), LOCAL_RANK=str(rank))
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     if rank in (job.get("kill"), job.get("lose")):
-        kill_after_second_part()
+        kill_after_part()
     images = job["images"][rank] if "images" in job else "photos"
     events: list = []
     computed = count_written_images()
@@ -73,14 +73,12 @@ def fork(job: dict, rank: int, port: int, told: Path) -> int:
     os._exit(code)
 
 
-def kill_after_second_part() -> None:
-    write, written = PredictionParts.write, []
+def kill_after_part() -> None:
+    write = PredictionParts.write
 
     def write_and_die(self, number, answered):
         write(self, number, answered)
-        written.append(number)
-        if len(written) == 2:
-            signal.raise_signal(signal.SIGKILL)
+        signal.raise_signal(signal.SIGKILL)
 
     PredictionParts.write = write_and_die
 

@@ -206,6 +206,18 @@ def test_a_damaged_part_is_named(here, answer, content):
     assert len(answer()) == IMAGES
 
 
+@pytest.mark.parametrize("content", [b"", b"damaged", None])
+def test_damaged_embeddings_are_named(here, answer, content):
+    interrupt(answer, embed=True)
+    part = Path("answers.jsonl.parts/part-000001.npy")
+    part.unlink() if content is None else part.write_bytes(content)
+    with pytest.raises(DataError, match=r"part-000001\.npy is damaged: delete it and part-000001\.jsonl"):
+        answer(embed=True)
+    part.unlink(missing_ok=True)
+    part.with_suffix(".jsonl").unlink()
+    np.testing.assert_array_equal(answer(embed=True).embeddings, answer(embed=True, out=None).embeddings)
+
+
 def test_files_of_others_in_the_folder_stay(here, answer):
     Path("answers.jsonl.parts").mkdir()
     Path("answers.jsonl.parts/notes.txt").write_text("mine")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from vitrail.inference.engine import FloatArray
 from vitrail.inference.find_images import FoundImage
 from vitrail.inference.prediction_result import FilePrediction
 from vitrail.inference.predictor import Prediction, Predictor
+from vitrail.inference.prepare import OneImage
 
 
 class AnswerOptions(NamedTuple):
@@ -30,34 +32,38 @@ class AnsweredImage(NamedTuple):
 
 
 def answer_images(
-    predictor: Predictor, images: Sequence[FoundImage], options: AnswerOptions
+    predictor: Predictor, images: Iterable[FoundImage], options: AnswerOptions
 ) -> Generator[AnsweredImage, None, None]:
     """Return what comes of each image, in order. Close the generator if you do not read it to its end.
 
-    The first `predictor.batch_size` images are a batch, the next ones are another, and so on.
+    Images are taken a few batches ahead. The first `predictor.batch_size` are a batch, the next ones another one, and
+    so on.
 
     Raises:
         ConfigError: the model does not give what is asked for.
     """
+    names = deque[str]()
+
+    def read_contents() -> Iterator[OneImage]:
+        for image in images:
+            names.append(image.name)
+            yield image.content
+
     stream = predictor.stream(
-        (image.content for image in images),
+        read_contents(),
         probabilities=bool(predictor.labels),
         embeddings=options.embeds,
         familiarity=options.unknown,
     )
-    return _answer_stream(predictor, stream, images, options)
+    return _answer_stream(predictor, stream, names, options)
 
 
 def _answer_stream(
-    predictor: Predictor,
-    stream: Generator[Prediction, None, None],
-    images: Sequence[FoundImage],
-    options: AnswerOptions,
+    predictor: Predictor, stream: Generator[Prediction, None, None], names: deque[str], options: AnswerOptions
 ) -> Generator[AnsweredImage, None, None]:
     with closing(stream) as coming:
         for prediction in coming:
-            row = _answer_image(predictor, prediction, images[prediction.index].name, options)
-            yield AnsweredImage(row, prediction.embedding)
+            yield AnsweredImage(_answer_image(predictor, prediction, names.popleft(), options), prediction.embedding)
 
 
 def _answer_image(predictor: Predictor, prediction: Prediction, name: str, options: AnswerOptions) -> FilePrediction:

@@ -6,9 +6,9 @@ import hashlib
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from itertools import chain
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
@@ -66,8 +66,7 @@ def predict_into_file(
     with _explain_lost_rank(ranks):
         _check_same_on_all_ranks(plan, ranks)
         try:
-            remaining = _open_on_all_ranks(parts, ranks)
-            share = remaining[ranks.rank :: ranks.size]
+            share = _claim_parts(parts, _open_on_all_ranks(parts, ranks), ranks)
             if not ranks.is_first:
                 _answer_parts(predictor, found, options, parts, share)
                 ranks.wait()
@@ -153,25 +152,43 @@ def _wait_until(is_so: Callable[[], bool]) -> bool:
     return found
 
 
+def _claim_parts(parts: PredictionParts, remaining: Sequence[int], ranks: Ranks) -> Iterator[int]:
+    """Yield the numbers of this rank's parts, in order: one for each rank, then whichever no other rank has taken.
+
+    A rank that is faster than others therefore does more of them, as the first one, which also joins them, does fewer.
+    """
+    yield from remaining[ranks.rank : ranks.rank + 1]
+    for number in remaining[ranks.size :]:
+        if ranks.size == 1 or parts.claim(number):
+            yield number
+
+
 def _answer_parts(
     predictor: Predictor,
     found: Sequence[FoundImage],
     options: AnswerOptions,
     parts: PredictionParts,
-    share: Sequence[int],
+    share: Iterable[int],
     on_image: Callable[[], None] = lambda: None,
     on_part: Callable[[], None] = lambda: None,
 ) -> None:
     """Compute parts and write them. Every part but the last of all is some whole batches, so no batch has two parts."""
-    images = [found[index] for number in share for index in parts.list_images(number)]
-    with closing(answer_images(predictor, images, options)) as answers:
+    begun = deque[int]()
+
+    def read_images() -> Iterator[FoundImage]:
         for number in share:
-            answered = list[AnsweredImage]()
-            for _ in parts.list_images(number):
-                answered.append(next(answers))
-                on_image()
-            parts.write(number, answered)
-            on_part()
+            begun.append(number)
+            yield from (found[index] for index in parts.list_images(number))
+
+    answered = list[AnsweredImage]()
+    with closing(answer_images(predictor, read_images(), options)) as answers:
+        for answer in answers:
+            answered.append(answer)
+            on_image()
+            if len(answered) == len(parts.list_images(begun[0])):
+                parts.write(begun.popleft(), answered)
+                answered = []
+                on_part()
 
 
 class _PartJoiner:
@@ -251,14 +268,17 @@ def _collect_embeddings(
     predictor: Predictor, parts: PredictionParts, predictions: Sequence[FilePrediction], path: Path | None
 ) -> FloatArray | None:
     """Write the embeddings of all parts into a file; without a file return them, (N, D)."""
-    batches = (rows for number in range(parts.count) if (rows := parts.read_embeddings(number)) is not None)
-    if path is None:
-        return np.concatenate([np.empty((0, predictor.engine.embedding_size or 0), np.float32), *batches])
-    names = (each.file for each in predictions if each.error is None)
-    with write_embeddings(path) as add:
-        for name, row in zip(names, chain.from_iterable(batches), strict=True):
-            add(name, row)
-    return None
+    kept = [np.empty((0, predictor.engine.embedding_size or 0), np.float32)]
+    with nullcontext() if path is None else write_embeddings(path) as add:
+        for number in range(parts.count):
+            names = [predictions[index].file for index in parts.list_images(number) if predictions[index].error is None]
+            rows = parts.read_embeddings(number, len(names))
+            if add is None:
+                kept += [rows] if names else []
+            else:
+                for name, row in zip(names, rows, strict=True):
+                    add(name, row)
+    return np.concatenate(kept) if path is None else None
 
 
 @contextmanager

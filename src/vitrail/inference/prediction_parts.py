@@ -27,7 +27,7 @@ from vitrail.system.files import describe_reason, is_folder, write_whole
 from vitrail.system.locks import lock_file
 from vitrail.tasks.task import AnswerLine
 
-SUFFIX, PLAN, LOCK, DRAFT = ".parts", "plan.json", "lock", "joined"
+SUFFIX, PLAN, LOCK, DRAFT, CLAIMED = ".parts", "plan.json", "lock", "joined", ".claimed"
 MOST_PARTS = 1000
 """The largest number of parts: so many files are in the folder, or twice as many with embeddings."""
 LEAST_IMAGES = 64
@@ -98,6 +98,8 @@ class PredictionParts:
             with self.explain_disk_errors():
                 if plan.exists():
                     self._check_same_plan(plan.read_bytes())
+                    for claim in self.folder.glob(f"part-*{CLAIMED}"):
+                        claim.unlink()
                 else:
                     self._delete_files()
                     write_whole(plan, (json.dumps(self.plan, indent=2) + "\n").encode())
@@ -134,6 +136,15 @@ class PredictionParts:
         names = {path.name for path in self.folder.iterdir()}
         return {number for number in range(self.count) if self._rows_path(number).name in names}
 
+    def claim(self, number: int) -> bool:
+        """Take a part for this process; return False if another one has taken it since `open`."""
+        with self.explain_disk_errors():
+            try:
+                self._rows_path(number).with_suffix(CLAIMED).touch(exist_ok=False)
+            except FileExistsError:
+                return False
+        return True
+
     def write(self, number: int, answered: Sequence[AnsweredImage]) -> None:
         """Write a part that is done."""
         embeddings = [each.embedding for each in answered if each.embedding is not None]
@@ -162,12 +173,19 @@ class PredictionParts:
             raise DataError(f"{path} is damaged: delete it, and the same command computes it again")
         return rows
 
-    def read_embeddings(self, number: int) -> FloatArray | None:
-        """Return the embeddings, (N, D), of the images of a part that were used; None if none was."""
-        try:
-            rows: FloatArray = np.load(self._embeddings_path(number))
-        except FileNotFoundError:
-            return None
+    def read_embeddings(self, number: int, count: int) -> FloatArray:
+        """Return the embeddings of the `count` images of a part that were used: (count, D), or (0, 0) without images.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+        rows: FloatArray = np.empty((0, 0), np.float32)
+        path = self._embeddings_path(number)
+        with suppress(FileNotFoundError, ValueError, EOFError):
+            rows = np.load(path)
+        if len(rows) != count:
+            rest = self._rows_path(number).name
+            raise DataError(f"{path} is damaged: delete it and {rest}, and the same command computes them again")
         return rows
 
     @contextmanager
