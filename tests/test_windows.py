@@ -213,9 +213,11 @@ def test_pack_and_check(photos, here):
 def test_embeddings_and_exports(photos, here):
     with windows():
         list(vitrail.predict(photos, "pane", embed="rows.npz"))
-        list(vitrail.predict(photos, "pane", embed="rows.npz"))
+        list(vitrail.predict(photos, "pane", embed="rows.npz", out="rows.csv"))
         vitrail.convert("pane", "converted", to="native")
     assert (here / "rows.npz").exists()
+    assert (here / "rows.csv").exists()
+    assert not (here / "rows.csv.parts").exists()
     assert (here / "converted").is_dir()
 
 

@@ -249,7 +249,8 @@ def main() -> int:
     known = {(row["file"], row["start"], row["old"], row["new"]) for row in done}
     left = [each for each in mutants if (each.file, each.start, each.old, each.new) not in known]
     # A fork that need not import them starts in no time. Imported before any change, they are nobody's copy.
-    import numpy, PIL.Image, pytest, scipy, sklearn, torch  # noqa: E401, F401
+    import numpy  # noqa: F401
+    import torch
 
     os.environ |= {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
     torch.set_num_threads(1)

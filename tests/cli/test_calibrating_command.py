@@ -52,6 +52,15 @@ def test_text_json_and_csv_say_the_same(predict, folder):
     assert {row["file"]: row["unknown"] for row in rows} == {"images/known.png": "false", "images/strange.png": "true"}
 
 
+@pytest.mark.parametrize(("form", "ending"), [("--json", "jsonl"), ("--csv", "csv")])
+def test_a_file_has_what_is_printed(predict, tmp_path, form, ending):
+    words, out = ("--unknown", "--coverage", "0.9"), tmp_path / f"out.{ending}"
+    code, told, _ = predict(*words, "--out", str(out))
+    assert (code, told) == (0, "")
+    assert out.read_text() == predict(*words, form)[1]
+    assert "known_share" in out.read_text()
+
+
 def test_one_of_the_two_alone(predict):
     assert all(len(line.split("\t")) == 8 for line in predict("--unknown")[1].splitlines())  # all three labels
     assert all("unknown" not in json.loads(line) for line in predict("--json", "--coverage", "0.9")[1].splitlines())

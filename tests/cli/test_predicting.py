@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -285,3 +286,66 @@ def test_looking_at_the_help_loads_nothing_heavy():
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "--embed" in out
     assert out.splitlines()[-1] == ""
+
+
+@pytest.mark.parametrize("form", ["json", "csv"])
+def test_a_file_has_the_rows_that_are_printed(here, predict, form):
+    strange(here)
+    (here / "strange" / "bad\nname.png").write_bytes(b"")
+    _, printed, _ = predict("strange", "--top", "3", f"--{form}")
+    out = Path("answers.jsonl" if form == "json" else "answers.csv")
+    code, told, err = predict("strange", "--top", "3", "--out", str(out))
+    assert (code, told) == (1, "")
+    assert out.read_bytes() == printed.encode()
+    assert err.splitlines()[0] == "left out: strange/bad\\nname.png: empty"
+    assert err.splitlines()[1].endswith(f"images/s, 1 left out, in {out}")
+    code, told, err = predict("strange", "--top", "3", "--out", str(out))
+    assert (code, told) == (2, "")
+    assert "exists already: delete it" in err
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_what_is_done(here, predict, monkeypatch, stop):
+    monkeypatch.setattr("vitrail.inference.prediction_parts.LEAST_IMAGES", 2)
+    words = ["1.png", "broken.png", "2.png", "1.png", "2.png", "--batch-size", "1"]
+    assert predict(*words, "--out", "whole.jsonl")[0] == 1
+    compute = Predictor._predict_batch
+
+    def stop_at_last(self, first, *rest):
+        if first == 4:
+            signal.raise_signal(stop)
+        return compute(self, first, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Predictor, "_predict_batch", stop_at_last)
+        code, out, err = predict(*words, "--out", "answers.jsonl")
+    assert (code, out) == (3, "")
+    assert err.splitlines()[-1] == "stopped: the same command goes on with what is not done"
+    assert not Path("answers.jsonl").exists()
+    code, _, err = predict(*words, "--out", "answers.jsonl")
+    assert code == 1
+    assert err.splitlines()[0].startswith("left out: broken.png: "), "it is told again"
+    assert err.splitlines()[1].endswith("1 left out, 3 were done before, in answers.jsonl")
+    assert Path("answers.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
+    assert not Path("answers.jsonl.parts").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "words_in_error"),
+    [
+        (["1.png", "--out", "a.csv", "--csv"], "the ending of --out"),
+        (["1.png", "--out", "a.txt"], "a file that ends in .jsonl or .csv"),
+        (["1.png", "--out", "nowhere/a.csv"], "in a folder that is there"),
+    ],
+)
+def test_files_that_cannot_be(here, predict, words, words_in_error):
+    code, out, err = predict(*words)
+    assert (code, out) == (2, "")
+    assert words_in_error in err
+
+
+def test_several_ranks_need_a_file(here, predict, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, out, err = predict("1.png")
+    assert (code, out) == (2, "")
+    assert "under torchrun, give --out answers.jsonl" in err

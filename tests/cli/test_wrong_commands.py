@@ -49,6 +49,8 @@ TYPED_WRONGLY = """
   predict photos --top -3                        | invalid value for '--top'
   predict photos --batch-size 0                  | invalid value for '--batch-size'
   predict photos --json --csv                    | --json | --csv
+  predict photos --csv --out answers.csv         | --json | --csv | the ending of --out
+  predict photos --out answers.xml               | .jsonl | .csv
   calibrate --model pane                         | missing option '--data'
   calibrate --data photos                        | missing option '--model'
   calibrate pane --data photos                   | --model

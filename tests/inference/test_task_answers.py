@@ -175,3 +175,15 @@ def test_the_block_on_the_page_runs():
     exec(block, place)
     assert place["predictor"](place["photo"])["probabilities"] == {"cat": 0.5, "indoor": 0.5}
     assert place["result"][0].answer.cells == {"tags": "cat|indoor", "cat": 0.5, "indoor": 0.5}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize(("form", "ending"), [("--json", "jsonl"), ("--csv", "csv")])
+def test_a_file_has_the_answers_that_are_printed(place, tmp_path, kind, form, ending):
+    words = ["predict", str(place / "photos"), "--model", str(place / kind), "--device", "cpu"]
+    printed = CliRunner().invoke(app, [*words, form])
+    out = tmp_path / f"answers.{ending}"
+    assert CliRunner().invoke(app, [*words, "--out", str(out)]).exit_code == 0
+    assert out.read_text() == printed.stdout
+    result = vitrail.predict(place / "photos", place / kind, out=tmp_path / f"again.{ending}", device="cpu")
+    assert tuple(result) == tuple(vitrail.predict(place / "photos", place / kind, device="cpu"))

@@ -5,31 +5,28 @@ Models of labels are printed as labels; models of another task as parts of their
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
 from vitrail.cli.completion import WhichOption, complete_device, complete_precision
-from vitrail.cli.printing import PRECISION_HELP, announce_pane, interruptible
+from vitrail.cli.printing import PRECISION_HELP, announce_pane, interruptible, stop_on_sigterm
+from vitrail.inference.prediction_rows import Form, Lines, Row, choose_format, has_answer
 
 if TYPE_CHECKING:
-    from vitrail.inference.predict import PredictionResult
+    from vitrail.inference.prediction_result import PredictionResult
 
 GAP = "  "
 PERCENT = len("probability")
 """Width of the last column, in characters."""
 
-Row = dict[str, Any]
-"""The values of a `prediction` event: file, labels, error; of another task also task, answer, lines, cells; and, if
-asked for, unknown and known_share."""
-UNKNOWN = ("unknown", "known_share")
-"""Columns of CSV and keys of JSON for images that the model may not know."""
 CHOSEN, CONSIDERED = "* ", "  "
 """What stands in a table before parts of an answer, and before what was only considered."""
-Lines = Callable[[Row], Iterator[str]]
 
 
 def predict(
@@ -51,6 +48,10 @@ def predict(
     embed: Annotated[
         Path | None, typer.Option(help="out.parquet or out.npz: write the representation of each image there.")
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="answers.jsonl or .csv: write the rows there. The same command goes on after a stop."),
+    ] = None,
     coverage: Annotated[
         float | None,
         typer.Option(help="0.95: print the set of labels that holds the right one in 95% of images, not the best."),
@@ -70,20 +71,26 @@ def predict(
     """Say what is in images: the most probable labels of each, or the answer of the model's task.
 
     vitrail predict photos/ --model MODEL prints them as they come. A file that cannot be read is left out with a word
-    on stderr, and the exit code at the end is 1.
+    on stderr, and the exit code at the end is 1. With --out they go into a file, and a command that was stopped goes on
+    where it was (exit code 3 after Ctrl-C or SIGTERM).
     """
     from vitrail.errors import ConfigError
     from vitrail.inference.find_images import require_images
 
     if as_json and as_csv:
         raise ConfigError("--json and --csv: give one of them")
+    if out is not None and (as_json or as_csv):
+        raise ConfigError("--json and --csv are for what is printed: the ending of --out says how the file is written")
+    if out is None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ConfigError("under torchrun, give --out answers.jsonl: a file where all ranks' answers are joined")
     remaining = "the rest was not looked at" + ("" if embed is None else f", and {embed} was not written")
     with interruptible(remaining):
         images = require_images(files or [])  # before torch is imported, which takes seconds
     from vitrail.inference.predict import predict as predict_images
     from vitrail.weights.source import PANE, choose_weights
 
-    with interruptible(remaining), RowPrinter(as_json, as_csv, has_model=model is not None) as printer:
+    printer = RowPrinter("json" if as_json else "csv" if as_csv else None, model is not None, out is None)
+    with interruptible(remaining) if out is None else _stop_with_kept_work(), printer:
         result = predict_images(
             images,
             choose_weights(PANE if model is None else model, which),
@@ -94,18 +101,33 @@ def predict(
             batch_size=batch_size,
             device=device,
             precision=precision,
+            out=out,
             on_event=printer,
         )
-    print(_describe_result(result), file=sys.stderr)
+    if len(result):  # under torchrun, the first rank's result
+        print(_describe_result(result), file=sys.stderr)
     if result.left_out:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _stop_with_kept_work() -> Iterator[None]:
+    """End the command on Ctrl-C and SIGTERM with exit code 3, for what is done is kept."""
+    from vitrail.errors import Stopped
+
+    stopped = "stopped: the same command goes on with what is not done"
+    with stop_on_sigterm(stopped):
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise Stopped(stopped) from None
 
 
 class RowPrinter:
     """A listener that prints predictions as they come, and shows a bar where they are not on the terminal."""
 
-    def __init__(self, as_json: bool, as_csv: bool, has_model: bool) -> None:
-        self._as_json, self._as_csv, self._has_model = as_json, as_csv, has_model
+    def __init__(self, form: Form | None, has_model: bool, prints_rows: bool) -> None:
+        self._form, self._has_model, self._prints_rows = form, has_model, prints_rows
         self._stdout = sys.stdout  # a progress bar replaces sys.stdout with one that leads to stderr
         self._encoding = sys.stdout.encoding or "utf-8"
         self._lines: Lines = _tab_lines
@@ -133,17 +155,13 @@ class RowPrinter:
 
     def _begin(self, files: list[str], labels: list[str], columns: list[str] | None, tells_unknown: bool) -> None:
         """Choose how rows are printed; `columns` are the cells of an answer, None for labels."""
-        more = UNKNOWN if tells_unknown else ()
         if not self._has_model:
             announce_pane("--model MODEL takes another")
+        if not self._prints_rows:
+            return
         heading = None
-        if self._as_json:
-            self._lines = _json_lines if columns is None else _json_answer
-        elif self._as_csv and columns is not None:
-            names = (f"{name} (answer)" if name in ("file", *UNKNOWN) else name for name in columns)
-            heading, self._lines = _csv_line("file", *names, *more), _csv_answer
-        elif self._as_csv:
-            heading, self._lines = _csv_line("file", "rank", "label", "probability", *more), _csv_lines
+        if self._form is not None:
+            heading, self._lines = choose_format(self._form, columns, tells_unknown)
         elif self._stdout.isatty():
             heading, self._lines = _make_table(files, labels, has_answers=columns is not None)
             self._has_table = True
@@ -157,7 +175,9 @@ class RowPrinter:
     def _print_prediction(self, row: Row) -> None:
         if row["error"] is not None:
             print(f"left out: {_display_file(row['file'])}: {row['error']}", file=sys.stderr)
-        for line in self._lines(row) if row["labels"] or "answer" in row or "unknown" in row else ():
+        if not self._prints_rows:
+            return
+        for line in self._lines(row) if has_answer(row) else ():
             self._print_line(line)
         if row.get("unknown") and self._has_table:
             self._print_line(f"{GAP}looks like nothing that the model knows")
@@ -169,6 +189,8 @@ class RowPrinter:
 
 def _describe_result(result: PredictionResult) -> str:
     """Return counts and speed in words: "132 images, 45.2 images/s, 1 left out"."""
+    from vitrail.data.sources.image_files import make_printable
+
     left_out = len(result.left_out)
     done = len(result) - left_out
     parts = [f"{done:,} image" + ("" if done == 1 else "s")]
@@ -176,53 +198,16 @@ def _describe_result(result: PredictionResult) -> str:
         parts.append(f"{result.images_per_second:,.1f} images/s")
     if left_out:
         parts.append(f"{left_out:,} left out")
+    if result.done_before:
+        parts.append(f"{result.done_before:,} were done before")
+    if result.out is not None:
+        parts.append(f"in {make_printable(result.out)}")
     return ", ".join(parts)
-
-
-def _json_lines(row: Row) -> Iterator[str]:
-    import json
-
-    labels = [{"label": label, "probability": _round_to_float32(probability)} for label, probability in row["labels"]]
-    yield json.dumps({"file": row["file"], "labels": labels, **_unknown_cells(row)})
-
-
-def _json_answer(row: Row) -> Iterator[str]:
-    import json
-
-    yield json.dumps({**{name: row[name] for name in ("file", "task", "answer")}, **_unknown_cells(row)})
-
-
-def _csv_lines(row: Row) -> Iterator[str]:
-    for rank, (label, probability) in enumerate(row["labels"], start=1):
-        yield _csv_line(row["file"], rank, label, _round_to_float32(probability), *_csv_unknown(row))
-
-
-def _csv_answer(row: Row) -> Iterator[str]:
-    yield _csv_line(row["file"], *row["cells"].values(), *_csv_unknown(row))
-
-
-def _unknown_cells(row: Row) -> Row:
-    """Return what is said of unknown images; nothing if it was not asked for."""
-    return {name: row[name] for name in UNKNOWN if name in row}
-
-
-def _csv_unknown(row: Row) -> list[str | float]:
-    return [str(cell).lower() if isinstance(cell, bool) else cell for cell in _unknown_cells(row).values()]
 
 
 def _tab_words(row: Row) -> list[str]:
     """Return the column of a text line that says whether the image is known; none if it was not asked for."""
     return ["unknown" if row["unknown"] else "known"] if "unknown" in row else []
-
-
-def _csv_line(*cells: str | float) -> str:
-    """Return a line of CSV. Its line end has both characters, so that a name with either is quoted."""
-    import csv
-    import io
-
-    line = io.StringIO()
-    csv.writer(line, lineterminator="\r\n").writerow(cells)
-    return line.getvalue().removesuffix("\r\n")
 
 
 def _tab_lines(row: Row) -> Iterator[str]:
@@ -289,8 +274,3 @@ def _display_file(file: str) -> str:
     from vitrail.data.sources.image_files import make_printable
 
     return "standard input" if file == "-" else make_printable(file)
-
-
-def _round_to_float32(probability: float) -> float:
-    """Return the probability with the digits that a float32 has."""
-    return float(f"{probability:.9g}")

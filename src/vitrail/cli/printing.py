@@ -80,8 +80,10 @@ def interruptible(remaining: str | Callable[[], str] = "nothing was written") ->
 
 
 @contextmanager
-def stop_on_sigterm() -> Iterator[None]:
-    """End a command that trains on SIGTERM with exit code 3, also before training begins. Training itself saves first.
+def stop_on_sigterm(
+    message: str = "stopped while no step was computed: the same command begins, or goes on from its last checkpoint",
+) -> Iterator[None]:
+    """End a command on SIGTERM with exit code 3 and a message, also before training begins. Training saves first.
 
     Under torchrun SIGTERM ends a rank at once, as usual: a rank that waits for others would not hear of it.
     """
@@ -96,9 +98,7 @@ def stop_on_sigterm() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        raise Stopped(
-            "stopped while no step was computed: the same command begins, or goes on from its last checkpoint"
-        )
+        raise Stopped(message)
 
     signal.signal(signal.SIGTERM, handle)
     try:

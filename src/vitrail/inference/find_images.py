@@ -59,7 +59,7 @@ def find_images(images: OneImage | Iterable[OneImage | FoundImage]) -> list[Foun
     """Return the images that the arguments mean, in order: those in folders and standard input too.
 
     Raises:
-        ConfigError: nothing is given, a name is empty, or "-" is given twice.
+        ConfigError: nothing is given, a name is empty, "-" is given twice, or under torchrun.
         DataError: there are no images, or a folder or standard input cannot be read.
     """
     given = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in _list_given(images)]
@@ -68,6 +68,8 @@ def find_images(images: OneImage | Iterable[OneImage | FoundImage]) -> list[Foun
     names = [each for each in given if isinstance(each, str)]
     if names.count(STANDARD_INPUT) > 1:
         raise ConfigError(f"{STANDARD_INPUT} was given more than once, but there is only one standard input")
+    if STANDARD_INPUT in names and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ConfigError("standard input is for one process, and torchrun starts several: name files or folders")
     if "" in names:
         raise ConfigError("a file name is empty: is a shell variable empty?")
     found = [image for index, each in enumerate(given) for image in _find_images_in(each, index)]

@@ -8,7 +8,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -24,6 +25,7 @@ from vitrail.errors import ConfigError, Stopped, TrainingError
 from vitrail.system.device import choose_device
 
 T = TypeVar("T")
+WAITING_SECONDS = 0.5
 _JOINS = itertools.count()
 """Counts the joins of this process. Every rank joins equally often, so all ranks agree on a store prefix."""
 
@@ -53,10 +55,16 @@ class Ranks:
         dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.control)
         return bool(flags.item())
 
-    def wait(self) -> None:
-        """Wait until all ranks have reached this call."""
-        if self.size > 1:
-            dist.barrier(group=self.control)
+    def wait(self, meanwhile: Callable[[], None] | None = None) -> None:
+        """Wait until all ranks have reached this call; call `meanwhile` twice a second until then."""
+        if self.size == 1:
+            return
+        work = dist.barrier(group=self.control, async_op=meanwhile is not None)
+        if meanwhile is not None and work is not None:
+            while not work.is_completed():
+                meanwhile()
+                time.sleep(WAITING_SECONDS)
+            work.wait()
 
     def broadcast_from_first(self, value: Any) -> Any:
         """Return the first rank's value on every rank."""
