@@ -50,8 +50,7 @@ RELATED = {
     ),
     "src/vitrail/evaluation/*.py": ("tests/evaluation",),
 }
-"""Files that are changed, and the tests that belong to them, the quickest first. Of a pattern's files, the test with the
-name of the file runs before the others."""
+"""Files that are changed, and the tests that belong to them. The test with the name of the file runs first."""
 
 COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "is": "is not", "is not": "is"}
 COMPARISONS |= {"in": "not in", "not in": "in"}

@@ -23,7 +23,7 @@ def test_as_few_parts_as_fit(tmp_path, monkeypatch, most, parts):
     config = fit_batch(runs.config(tmp_path), CPU, lambda kind, values: messages.append(values["text"]))
     assert config.optimizer.accumulate == parts
     assert config.data.batch_size == 32
-    assert [f"{parts} parts, for {32 // parts} at a time" in text for text in messages] == [True] * (parts > 1)
+    assert [f"{parts} parts: {32 // parts} at a time" in text for text in messages] == [True] * (parts > 1)
     assert not any(tmp_path.iterdir())
 
 
