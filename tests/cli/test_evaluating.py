@@ -52,7 +52,7 @@ def test_the_report_is_printed_and_written(here, run):
     assert rows["calibration error"][0] == "0.0000"
     assert rows["cat"] == ["6", "100.00%", "60.97%", "100.00%"]
     assert rows["dog"] == ["cat", "6"]  # taken for what
-    assert "--split val scores the tenth" in out
+    assert "--split val scores those that `vitrail finetune` held out" in out
     folder = here / "runs" / "evaluate-photos-good"
     assert {path.name for path in folder.iterdir()} == {
         *("report.json", "confusion.png", "confusion.svg", "calibration.png", "calibration.svg"),

@@ -12,6 +12,8 @@ from striped import stripes
 
 import vitrail
 from samples import randomise
+from vitrail.data.open import open_data
+from vitrail.data.sources.source import compute_fingerprint
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.compare import compare_models
 from vitrail.evaluation.evaluate import evaluate
@@ -79,14 +81,26 @@ def test_the_files_of_a_report(here, model):
 
 
 def test_what_was_learned_from_is_told(here, model):
-    from vitrail.data.open import open_data
-    from vitrail.data.sources.source import compute_fingerprint
-
     taught = vitrail.load(vitrail.save(model, here / "model"))
     taught.learned_from = compute_fingerprint(open_data("photos"))
     report = evaluate(taught, "photos", device="cpu")
     assert report.was_trained_on
     assert "learned" in repr(report)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.2])
+def test_val_is_what_the_training_held_out_and_chose_by(here, model, share):
+    taught = vitrail.load(vitrail.save(model, here / "model"))
+    taught.learned_from = compute_fingerprint(open_data("photos", "train", share))
+    held_out = open_data("photos", "val", share)
+    report = evaluate(taught, "photos", "val", device="cpu")
+    assert (report.images, report.was_trained_on, report.chose_weights) == (len(held_out), False, False)
+    taught.chosen_by = compute_fingerprint(held_out)
+    report = evaluate(taught, "photos", "val", device="cpu")
+    assert (report.images, report.chose_weights) == (len(held_out), True)
+    assert "chose the weights" in repr(report)
+    assert not evaluate(taught, "photos", device="cpu").chose_weights
+    assert evaluate(model, "photos", "val", device="cpu").images == len(open_data("photos", "val"))
 
 
 def test_lists_give_what_the_folder_gives(here, model, pairs):
@@ -239,5 +253,5 @@ def test_numbers_of_numpy_and_a_single_method_are_as_good_as_lists(here, model):
 def test_what_is_no_list_of_models_or_has_no_images_is_a_sentence(here, model):
     with pytest.raises(ConfigError, match="list"):
         compare_models(model, here / "photos")
-    with pytest.raises(DataError, match="no images"):
+    with pytest.raises(DataError, match="the list is empty"):
         evaluate(model, [])

@@ -70,6 +70,19 @@ FLOORS = {
 }
 
 
+def test_a_quick_head_replaces_no_model_for_something_else(start, here):
+    first = finetune(digits_for("tags"), start, quick=True, settings=QUIET, folder="head")
+    again = finetune(digits_for("tags"), start, quick=True, settings=QUIET, folder="head")
+    assert again.measures == first.measures
+    with pytest.raises(
+        ConfigError, match=r"head holds a model for other tags, even, large, round: give a new folder=…"
+    ):
+        finetune(digits_for("numbers"), start, quick=True, settings=QUIET, folder="head")
+    with pytest.raises(ConfigError, match="head holds a model for other tags"):
+        finetune([(np.zeros((16, 16), np.uint8), n % 2) for n in range(20)], start, quick=True, folder="head")
+    assert vitrail.load("head").task == again.model.task
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_in_seconds(kind, start, here):
     source, events = digits_for(kind), []

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from vitrail.evaluation.task_report import TaskReport
 
 ALL_SCORED = (
-    "all images were scored, also those that the model may have learned from; --split val scores the tenth that "
-    "`vitrail finetune` holds out, though not with --quick or --sweep, which learn from all in the end"
+    "all images were scored, also those that the model may have learned from; --split val scores those that "
+    "`vitrail finetune` held out, though not with --quick or --sweep, which learn from all in the end"
 )
 RUNS = 3
 """Trainings for each data set, as in the paper."""
@@ -164,6 +164,8 @@ def _print_report(report: EvaluationReport | TaskReport) -> None:
         print_table(name, columns, rows, left=columns.index("images") if "images" in columns else len(columns))
     if report.was_trained_on:
         print_lines(["warning: the model has learned from these very images, so this says nothing about new ones"])
+    if report.chose_weights:
+        print_lines(["warning: these images chose the weights, so on new ones the model will do a little worse"])
     print_lines(f"written: {path}" for path in report.files)
 
 

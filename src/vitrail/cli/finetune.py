@@ -190,7 +190,7 @@ def _describe_classes(result: FinetuneResult) -> Iterator[str]:
         yield f"balanced accuracy, where rare classes count as much as common ones: {balanced.value:.1%} ({interval})"
     worst = None if result.judged is None else result.judged.worst_class
     if worst is not None and worst.hits < worst.images:
-        yield f"hardest class: {worst.name}, {worst.hits:,} of {worst.images:,} found"
+        yield f"hardest class: {worst.name}, {worst.hits:,} of its {worst.images:,} images found"
     confusions = () if result.judged is None else result.judged.confusions[:MOST_CONFUSIONS]
     if confusions:
         each = ", ".join(f"{label} for {guess} ({count:,})" for label, guess, count in confusions)

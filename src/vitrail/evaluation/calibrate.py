@@ -69,7 +69,10 @@ class CalibrationResult(Result):
         tables: dict[str, Sequence[Sequence[str]]] = {}
         if self.checks:
             rows = [(f"{c.coverage:.0%}", f"{c.reached:.2%}", f"{c.size:.2f}", f"{c.alone:.1%}") for c in self.checks]
-            tables["Sets of labels"] = [("coverage", "reached", "mean size", "one label"), *rows]
+            tables["Sets of labels"] = [
+                ("coverage", "right label inside", "labels in a set", "sets of one label"),
+                *rows,
+            ]
         if self.aurocs:
             tables["Scores of unknown images"] = [
                 ("score", "AUROC"),

@@ -105,18 +105,18 @@ def evaluate(
         if engine.num_classes and engine.task.kind != "labels":
             _refuse_label_options(engine.task.kind, {"real": real, "mapping": mapping, "among": among or None})
         data = read_as_task(data, engine.task, labels)
-        source, part = open_scored_part(data, split)
+        source, part = open_scored_part(data, split, engine)
         require_same_task(engine.task, source.task)
         names = (name_model(model), name_data(data), part)
         place = _choose_folder(folder, names, engine.precision)
         progress = send_progress(listener, "evaluating")
-        was_trained_on = has_learned_from(engine, source, data)
+        was_trained_on, chose_weights = has_learned_from(engine, source, data), was_chosen_by(engine, source)
         is_writer = place is not None and ranks.is_first
         if engine.task.kind != "labels":
             measured, answered = score_task(
                 engine, source, options=options, ranks=ranks, names=names, progress=progress
             )
-            measured = replace(measured, was_trained_on=was_trained_on)
+            measured = replace(measured, was_trained_on=was_trained_on, chose_weights=chose_weights)
             if place is None or not is_writer:
                 return measured
             figures = draw_task_report(measured, engine.task, answered, source, place)
@@ -137,7 +137,7 @@ def evaluate(
             names=names,
             progress=progress,
         )
-        report = replace(report, was_trained_on=was_trained_on)
+        report = replace(report, was_trained_on=was_trained_on, chose_weights=chose_weights)
         if place is None or not is_writer:
             return report
         return replace(report, files=(_write_json(report, place), *draw_report(report, scored, place)))
@@ -239,9 +239,19 @@ def was_chosen_by(engine: Engine, source: Source) -> bool:
     return chosen is not None and chosen == compute_fingerprint(source)
 
 
-def open_scored_part(data: Data, split: str | None) -> tuple[Source, str | None]:
-    """Open the given split, else the one for testing, else everything; return it with its name."""
-    split = split or choose_test_split(data) or ("train" if "train" in list_splits(data) else None)
+def open_scored_part(data: Data, split: str | None, engine: Engine | None = None) -> tuple[Source, str | None]:
+    """Open the given split, else the one for testing, else everything; return it with its name.
+
+    Of data without splits, `val` is what the training of the model in `engine` held out, if that is known; else a tenth
+    of every class.
+    """
+    splits = list_splits(data)
+    split = split or choose_test_split(data) or ("train" if "train" in splits else None)
+    if split == "val" and not splits and engine is not None:
+        for share in HELD_OUT_SHARES:
+            held_out = open_data(data, "val", share)
+            if was_chosen_by(engine, held_out) or has_learned_from(engine, open_data(data, "train", share), data):
+                return held_out, split
     return open_data(data, split), split
 
 

@@ -113,6 +113,8 @@ class EvaluationReport(Result):
     """Device, precision, the library that computed, time."""
     was_trained_on: bool = False
     """Whether the model is known to have learned from these images."""
+    chose_weights: bool = False
+    """Whether the model's weights are known to be those of a training that were best on these images."""
     files: tuple[Path, ...] = ()
     """report.json and the figures, if they were written."""
     balanced: Estimate = NO_ESTIMATE
@@ -166,6 +168,8 @@ class EvaluationReport(Result):
             rows.append(("left out", f"{self.left_out:,} of unknown classes, {self.broken:,} that cannot be read"))
         if self.was_trained_on:
             rows.append(("warning", "the model has learned from these very images"))
+        if self.chose_weights:
+            rows.append(("warning", "these images chose the weights: on new ones it will do a little worse"))
         return [*rows, *(("written", str(path)) for path in self.files[:1])]
 
     def tables(self) -> Mapping[str, Sequence[Sequence[str]]]:

@@ -72,6 +72,8 @@ class TaskReport(Result):
     """Device, precision, the library that computed, time."""
     was_trained_on: bool = False
     """Whether the model is known to have learned from these images."""
+    chose_weights: bool = False
+    """Whether the model's weights are known to be those of a training that were best on these images."""
     files: tuple[Path, ...] = ()
     """report.json and the figures, if they were written."""
 
@@ -110,6 +112,8 @@ class TaskReport(Result):
             rows.append(("left out", "; ".join(self.describe_left_out())))
         if self.was_trained_on:
             rows.append(("warning", "the model has learned from these very images"))
+        if self.chose_weights:
+            rows.append(("warning", "these images chose the weights: on new ones it will do a little worse"))
         return [*rows, *(("written", str(path)) for path in self.files[:1])]
 
     def describe_left_out(self) -> list[str]:
@@ -153,6 +157,7 @@ class TaskReport(Result):
             "tables": to_plain(self.measured.tables),
             "worst_images": to_plain(worst),
             "was_trained_on": self.was_trained_on,
+            "chose_weights": self.chose_weights,
             "about": self.about,
         }
 

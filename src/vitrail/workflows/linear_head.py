@@ -46,13 +46,13 @@ from vitrail.training.trained_model import linear_head_cost
 from vitrail.weights.load import load
 from vitrail.weights.save import save
 from vitrail.workflows.calibrate_trained import calibrate_trained
-from vitrail.workflows.finetune_result import MISLABELLED_FILE, REPORT_FILE, FinetuneResult
+from vitrail.workflows.finetune_result import MISLABELLED_FILE, FinetuneResult
 from vitrail.workflows.finetune_settings import name_run_folder, summarise_data
 from vitrail.workflows.imbalance import choose_head_balance
+from vitrail.workflows.quick_folder import MODEL_FOLDER, check_folder, check_same_task
 from vitrail.workflows.run_report import write_report, write_scored_report
 from vitrail.workflows.start_model import name_model, open_start
 from vitrail.workflows.suspects import SuspectRow, find_suspects, name_suspects, write_suspects
-from vitrail.workflows.task_measures import MEASURES_FILE
 
 ALLOWED = (
     *("folder", "run.folder", "image_size", "model.image_size", "report", "run.report"),
@@ -60,8 +60,6 @@ ALLOWED = (
     *("objective.balance", "balance_strength", "objective.balance_strength"),
 )
 """Keys that may be set; the other keys of a training run have no meaning here."""
-MODEL_FOLDER = "model"
-WRITTEN = (MODEL_FOLDER, MISLABELLED_FILE, MEASURES_FILE, REPORT_FILE, "report_files")
 """What this writes into its folder."""
 DEFAULT_SHRINKAGE = Shrinkage(10.0, 1.0)
 """The shrinkage if every class has one image, so that nothing can choose one."""
@@ -114,6 +112,7 @@ def fit_linear_head(
     with open_listener(on_event) as listener:
         progress = send_progress(listener, "features")
         source = open_training_images(data)
+        check_same_task(folder, source.task)
         if config.data.share is not None:
             source = take_share(source, config.data.share, config.data.share_seed)
         progress(0, len(source))
@@ -303,18 +302,6 @@ def _write_report(network: ImageModel, folder: Path, scored: ModelScores, listen
     return write_report(
         folder, lambda on_event: write_scored_report(network, name, folder, scored, on_event=on_event), listener
     )
-
-
-def check_folder(folder: Path) -> None:
-    """Raise a ConfigError if the folder holds other files, or a model that was trained."""
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is a file: give another folder=…")
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    others = [name for name in names if name not in WRITTEN and not name.startswith(".")]
-    if MODEL_FOLDER in names and not {MISLABELLED_FILE, MEASURES_FILE} & set(names):
-        others = [MODEL_FOLDER]
-    if others:
-        raise ConfigError(f"{folder} holds {others[0]}, which quick (--quick) did not write: give a new folder=…")
 
 
 def check_classes(data: str, source: Source, train: Features) -> None:

@@ -34,13 +34,13 @@ from vitrail.training.trained_model import linear_head_cost
 from vitrail.workflows.finetune_result import TaskResult
 from vitrail.workflows.finetune_settings import choose_holdout, summarise_data
 from vitrail.workflows.linear_head import (
-    check_folder,
     check_head,
     fill_head,
     open_feature_engine,
     resolve_options,
     save_and_verify,
 )
+from vitrail.workflows.quick_folder import check_folder, check_same_task
 from vitrail.workflows.run_report import write_inside_report, write_report, write_scored_report
 from vitrail.workflows.start_model import name_model, open_start
 from vitrail.workflows.task_measures import (
@@ -108,6 +108,7 @@ def fit_linear_task_head(
     summary = summarise_data(data)
     config = change_config(config, {"data": {"divide_validation": "halves", **choose_holdout(summary)}})
     parts = open_training_data(config.data, data)
+    check_same_task(config.run.folder, parts.training.task)
     network = open_start(start, config.model.image_size)
     engine, options = open_feature_engine(network, parts.training, options, listener)
     progress = send_progress(listener, "features")

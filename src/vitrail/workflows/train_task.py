@@ -85,7 +85,7 @@ def train_task(request: FinetuneRequest, listener: OnEvent) -> TaskResult:
             left = 60 * minutes - (time.monotonic() - began)
             config, plan = fit_into_time(config, request, summary, network, left)
             if plan is None and start is not None:
-                message = f"{minutes:g} minutes are too short to train on {summary.images:,} images here"
+                message = f"training on {summary.images:,} images would take longer than {minutes:g} min here"
                 send_messages(listener)(f"{message}: a linear head is fitted to the frozen features instead")
                 settings = select_allowed(request.settings)
                 return fit_linear_task_head(data, start, folder=request.folder, settings=settings, listener=listener)
