@@ -6,6 +6,7 @@ import base64
 import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import combinations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,24 @@ GIVEN = """([how, files]) => {
 PLACES = """() => [...document.querySelectorAll(
     ".card, .frame, .stage img, .heading, .best, .guesses, .guesses li, summary, .line *, .legend, .told, footer")]
     .map((it) => it.getBoundingClientRect()).map((it) => [it.x, it.y, it.width, it.height])"""
+
+# Boxes of all visible texts, bars and sliders on the cards: a name and, for each line of a text, its corners.
+DRAWN = """() => {
+    const all = document.createTreeWalker(document.querySelector(".cards"));
+    const found = [];
+    while (all.nextNode()) {
+        const node = all.currentNode;
+        const isText = node.nodeType === Node.TEXT_NODE && node.data.trim() !== "";
+        if (!isText && !node.matches?.(".bar, input")) continue;
+        const element = isText ? node.parentElement : node;
+        if (!element.checkVisibility({ visibilityProperty: true }) || element.closest(".unseen")) continue;
+        const range = document.createRange();
+        if (isText) range.selectNodeContents(node);
+        const boxes = [...(isText ? range : element).getClientRects()];
+        found.push([isText ? node.data : element.className, boxes.map((it) => [it.left, it.top, it.right, it.bottom])]);
+    }
+    return found;
+}"""
 
 
 @contextmanager
@@ -98,6 +117,23 @@ def wait(page: Page, condition: Callable[[], bool]) -> None:
 
 def card(page: Page, name: str) -> Locator:
     return page.get_by_role("article", name=name, exact=True)
+
+
+def find_overlaps(page: Page) -> list[tuple[str, str]]:
+    """Return the pairs of texts, bars and sliders on the cards that are drawn over each other."""
+    drawn = page.evaluate(DRAWN)
+    assert drawn
+    return [
+        (name, other_name)
+        for (name, boxes), (other_name, other_boxes) in combinations(drawn, 2)
+        if any(overlap(box, other) for box in boxes for other in other_boxes)
+    ]
+
+
+def overlap(box: list[float], other: list[float]) -> bool:
+    """Return whether two boxes (left, top, right, bottom) share more than a pixel each way."""
+    width, height = (min(box[side + 2], other[side + 2]) - max(box[side], other[side]) for side in (0, 1))
+    return width > 1 and height > 1
 
 
 def answered(place: Locator) -> None:

@@ -71,7 +71,7 @@ def test_nothing_grave_is_found_on_the_reference(window: Browser, scheme: str):
 def test_nothing_grave_is_found(window: Browser, scheme: str, size: str):
     options = {"viewport": PHONE, "has_touch": True, "is_mobile": True} if size == "phone" else {"viewport": WIDE}
     with (
-        StandIn((Model(), CLOSE)).running() as stand,
+        StandIn((Model(set_size=2, is_unknown=True), CLOSE)).running() as stand,
         opened(window, stand, color_scheme=scheme, **options) as page,
     ):
         page.get_by_text("1,000 classes").wait_for()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import io
+import threading
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import httpx
 import numpy as np
 import pytest
-from page_visit import card, give, opened, photo
+from page_visit import PLACES, card, find_overlaps, give, opened, photo, unfold
 from PIL import Image
+from running import command_line
 from stand_in import Model, StandIn
 
 from browser import chromium
@@ -22,11 +26,13 @@ from vitrail.serving.reference import describe_api
 from vitrail.serving.serve import open_served_model
 from vitrail.serving.service import Service
 from vitrail.serving.settings import ServerSettings
+from vitrail.weights.save import save
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 PNG = {"content-type": "image/png"}
+WIDTHS = {"wide": 1100, "phone": 400}
 
 
 def to_png(pixels: np.ndarray) -> bytes:
@@ -138,3 +144,62 @@ def test_the_page_says_what_it_does_not_know_and_shows_the_set(window: Browser):
         assert shown["plain"][0] is False
         queries = [seen.query.get("coverage") for seen in stand.asked("/v1/predict")]
         assert queries == ["0.95", "0.95", None]
+
+
+def wait_for_answers(page: Page, count: int) -> None:
+    """Wait until so many answers are shown, and none is on its way."""
+    page.wait_for_function(
+        "count => document.querySelectorAll('.look').length === count && !document.querySelector('[aria-busy=true]')",
+        arg=count,
+    )
+
+
+@pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS.keys())
+@pytest.mark.parametrize("is_unknown", [False, True], ids=["known", "unknown"])
+def test_nothing_of_an_answer_lies_over_another_part(window: Browser, is_unknown: bool, width: int):
+    names = tuple(f"a cat with a rather long name, number {number}" for number in range(9))
+    models = (
+        Model("calibrated", classes=5, set_size=1, is_unknown=is_unknown),
+        Model("plain", classes=5),
+        Model("close", classes=9, labels=names, shares=(0.2, *[0.1] * 8), set_size=9, is_unknown=is_unknown),
+    )
+    viewport = {"width": width, "height": 900}
+    with StandIn(models).running() as stand, opened(window, stand, viewport=viewport) as page:
+        stand.open.clear()
+        give(page, ("a.png", photo()), ("b.png", photo(seed=1)))
+        card(page, "b.png").get_by_text("Looking…").wait_for()
+        places = page.evaluate(PLACES)
+        stand.open.set()
+        wait_for_answers(page, 2)
+        assert is_unknown or np.allclose(page.evaluate(PLACES), places, atol=0.5)  # room was kept for the set
+        assert page.locator(".strange").first.is_visible() is is_unknown
+        assert page.locator(".set").first.is_visible()
+        assert find_overlaps(page) == []
+        for other in ("plain", "close"):
+            page.get_by_label("Compare with").select_option(other)
+            wait_for_answers(page, 4)
+            assert find_overlaps(page) == []
+        unfold(card(page, "a.png"))
+        wait_for_answers(page, 4)
+        assert find_overlaps(page) == []
+
+
+@pytest.mark.slow
+def test_nothing_lies_over_another_part_with_a_calibrated_model(window: Browser, tmp_path: Path):
+    sure, plain = save(calibrated_model(), tmp_path / "sure"), save(make_model(), tmp_path / "plain")
+    with command_line("--model", f"sure={sure}", "--model", f"plain={plain}", "--threads", "1") as server:
+        behind = SimpleNamespace(address=server.url, open=threading.Event())
+        with opened(window, behind) as page:
+            give(page, ("known.png", to_png(KNOWN)), ("strange.png", to_png(STRANGE)))
+            for name in ("known", "strange"):
+                here = card(page, f"{name}.png")
+                here.get_by_text("for 95 of 100 images").wait_for()
+                assert here.locator(".strange").is_visible() is (name == "strange")
+            for width in WIDTHS.values():
+                page.set_viewport_size({"width": width, "height": 900})
+                assert find_overlaps(page) == []
+            page.get_by_label("Compare with").select_option("plain")
+            wait_for_answers(page, 4)
+            for width in WIDTHS.values():
+                page.set_viewport_size({"width": width, "height": 900})
+                assert find_overlaps(page) == []

@@ -165,8 +165,8 @@ export class Look {
       this.listed = lines;
     }
     this.one(".strange").hidden = !this.strange;
-    this.one(".set").hidden = this.labels.length === 0;
-    this.one(".set").textContent = setInWords(this.labels, COVERAGE);
+    this.one(".set").hidden = !model?.coverage; // its room is kept until it is there
+    this.one(".set").textContent = this.labels.length > 0 ? setInWords(this.labels, COVERAGE) : "";
     this.one(".without").hidden = model === null || Boolean(model.task) || isPending;
     const numbers = count(model?.embedding ?? 0, "number");
     this.one(".without").textContent = `This model has no classes: it gives ${numbers}.`;
