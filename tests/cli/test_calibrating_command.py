@@ -111,6 +111,6 @@ def test_the_command_fits_what_the_function_fits(run, tmp_path):
 
 def test_the_result_reads_well():
     tables = calibrate_once(unlike=True).tables()
-    assert tables["Sets of labels"][0] == ("coverage", "reached", "mean size", "one label")
+    assert tables["Sets of labels"][0] == ("coverage", "right label inside", "labels in a set", "sets of one label")
     assert len(tables["Scores of unknown images"]) == 4
     json.dumps(calibrate_once().to_dict())

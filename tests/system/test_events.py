@@ -208,6 +208,8 @@ def test_what_is_about_to_be_trained():
     assert "step 4" in text
     assert "computed by: PyTorch; not vitrail's kernels" in text
     assert "has its own val" not in text
+    rare = "\n".join(describe_training({**TRAINING, "training_images": 182, "repeats": 58}))
+    assert "data: 182 images to train on (58 of them repeats of rare classes), " in rare
     split = "\n".join(describe_training({**TRAINING, "validation_images": 10, "unused_holdout": 0.1}))
     assert "has its own val" in split
     assert "data.holdout=0.1" in split

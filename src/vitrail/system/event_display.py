@@ -190,7 +190,9 @@ def describe_training(values: dict[str, Any]) -> list[str]:
         on = f"none to validate on{hint}"
     else:
         on = f"{validation:,} to validate on"
-    lines = [f"data: {values['training_images']:,} images to train on, {on}"]
+    repeats = values.get("repeats", 0)
+    repeated = f" ({repeats:,} of them repeats of rare classes)" if repeats else ""
+    lines = [f"data: {values['training_images']:,} images to train on{repeated}, {on}"]
     if values["unused_holdout"] is not None:
         lines.append(
             f"data.holdout={values['unused_holdout']:g} sets nothing aside, because the data has its own val; "

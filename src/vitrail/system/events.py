@@ -14,7 +14,8 @@ Values are plain data: numbers, strings, lists and dictionaries. Kinds that seve
     message       text: a sentence for a person
     training      folder, model, parameters, image_size, training_images, validation_images, can_hold_out, classes,
                   class_names, task, outputs, steps, start_step, is_finished, batch_size, devices, device, precision,
-                  computed_by, unused_holdout, fewshot: training begins, goes on from start_step, or is finished already
+                  computed_by, unused_holdout, fewshot, repeats: training begins, goes on from start_step, or is
+                  finished already
     step          step, steps: a training step is done
     train         a training record of metrics.jsonl
     evaluation    an evaluation record of metrics.jsonl

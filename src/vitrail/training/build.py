@@ -113,6 +113,7 @@ def prepare_run(
         checkpoints=CheckpointFolder(config.run.folder / "checkpoints", ranks, config.run.keep),
         records=Records(config.run.folder / "metrics.jsonl"),
         fewshot=None if fewshot is None else build_fewshot(config, fewshot, model, ranks),
+        repeats=len(shown) - len(data.training),
         unused_holdout=data.unused_holdout,
         data_fingerprint=compute_fingerprint(data.training),
         choosing_fingerprint=_compute_choosing_fingerprint(config, data.evaluation),

@@ -70,6 +70,8 @@ class RunSetup:
     records: Records
     fewshot: FewshotRun | None
     """How few-shot accuracy is measured; None if it is not."""
+    repeats: int
+    """How many of the images to train on are repeats of rare ones (`data.balance`)."""
     unused_holdout: float | None
     """The share of `data.holdout`, if nothing is set aside because the data has its own part "val"."""
     data_fingerprint: str

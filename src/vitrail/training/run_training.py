@@ -110,6 +110,7 @@ def _describe_run(run: TrainingRun, progress: Progress) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in objective.parameters()),
         "image_size": list(objective.model.image_size),
         "training_images": len(source),
+        "repeats": run.repeats,
         "validation_images": run.validation_images or None,
         "can_hold_out": not run.evaluation_loaders and config.data.validate_on != "none",
         "classes": source.num_classes if has_classes else None,
