@@ -1,4 +1,4 @@
-.PHONY: check test slow torture sbom docs
+.PHONY: check test slow coverage mutants torture sbom docs
 
 check:            ## format, lint, types
 	ruff format --check .
@@ -10,6 +10,16 @@ test:             ## what runs on every change
 
 slow:             ## what takes minutes
 	pytest -m slow
+
+coverage:         ## which lines of src all tests run; takes longer than both of the above
+	coverage erase
+	coverage run -m pytest
+	coverage run -m pytest -m slow
+	coverage combine -q
+	coverage report --skip-covered --sort=cover
+
+mutants:          ## 200 small changes of the code: how many do the tests notice?
+	python tools/mutants.py --count 200 --seed 0 --out mutants.jsonl
 
 MINUTES ?= 30
 
