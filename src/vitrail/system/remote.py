@@ -79,7 +79,7 @@ def check_address(address: str) -> str:
     if scheme not in PACKAGES:
         allowed = ", ".join(f"{name}://" for name in PACKAGES if name != "memory")
         hint = did_you_mean(scheme, PACKAGES) or f"; there are {allowed}"
-        raise ConfigError(f"{address!r} is no address that is read{hint}; other data is downloaded first")
+        raise ConfigError(f"{address!r} is no address that can be used{hint}")
     stripped = address.rstrip("/")
     if stripped.count("://") != 1 or stripped.endswith(":") or "::" in address:
         raise ConfigError(f"{address!r} names no folder in a bucket: give an address such as {scheme}://bucket/folder")

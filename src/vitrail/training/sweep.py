@@ -94,4 +94,6 @@ def change_config(config: RunConfig, update: dict[str, dict[str, Any]], name: st
     """Return the configuration with some values changed and, if `name` is given, a folder inside the run's folder."""
     tree = config.model_dump()
     update = {**update, "run": {**update.get("run", {}), "folder": config.run.folder / name}}
+    if name:
+        update["run"]["copy_to"] = None  # two runs must not have one copy
     return RunConfig(**{section: {**values, **update.get(section, {})} for section, values in tree.items()})

@@ -12,6 +12,7 @@ from vitrail.evaluation.training_fewshot import open_training_fewshot
 from vitrail.recipes import RECIPES, find_recipe
 from vitrail.system.events import OnEvent, open_listener
 from vitrail.training.config import RunConfig
+from vitrail.training.copy_thread import copy_results
 from vitrail.training.resolve import Settings, Tree, check_keys, name_settings, read_toml, resolve, to_toml
 from vitrail.training.result import TrainingResult
 from vitrail.training.run_training import run_training
@@ -59,7 +60,9 @@ def train(
     config = build_config(recipe, settings, None if data is None else name_data(data))
     with open_listener(on_event) as listener:
         result = run_training(config, source=data, fewshot=open_training_fewshot, on_event=listener)
-        return write_run_report(result, source=data, on_event=listener)
+        result = write_run_report(result, source=data, on_event=listener)
+        copy_results(config)
+        return result
 
 
 def _take_data(data: Data | None, settings: Settings) -> tuple[Data | None, Settings]:
