@@ -22,7 +22,7 @@ from test_sources import KINDS, LABELS, NAMES, contents
 
 from buckets import BUCKET, forget_storages, put_folder, serve_buckets
 from vitrail.data.check.check import check_data
-from vitrail.data.open import add_labels_from, list_splits, open_data
+from vitrail.data.open import add_labels_from, list_splits, open_data, propose_data
 from vitrail.data.sources import remote_copy
 from vitrail.data.sources.remote_copy import open_copy
 from vitrail.errors import ConfigError, DataError, MissingExtraError
@@ -332,6 +332,17 @@ def test_what_is_not_there_is_one_sentence(client):
     client.put_object(Bucket=BUCKET, Key="zip/photos.zip", Body=b"PK")
     assert "is an object, and no folder" in refuse(f"{PREFIX}/zip/photos.zip")
     assert "holds no objects" in refuse(f"{PREFIX}/zip/photos.tar")
+
+
+def test_a_deeper_folder_is_proposed_by_its_address(client, tmp_path):
+    put_folder(client, make_folder(tmp_path / "outer" / "photos", {"a": 3, "b": 3}), "outer/photos")
+    proposed = propose_data(f"{PREFIX}/outer")
+    assert proposed is not None
+    assert (proposed.given, proposed.data) == (f"{PREFIX}/outer", f"{PREFIX}/outer/photos")
+    assert str(tmp_path) not in str(proposed)
+    for number in range(3):
+        client.put_object(Bucket=BUCKET, Key=f"loose/cat_{number}.png", Body=picture(number))
+    assert f"3 images lie in {PREFIX}/loose itself" in refuse(f"{PREFIX}/loose")
 
 
 def test_addresses_that_are_none():

@@ -18,6 +18,7 @@ import fsspec
 import pytest
 import runs
 import torch
+from fsspec.implementations.memory import MemoryFile
 
 import vitrail
 from buckets import BUCKET, list_keys, put_folder, read_key, serve_buckets
@@ -216,7 +217,16 @@ def flip(store, name: str) -> None:
     store.pipe_file(path, bytes(content))
 
 
-@pytest.mark.parametrize("damage", ["torn", "a bit", "no state", "a name outside", "another name", "odd hashes"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *("torn", "a bit"),
+        *(pytest.param(kind, marks=SLOW) for kind in ("no state", "a name outside", "another name", "odd hashes")),
+    ],
+)
 def test_what_is_torn_or_damaged_in_the_copy_is_never_used(store, tmp_path, monkeypatch, whole, damage, caplog):
     begin(tmp_path / "run", monkeypatch)
     assert steps_there(store)[-2:] == [6, 7]
@@ -251,6 +261,22 @@ def test_what_has_no_hash_is_not_fetched(store, tmp_path, monkeypatch):
     other = tmp_path / "other"
     begin(other, monkeypatch, step=8)
     assert not list(other.rglob("more.safetensors"))
+
+
+@pytest.mark.parametrize("name", ["checkpoints/step-00000009/../../../../evil", "start/..//evil", "a\\b"])
+def test_a_name_that_leads_out_of_the_folder_is_refused(store, tmp_path, name):
+    store.store[f"/bucket/runs/name/{name}"] = MemoryFile(None, name, b"x")
+    with pytest.raises(TrainingError, match="rename or remove it") as caught:
+        run_training(config(tmp_path / "inner" / "run"))
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.rglob("*evil*"))
+
+
+def test_hashes_and_facts_are_small_or_refused(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_copy, "MOST_FACT_BYTES", 1000)
+    store.pipe_file("/bucket/runs/name/.data", bytes(1001))
+    with pytest.raises(TrainingError, match="1,001 bytes: it is no file of a run"):
+        run_training(config(tmp_path / "run"))
 
 
 # ---- Another run -----------------------------------------------------------------------------------------------------

@@ -6,9 +6,10 @@ import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from vitrail.data.sources.source import MOST_BYTES, SPLITS, read_small_text
-from vitrail.errors import DataError
+from vitrail.errors import DataError, LayoutError
 from vitrail.system.remote import is_address
 
 CLASS_NAME_FILES = ("classes.txt", "labels.txt")
@@ -25,6 +26,19 @@ def find_local_path(name: str | Path) -> Path:
 
         return open_copy(str(name))
     return Path(name).expanduser()
+
+
+Error = TypeVar("Error", bound=DataError)
+
+
+def name_by_address(error: Error) -> Error:
+    """Return an error that names data in a bucket by its address, in place of its copy on this machine."""
+    from vitrail.data.sources.remote_copy import name_copies
+
+    error.args = tuple(name_copies(each) if isinstance(each, str) else each for each in error.args)
+    if isinstance(error, LayoutError):
+        error.given, error.data = name_copies(error.given), error.data and name_copies(error.data)
+    return error
 
 
 def resolve_path(text: str) -> Path:

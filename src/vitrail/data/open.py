@@ -34,6 +34,7 @@ from vitrail.data.locate import (
     list_shard_files,
     match_all_splits,
     match_splits,
+    name_by_address,
     read_class_names,
     resolve_path,
 )
@@ -214,7 +215,8 @@ def propose_data(data: Data) -> LayoutError | None:
     """Return an error that proposes a deeper folder, for data with too few classes; None if nothing looks right."""
     if not isinstance(data, str | Path) or not resolve_path(str(data)).is_dir() or list_splits(data):
         return None
-    return explain_level(find_local_path(data))
+    error = explain_level(find_local_path(data))
+    return None if error is None else name_by_address(error)
 
 
 def name_data(data: Data) -> str:
@@ -237,6 +239,8 @@ def _raise_data_errors(data: Data) -> Iterator[None]:
     """Turn an error of the operating system into a DataError."""
     try:
         yield
+    except DataError as error:
+        raise name_by_address(error) from None
     except OSError as error:
         raise DataError(f"{name_data(data)} cannot be opened: {describe_reason(error)}") from None
 

@@ -139,14 +139,15 @@ class RunCopy:
         if not here:
             return
         newest = max(here)
-        whole = _list_whole(each.name for each in self.bucket.list_objects()) - self._damaged
+        there = [each.name for each in self.bucket.list_objects()]
+        whole = _list_whole(there) - self._damaged
         for step in dict.fromkeys((newest, _read_best_step(here[newest]))):
             if step in here and step not in whole:
                 self._upload_step(step, here[step])
         names: dict[int, list[str]] = {}
-        for each in self.bucket.list_objects():
-            if match := _STEP.fullmatch(each.name):
-                names.setdefault(int(match.group(1)), []).append(each.name)
+        for name in there:
+            if match := _STEP.fullmatch(name):
+                names.setdefault(int(match.group(1)), []).append(name)
         for step, parts in names.items():
             if step not in here and (step < newest or step in self._damaged):
                 # Without its hashes it is not read, so they go first.

@@ -75,6 +75,13 @@ def open_copy(address: str) -> Path:
         return _COPIES[key]
 
 
+def name_copies(text: str) -> str:
+    """Return a text with the addresses that this process has opened in place of the paths of their copies."""
+    for (address, _), path in _COPIES.items():
+        text = text.replace(str(path), address.rstrip("/"))
+    return text
+
+
 def _open_copy(address: str, cache: Path) -> Path:
     folder, file, list_wanted = _choose_objects(address)
     place = cache / f"{short_name(folder.address)}-{_hash(address if file and not _is_table(file) else folder.address)}"
