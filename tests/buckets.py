@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import urllib.request
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ def serve_buckets() -> Iterator[Any]:
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
+    # What an earlier server of this process held is still there.
+    urllib.request.urlopen(f"http://{host}:{port}/moto-api/reset", data=b"").close()
     try:
         with pytest.MonkeyPatch.context() as patch:
             for name in [name for name in os.environ if name.startswith(("AWS_", "FSSPEC_"))]:

@@ -375,6 +375,22 @@ def test_a_server_that_cannot_be_reached_is_one_sentence(client, monkeypatch):
     forget_storages()
 
 
+@pytest.mark.slow  # 130 MB
+def test_large_objects_go_in_parts_and_come_whole(client, tmp_path):
+    """An upload of many parts, and a download that does not hold the object in memory."""
+    content = np.random.default_rng(0).integers(0, 256, 130_000_000, np.uint8).tobytes()
+    (tmp_path / "large").write_bytes(content)
+    folder, counts = RemoteFolder(f"{PREFIX}/large"), list[int]()
+    folder.upload(tmp_path / "large", "object")
+    (found,) = folder.list_objects()
+    assert (found.name, found.size) == ("object", len(content))
+    assert "-" in found.version  # the ETag of an upload in parts
+    folder.download("object", tmp_path / "again", counts.append)
+    assert (tmp_path / "again").read_bytes() == content
+    assert sum(counts) == len(content)
+    assert max(counts) < 10_000_000
+
+
 def test_denied_access_is_one_sentence(memory, monkeypatch):
     def deny(*arguments, **options):
         raise PermissionError(errno.EACCES, "Access Denied")

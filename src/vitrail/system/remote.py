@@ -9,14 +9,17 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from vitrail.errors import ConfigError, MissingExtraError, did_you_mean, escape_unprintable
+from vitrail.system.event_display import EventDisplay
 from vitrail.system.files import IS_WINDOWS, RESERVED_NAME, describe_reason
 
 T = TypeVar("T")
@@ -252,6 +255,29 @@ def transfer_all(items: Iterable[T], transfer: Callable[[T, Callable[[int], None
             raise
 
 
+@contextmanager
+def show_transfer(task: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show how far a transfer is, in MB, while the block runs: as a bar on a terminal, elsewhere as lines on stderr.
+
+    Args:
+        task: what is done, such as "copying s3://bucket/folder".
+        total: all bytes.
+
+    Yields:
+        A function to call with each number of bytes that have come, from any thread.
+    """
+    done, counting = 0, threading.Lock()
+
+    def add_bytes(count: int) -> None:
+        nonlocal done
+        with counting:
+            done += count
+            display("progress", {"task": f"{task}, MB", "done": done // 10**6, "total": total // 10**6 + 1})
+
+    with EventDisplay(plain_lines=True) as display:
+        yield add_bytes
+
+
 def describe_full_disk(folder: Path, needed: int, remedy: str) -> str:
     """Return the sentence about a disk that has no room for so many bytes, with what to do."""
     return f"the disk of {folder} has no room for {needed / 1e9:,.2f} GB more: free some space, or {remedy}"
@@ -262,7 +288,9 @@ def _open_storage(address: str) -> tuple[Any, str]:
     import fsspec
 
     try:
-        files, root = fsspec.core.url_to_fs(address)
+        # Several objects are on their way at a time. Several parts of each would be too much for the memory.
+        options = {"max_concurrency": 1} if PACKAGES[scheme] == "s3fs" else {}
+        files, root = fsspec.core.url_to_fs(address, **options)
     except ImportError:
         if PACKAGES[scheme] == "s3fs":
             raise MissingExtraError(f"opening {address}", "s3") from None

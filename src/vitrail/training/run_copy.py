@@ -13,7 +13,6 @@ What is fetched is compared with its hashes before it gets a name under which it
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import re
@@ -26,7 +25,7 @@ from pathlib import Path
 
 from vitrail.errors import TrainingError
 from vitrail.system.files import flush_to_disk, move_into_place, rename_when_free, sha256
-from vitrail.system.remote import RemoteFolder, RemoteObject, describe_full_disk, transfer_all
+from vitrail.system.remote import FULL, RemoteFolder, RemoteObject, describe_full_disk, show_transfer, transfer_all
 from vitrail.training.checkpoint_folder import (
     FINISHED,
     UNFINISHED,
@@ -242,18 +241,24 @@ class RunCopy:
         return True
 
     def _fetch(self, wanted: list[tuple[RemoteObject, Path]]) -> None:
-        def fetch(item: tuple[RemoteObject, Path], go_on: Callable[[int], None]) -> None:
-            self.bucket.download(item[0].name, item[1], go_on)
-            flush_to_disk(item[1])
-
         needed = sum(each.size for each, _ in wanted)
         full = f"{self.address} cannot be fetched: {describe_full_disk(self.folder, needed, 'give another run.folder')}"
         if needed > shutil.disk_usage(self.folder).free:
             raise TrainingError(full)
         try:
-            transfer_all(wanted, fetch)
+            with show_transfer(f"fetching {self.address}", needed) as add_bytes:
+
+                def fetch(item: tuple[RemoteObject, Path], go_on: Callable[[int], None]) -> None:
+                    def count(new: int) -> None:
+                        go_on(new)
+                        add_bytes(new)
+
+                    self.bucket.download(item[0].name, item[1], count)
+                    flush_to_disk(item[1])
+
+                transfer_all(wanted, fetch)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
+            if error.errno in FULL:
                 raise TrainingError(full) from None
             raise
 

@@ -25,7 +25,6 @@ from pathlib import Path
 
 from vitrail.data.sources.table_cache import MAX_AGE_SECONDS, find_cache_folder
 from vitrail.errors import DataError
-from vitrail.system.event_display import EventDisplay
 from vitrail.system.files import describe_reason, move_into_place, rename_when_free, short_name, write_whole
 from vitrail.system.locks import lock_file
 from vitrail.system.remote import (
@@ -34,6 +33,7 @@ from vitrail.system.remote import (
     RemoteFolder,
     RemoteObject,
     describe_full_disk,
+    show_transfer,
     transfer_all,
 )
 
@@ -148,7 +148,7 @@ def _fill(part: Path, folder: RemoteFolder, wanted: Sequence[RemoteObject], plac
     shutil.rmtree(drafts, ignore_errors=True)
     drafts.mkdir()
     numbers = {each.name: number for number, each in enumerate(missing)}
-    with _show_progress(folder.address, needed) as add_bytes:
+    with show_transfer(f"copying {folder.address}", needed) as add_bytes:
 
         def fetch(each: RemoteObject, go_on: Callable[[int], None]) -> None:
             def count(new: int) -> None:
@@ -226,21 +226,6 @@ def _hold_lock(path: Path) -> Iterator[None]:
             time.sleep(PAUSE)
     with lock:
         yield
-
-
-@contextlib.contextmanager
-def _show_progress(address: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function to call with each number of bytes that have come, from any thread; they are shown in MB."""
-    done, counting = 0, threading.Lock()
-
-    def add_bytes(count: int) -> None:
-        nonlocal done
-        with counting:
-            done += count
-            display("progress", {"task": f"copying {address}, MB", "done": done // 10**6, "total": total // 10**6 + 1})
-
-    with EventDisplay(plain_lines=True) as display:
-        yield add_bytes
 
 
 def _hash(text: str) -> str:
