@@ -255,6 +255,34 @@ def test_what_is_torn_or_damaged_in_the_copy_is_never_used(store, tmp_path, monk
     runs.assert_same_run(other, whole)
 
 
+def test_a_fetch_that_was_ended_at_any_moment_is_repeated(store, tmp_path, monkeypatch, whole):
+    begin(tmp_path / "run", monkeypatch, step=8, run={"evaluate_every": 3, "keep": 1})
+    other, publish = tmp_path / "other", RunCopy._publish
+    assert len(steps_there(store)) == 2  # the best and the newest
+    for name, number in [("best", 1), ("metrics", 1), ("newest", 2)]:
+        calls = []
+
+        def end(*given, number=number, calls=calls):
+            calls.append(given)
+            if len(calls) == number:
+                raise KeyboardInterrupt
+            return publish(*given)
+
+        with monkeypatch.context() as patch:
+            if name == "metrics":
+                patch.setattr(run_copy, "move_into_place", end)
+            else:
+                patch.setattr(RunCopy, "_publish", end)
+            with pytest.raises(KeyboardInterrupt):
+                run_training(config(other, run={"evaluate_every": 3, "keep": 1}))
+        assert len(calls) == number
+        assert not (other / "checkpoints/step-00000008").exists()
+        shutil.rmtree(other / "checkpoints")
+    run_training(config(other, run={"evaluate_every": 3, "keep": 1}))
+    assert runs.losses(other) == runs.losses(whole)
+    assert (other / "best.json").exists()
+
+
 def test_what_has_no_hash_is_not_fetched(store, tmp_path, monkeypatch):
     begin(tmp_path / "run", monkeypatch)
     store.pipe_file("/bucket/runs/name/checkpoints/step-00000007/more.safetensors", b"from a stranger")

@@ -12,6 +12,7 @@ from vitrail.data.sources.source import MOST_BYTES, SPLITS, read_small_text
 from vitrail.errors import DataError, LayoutError
 from vitrail.system.remote import is_address
 
+Error = TypeVar("Error", bound=DataError)
 CLASS_NAME_FILES = ("classes.txt", "labels.txt")
 
 
@@ -26,9 +27,6 @@ def find_local_path(name: str | Path) -> Path:
 
         return open_copy(str(name))
     return Path(name).expanduser()
-
-
-Error = TypeVar("Error", bound=DataError)
 
 
 def name_by_address(error: Error) -> Error:

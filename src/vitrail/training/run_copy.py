@@ -90,9 +90,8 @@ class RunCopy:
             if start:
                 with suppress(OSError):  # another process was faster
                     rename_when_free(place / START_FOLDER, self.folder / START_FOLDER)
-            for each in sorted(
-                facts, key=lambda each: each.name == CONFIG_FILE
-            ):  # which makes the folder that of a run
+            facts.sort(key=lambda each: each.name == CONFIG_FILE)  # last: it makes the folder that of a run
+            for each in facts:
                 rename_when_free(place / each.name, self.folder / each.name)
 
     def write_facts(self) -> None:
@@ -117,15 +116,19 @@ class RunCopy:
         objects = {each.name: each for each in self.bucket.list_objects()}
         whole = _list_whole(objects)
         for step in sorted((step for step in whole if step > after), reverse=True):
-            if not self._fetch_step(step, objects):
+            newest = self._fetch_draft(step, objects)
+            if newest is None:
                 continue
-            best = _read_best_step(self.checkpoints / _name_step(step))
-            if best in whole and best not in list_checkpoints(self.checkpoints):
-                self._fetch_step(best, objects)
+            best = _read_best_step(newest)
+            if best in whole and best not in {step, *list_checkpoints(self.checkpoints)}:
+                draft = self._fetch_draft(best, objects)
+                if draft is not None:
+                    self._publish(draft, best)
             if METRICS in objects:
-                draft = self.folder / f"{METRICS}.tmp"
-                self._fetch([(objects[METRICS], draft)])
-                move_into_place(draft, self.folder / METRICS)
+                metrics = self.folder / f"{METRICS}.tmp"
+                self._fetch([(objects[METRICS], metrics)])
+                move_into_place(metrics, self.folder / METRICS)
+            self._publish(newest, step)  # last: if this ends before it, the next start fetches all of it again
             return step
         return None
 
@@ -213,8 +216,8 @@ class RunCopy:
             if pinned != path:
                 shutil.rmtree(pinned, ignore_errors=True)
 
-    def _fetch_step(self, step: int, objects: dict[str, RemoteObject]) -> bool:
-        """Fetch a checkpoint, and return whether it is whole. It gets its name only if it is."""
+    def _fetch_draft(self, step: int, objects: dict[str, RemoteObject]) -> Path | None:
+        """Fetch a checkpoint into a folder that is never read as one, and return it; None if it is not whole."""
         inside = f"{CHECKPOINTS}/{_name_step(step)}"
         draft = self.checkpoints / f"{UNFINISHED}{step:08}"
         shutil.rmtree(draft, ignore_errors=True)
@@ -233,12 +236,14 @@ class RunCopy:
             log.warning("%s/%s is passed over: %s", self.address, inside, damage)
             self._damaged.add(step)
             shutil.rmtree(draft, ignore_errors=True)
-            return False
+            return None
+        return draft
+
+    def _publish(self, draft: Path, step: int) -> None:
+        """Give a whole checkpoint the name under which it is read."""
         flush_to_disk(draft)
-        final = self.checkpoints / _name_step(step)
-        rename_when_free(draft, final)
+        rename_when_free(draft, self.checkpoints / _name_step(step))
         flush_to_disk(self.checkpoints)
-        return True
 
     def _fetch(self, wanted: list[tuple[RemoteObject, Path]]) -> None:
         needed = sum(each.size for each, _ in wanted)

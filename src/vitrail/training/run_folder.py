@@ -82,9 +82,9 @@ def claim_folder(setup: RunSetup, copy: RunCopy | None = None) -> Iterator[None]
             return TrainingError(f"{folder} cannot be written: {describe_reason(error)}")
         return None
 
-    failure = ranks.run_without_timeout(claim if ranks.is_first else lambda: None)
-    failure = ranks.broadcast_from_first(failure)
     try:
+        failure = ranks.run_without_timeout(claim if ranks.is_first else lambda: None)
+        failure = ranks.broadcast_from_first(failure)
         if failure is not None:
             raise failure
         yield
