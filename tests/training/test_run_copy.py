@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -323,7 +324,7 @@ def test_a_copy_of_another_run_is_refused_and_leaves_the_folder_as_it_was(store,
             run_training(config(other, **changes))
         assert words in str(caught.value)
         assert ADDRESS in str(caught.value)
-    store.pipe_file("/bucket/runs/name/.data", b"other images")
+    store.pipe_file("/bucket/runs/name/.data", b"other images \xff")
     with pytest.raises(ConfigError, match=r"begun with other images than digits has now: give another run\.copy_to"):
         run_training(config(other))
     store.pipe_file("/bucket/runs/name/.data", before[".data"])
@@ -337,6 +338,7 @@ def test_a_configuration_that_is_none_is_one_sentence(store, tmp_path, content):
     with pytest.raises(ConfigError) as caught:
         run_training(config(tmp_path / "run"))
     assert "\n" not in str(caught.value)
+    assert tempfile.gettempdir() not in str(caught.value)
 
 
 def test_the_address_is_checked_before_anything_happens(tmp_path, monkeypatch):

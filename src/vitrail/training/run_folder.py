@@ -146,7 +146,7 @@ def _compare_with(folder: Path, place: str, key: str, config: RunConfig, facts: 
                 f"{key}, or the same value to go on with it"
             )
     for name, now, what, where in facts:
-        if (folder / name).exists() and (folder / name).read_text(encoding="utf-8") != now:
+        if (folder / name).exists() and (folder / name).read_bytes() != now.encode():
             raise ConfigError(
                 f"the run in {place} was begun with other {what} than {where} has now: give another {key}"
             )
@@ -155,8 +155,12 @@ def _compare_with(folder: Path, place: str, key: str, config: RunConfig, facts: 
 def _check_copy(copy: RunCopy, config: RunConfig, facts: Facts) -> None:
     """Raise a ConfigError if the copy is of another run."""
     with copy.fetch_facts() as found:
-        if found is not None:
+        if found is None:
+            return
+        try:
             _compare_with(found, copy.address, "run.copy_to", config, facts)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace(str(found), copy.address)) from None
 
 
 def _fetch_from_copy(copy: RunCopy, setup: RunSetup) -> None:
