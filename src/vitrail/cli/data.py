@@ -23,7 +23,10 @@ app = App(
 )
 
 Data = Annotated[
-    str, typer.Argument(metavar="DATA", help="A folder, a .csv, .parquet or .tar file, hf:owner/name, or digits.")
+    str,
+    typer.Argument(
+        metavar="DATA", help="A folder, a .csv, .parquet or .tar file, s3://bucket/folder, hf:owner/name, or digits."
+    ),
 ]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes; one for each core if not given.")]
 

@@ -34,7 +34,8 @@ def evaluate(
     data: Annotated[
         str | None,
         typer.Option(
-            help="A folder, CSV, Parquet, shards, hf:owner/name, digits; for a suite a folder or a TOML file."
+            help="A folder, CSV, Parquet, shards, s3://bucket/folder, hf:owner/name, digits; for a suite a folder or a "
+            "TOML file."
         ),
     ] = None,
     labels: Annotated[

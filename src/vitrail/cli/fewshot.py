@@ -19,7 +19,9 @@ INTERRUPTED = "the features computed so far are kept, and the same command goes 
 
 
 def fewshot(
-    data: Annotated[str, typer.Option(help="A folder, a .csv, .parquet or .tar file, hf:owner/name, or digits.")],
+    data: Annotated[
+        str, typer.Option(help="A folder, a .csv, .parquet or .tar file, s3://bucket/folder, hf:owner/name, or digits.")
+    ],
     model: Annotated[
         str | None, typer.Option(help="MODEL: folder, file, run, hf:owner/name, timm:name; pane if not given.")
     ] = None,

@@ -23,7 +23,10 @@ MOST_CONFUSIONS = 3
 
 @stop_on_sigterm()
 def finetune(
-    data: Annotated[str, typer.Option(help="A folder with one for each class, CSV, Parquet, shards, hf:owner/name.")],
+    data: Annotated[
+        str,
+        typer.Option(help="A folder with one for each class, CSV, Parquet, shards, s3://bucket/folder, hf:owner/name."),
+    ],
     start: Annotated[
         str | None,
         typer.Option(

@@ -6,16 +6,42 @@ import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from vitrail.data.sources.source import MOST_BYTES, SPLITS, read_small_text
-from vitrail.errors import DataError
+from vitrail.errors import DataError, LayoutError
+from vitrail.system.remote import is_address
 
+Error = TypeVar("Error", bound=DataError)
 CLASS_NAME_FILES = ("classes.txt", "labels.txt")
 
 
+def find_local_path(name: str | Path) -> Path:
+    """Return the path that a name of data means. An address such as s3://bucket/folder is copied into the cache first.
+
+    Raises:
+        DataError: there is nothing at the address, or it cannot be copied.
+    """
+    if is_address(name):
+        from vitrail.data.sources.remote_copy import open_copy
+
+        return open_copy(str(name))
+    return Path(name).expanduser()
+
+
+def name_by_address(error: Error) -> Error:
+    """Return an error that names data in a bucket by its address, in place of its copy on this machine."""
+    from vitrail.data.sources.remote_copy import name_copies
+
+    error.args = tuple(name_copies(each) if isinstance(each, str) else each for each in error.args)
+    if isinstance(error, LayoutError):
+        error.given, error.data = name_copies(error.given), error.data and name_copies(error.data)
+    return error
+
+
 def resolve_path(text: str) -> Path:
-    """Return the path; for a folder with exactly one CSV, that CSV."""
-    path = Path(text).expanduser()
+    """Return the path that a name of data means; for a folder with exactly one CSV, that CSV."""
+    path = find_local_path(text)
     tables = sorted(path.glob("*.csv")) if path.is_dir() else []
     return tables[0] if len(tables) == 1 else path
 

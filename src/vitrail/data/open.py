@@ -9,6 +9,7 @@ photos/*.parquet         a Parquet file, or a folder of Parquet files named afte
 shards/                  tar files in the WebDataset layout, named after their splits
 digits                   the built-in data set (write ./digits for a folder of that name)
 hf:owner/name            a data set on the Hugging Face hub (needs the extra `datasets`)
+s3://bucket/folder       any of the folders and files above in a bucket, which is copied once (needs the extra `s3`)
 
 From Python, functions also take images that a program has at hand, and a Source, which is open already:
 
@@ -28,10 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.data.locate import (
+    find_local_path,
     group_files_by_split,
     list_shard_files,
     match_all_splits,
     match_splits,
+    name_by_address,
     read_class_names,
     resolve_path,
 )
@@ -122,7 +125,7 @@ def add_labels_from(data: Data, labels_from: str | None) -> Data:
     parse_labels_from(labels_from)
     if isinstance(data, str | Path) and not str(data).startswith("hf:") and str(data) != "digits":
         with _raise_data_errors(data):
-            if not Path(data).expanduser().is_file():
+            if not find_local_path(data).is_file():
                 return FlatFolder(str(data), labels_from)
     raise ConfigError(
         f"labels_from = {labels_from!r} is for a folder of images, and {name_data(data)} is none: leave it out"
@@ -212,7 +215,8 @@ def propose_data(data: Data) -> LayoutError | None:
     """Return an error that proposes a deeper folder, for data with too few classes; None if nothing looks right."""
     if not isinstance(data, str | Path) or not resolve_path(str(data)).is_dir() or list_splits(data):
         return None
-    return explain_level(Path(data).expanduser())
+    error = explain_level(find_local_path(data))
+    return None if error is None else name_by_address(error)
 
 
 def name_data(data: Data) -> str:
@@ -235,6 +239,8 @@ def _raise_data_errors(data: Data) -> Iterator[None]:
     """Turn an error of the operating system into a DataError."""
     try:
         yield
+    except DataError as error:
+        raise name_by_address(error) from None
     except OSError as error:
         raise DataError(f"{name_data(data)} cannot be opened: {describe_reason(error)}") from None
 
@@ -276,7 +282,7 @@ def _find_listed_splits(data: Mapping[str, Pairs]) -> SplitOpeners:
 
 def _find_flat_splits(data: FlatFolder) -> SplitOpeners:
     """Return the splits that are folders of images. One whose names tell no classes, such as test/, is left out."""
-    root, pattern = _require_folder(Path(data.path).expanduser(), data.path), parse_labels_from(data.labels_from)
+    root, pattern = _require_folder(find_local_path(data.path), data.path), parse_labels_from(data.labels_from)
     names = set(list_folders(root))
     if list_images(root) or not match_splits(names):
         return {}
@@ -324,7 +330,7 @@ def _open_whole(data: Any, openers: SplitOpeners) -> Source:
     if isinstance(data, TaskData):
         return _open_whole(data.data, openers) if open_annotated(data) is None else open_part(data)
     if isinstance(data, FlatFolder):
-        return open_flat_folder(_require_folder(Path(data.path).expanduser(), data.path), data.labels_from)
+        return open_flat_folder(_require_folder(find_local_path(data.path), data.path), data.labels_from)
     if not isinstance(data, str | Path):
         _check_is_list(data, "this is")
         return ListSource(data)
@@ -345,7 +351,7 @@ def _add_missing_task(data: Data) -> Data:
     """Return data that only opens with its task as such data: records in JSON, and shards that were packed with one."""
     if not isinstance(data, str | Path):
         return data
-    is_json = Path(data).suffix.lower() in JSON_TABLES and Path(data).expanduser().is_file()
+    is_json = Path(data).suffix.lower() in JSON_TABLES and find_local_path(data).is_file()
     return TaskData(data) if is_json or find_stored_task(data) else data
 
 
@@ -354,7 +360,7 @@ def _require_folder(path: Path, name: str) -> Path:
     if path.exists() and not path.is_dir():
         raise DataError(f"{path} is neither a file nor a folder: data is not read from pipes and devices")
     if not path.is_dir():
-        kinds = "a folder, a .csv, .jsonl, .parquet or .tar file, hf:owner/name, or digits"
+        kinds = "a folder, a .csv, .jsonl, .parquet or .tar file, s3://bucket/folder, hf:owner/name, or digits"
         raise DataError(f"there is no data set {name!r}: give {kinds}")
     return path
 

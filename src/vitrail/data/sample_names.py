@@ -6,6 +6,7 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
+from vitrail.data.locate import find_local_path
 from vitrail.data.open import Data, name_data
 from vitrail.data.sources.annotated import AnnotatedSource
 from vitrail.data.sources.flat_folder import FlatFolder
@@ -20,8 +21,8 @@ def find_data_folder(data: Data) -> Path | None:
         return find_data_folder(data.data)
     if not isinstance(data, str | Path | FlatFolder):
         return None
-    path = Path(name_data(data)).expanduser()
     try:
+        path = find_local_path(name_data(data))
         return path if path.is_dir() else path.parent if path.is_file() else None
     except OSError:  # opening the data will raise it
         return None

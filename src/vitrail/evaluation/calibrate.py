@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vitrail.data.locate import find_local_path
 from vitrail.data.open import Data, add_labels_from, choose_test_split, list_splits, name_data, open_data
 from vitrail.data.sources.source import Source, Subset
 from vitrail.data.task_data import recognise_data
@@ -215,9 +216,9 @@ def open_unlike(data: Data) -> Source:
         splits = list_splits(data)
         return open_data(data, choose_test_split(data) or splits[0]) if splits else open_data(data)
     except DataError:
-        if not isinstance(data, str | Path) or not Path(data).is_dir():
+        if not isinstance(data, str | Path) or not find_local_path(data).is_dir():
             raise
-        return open_data([(image.content, "unlike") for image in require_images(str(data))])
+        return open_data([(image.content, "unlike") for image in require_images(str(find_local_path(data)))])
 
 
 def _choose_place(model: Model, out: str | Path | None) -> Path | None:

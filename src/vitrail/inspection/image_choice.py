@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.data.locate import find_local_path
 from vitrail.data.open import Data, add_task, choose_test_split, list_splits, open_data
 from vitrail.data.sources.image_files import IMAGE_SUFFIXES, walk_files
 from vitrail.data.sources.source import Source, make_printable, read_file
@@ -24,7 +25,8 @@ from vitrail.data.transforms.decode import decode_image
 from vitrail.errors import DataError
 from vitrail.inference.class_names import translate_wnid
 from vitrail.inference.prepare import OneImage, is_one_image
-from vitrail.system.files import describe_reason
+from vitrail.system.files import describe_reason, hide_folders
+from vitrail.system.remote import is_address
 from vitrail.system.results import format_count
 from vitrail.tasks.task import Task
 
@@ -124,9 +126,9 @@ def _choose_from_table(images: Data, task: Task | None) -> ImageChoice:
 
 
 def _choose_from_place(place: str) -> ImageChoice:
-    path = Path(place).expanduser()
     if place == "digits" or place.startswith("hf:"):
         return _choose_from_data(place)
+    path = find_local_path(place)
     try:
         if path.is_file() and path.name.lower().endswith(IMAGE_SUFFIXES):
             return _choose_from_files([str(path)], path.parent, lambda some: name_place(place))
@@ -186,7 +188,9 @@ def name_place(images: Images) -> str:
     if not isinstance(images, str | os.PathLike):
         return "a data set" if isinstance(images, Source) else "a list"
     place = os.fspath(images)
-    return place if place.startswith("hf:") else make_printable(Path(place).expanduser().resolve().name)
+    if place.startswith("hf:"):
+        return place
+    return make_printable(hide_folders(place) if is_address(place) else Path(place).expanduser().resolve().name)
 
 
 def describe_count(count: int, name: str, some: int) -> str:

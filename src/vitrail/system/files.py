@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, cast
 from vitrail.errors import ConfigError
 
 IS_WINDOWS = os.name == "nt"
-_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+RESERVED_NAME = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 """Names that no file can have on Windows."""
 MANY_FILES = "too many files are open: allow more, such as by `ulimit -n 4096`, or take fewer workers"
 """What to do when the system gives this process, or all of them together, no more open files."""
@@ -187,4 +187,4 @@ def short_name(text: str) -> str:
     elif path.name == "best" and path.parent.name:
         path = path.with_name(f"{path.parent.name}-best")
     name = re.sub(r"[^\w.+-]+", "-", path.name).strip("-.") or "data"
-    return f"_{name}" if _RESERVED.fullmatch(name) else name
+    return f"_{name}" if RESERVED_NAME.fullmatch(name) else name

@@ -8,8 +8,10 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,6 +28,8 @@ from vitrail.system.device import choose_device
 
 T = TypeVar("T")
 WAITING_SECONDS = 0.5
+HEARTBEAT_SECONDS = 1.0
+"""How long a rank is silent, at most, while it does what may take longer than ranks wait for each other."""
 _JOINS = itertools.count()
 """Counts the joins of this process. Every rank joins equally often, so all ranks agree on a store prefix."""
 
@@ -82,6 +86,27 @@ class Ranks:
         dist.all_gather_object(values, value, group=self.control)
         return values
 
+    def run_without_timeout(self, work: Callable[[], T]) -> T:
+        """Run `work` on this rank, and return its value once all ranks are done. All ranks must call this.
+
+        Ranks wait for each other for some minutes only, and a copy from a bucket may take hours: `work` runs in a
+        thread, and meanwhile the ranks tell each other every second that they are still there. It must not use the
+        group of ranks itself.
+
+        Raises:
+            TrainingError: The work of another rank has failed; an error of this rank's own work is raised as it is.
+        """
+        if self.size == 1:
+            return work()
+        future: Future[T] = Future()
+        threading.Thread(target=_run_into, args=(future, work), name="patient", daemon=True).start()
+        while self.any(not wait([future], HEARTBEAT_SECONDS).done):
+            pass
+        failure = future.exception()
+        if self.any(failure is not None) and failure is None:
+            raise TrainingError(f"rank {self.rank}: another rank has failed, and says why")
+        return future.result()
+
     def union(self, numbers: set[int]) -> set[int]:
         """Return the union of all ranks' sets."""
         return set().union(*self.gather(numbers))
@@ -94,6 +119,14 @@ class Ranks:
         dist.all_reduce(flat, group=self.control)
         parts = flat.split([each.numel() for each in sums.values()])
         return {name: part.view(each.shape) for (name, each), part in zip(sums.items(), parts, strict=True)}
+
+
+def _run_into(future: Future[T], work: Callable[[], T]) -> None:
+    """Run work, and put its value or its error into a future."""
+    try:
+        future.set_result(work())
+    except BaseException as error:  # whoever asks for the value gets it
+        future.set_exception(error)
 
 
 @contextmanager

@@ -47,6 +47,8 @@ class CheckpointFolder:
 
     def __init__(self, folder: Path, ranks: Ranks, keep: int) -> None:
         self.folder, self.ranks, self.keep = folder, ranks, keep
+        self.after_save: Callable[[], None] = lambda: None
+        """Called on the first rank, in the thread that writes, when another checkpoint is whole."""
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -67,7 +69,7 @@ class CheckpointFolder:
         newest: Path | TrainingError | None = None
         if self.ranks.is_first:
             try:
-                newest = self._find_newest()
+                newest = self.find_newest_here()
             except TrainingError as error:
                 newest = error
         newest = self.ranks.broadcast_from_first(newest)
@@ -75,7 +77,8 @@ class CheckpointFolder:
             raise newest
         return newest
 
-    def _find_newest(self) -> Path | None:
+    def find_newest_here(self) -> Path | None:
+        """As `find_newest`, for one rank alone, which tells nobody."""
         for path in reversed(self.list_steps().values()):
             damage = find_damage(path)
             if damage is None:
@@ -127,6 +130,7 @@ class CheckpointFolder:
                 (draft / STATE).write_text(state, encoding="utf-8", newline="\n")
                 self._publish(draft, step)
                 self._prune(step, best)
+                self.after_save()
 
         self._thread = threading.Thread(target=self._run, args=(work, draft), name="checkpoint", daemon=True)
         self._thread.start()
@@ -227,6 +231,11 @@ def list_checkpoints(folder: Path) -> dict[int, Path]:
     """Return the paths of all checkpoints in a folder by their step, the oldest first."""
     paths = {path.name.removeprefix(FINISHED): path for path in folder.glob(f"{FINISHED}*")}
     return {int(step): paths[step] for step in sorted(filter(str.isdecimal, paths), key=int)}
+
+
+def read_step(path: Path) -> int:
+    """Return the step of a checkpoint, which its name tells."""
+    return int(path.name.removeprefix(FINISHED))
 
 
 def read_state(path: Path) -> Record:

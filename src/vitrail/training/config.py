@@ -13,8 +13,10 @@ from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_
 from vitrail.config import Config, ImageSize
 from vitrail.data.transforms.augment import Augmentation, Probability
 from vitrail.data.transforms.mixing import Mixing
+from vitrail.errors import ConfigError
 from vitrail.objectives.build import Kind
 from vitrail.objectives.views import Views
+from vitrail.system.remote import check_address, is_address
 from vitrail.tasks.registry import find_task
 
 Count = Annotated[int, Field(ge=0)]
@@ -374,6 +376,9 @@ class RunSection(Section):
     """How many of the newest checkpoints are kept; the best by evaluation is kept too."""
     most_skipped: Positive = 20
     """The run stops after this many steps in a row without a finite gradient."""
+    copy_to: str | None = None
+    """An address such as s3://bucket/runs/name: every checkpoint is copied there in the background, and at the end the
+    results. Where the folder has no newer checkpoint, the run goes on from the copy. If left out: there is no copy."""
     trackers: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], BeforeValidator(_to_tuple)] = (
         "tensorboard",
     )
@@ -382,6 +387,18 @@ class RunSection(Section):
     """At the end, write a report on the model's inside: report.html."""
     timeout: PositiveFloat = 600.0
     """Seconds that ranks wait for each other before the run ends."""
+
+    @field_validator("copy_to")
+    @classmethod
+    def _check_copy_to(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if not is_address(value):
+            raise ValueError(f"copy_to = {value!r} is no address: give one such as s3://bucket/runs/name")
+        try:
+            return check_address(value)
+        except ConfigError as error:
+            raise ValueError(f"copy_to cannot be used: {error}") from None
 
 
 class RunConfig(Config):

@@ -113,6 +113,8 @@ def change_config(config: RunConfig, update: dict[str, dict[str, Any]], name: st
     """Return the configuration with some values changed and, if `name` is given, a folder inside the run's folder."""
     tree = config.model_dump()
     update = {**update, "run": {**update.get("run", {}), "folder": config.run.folder / name}}
+    if name:
+        update["run"]["copy_to"] = None  # two runs must not have one copy
     return RunConfig(**{section: {**values, **update.get(section, {})} for section, values in tree.items()})
 
 
@@ -169,7 +171,7 @@ def hide_config_folders(config: RunConfig) -> RunConfig:
     data = config.data.model_copy(update={"source": hide_folders(config.data.source)})
     fewshot = None if config.run.fewshot_data is None else hide_folders(config.run.fewshot_data)
     folder = Path(hide_folders(str(config.run.folder)))
-    run = config.run.model_copy(update={"folder": folder, "fewshot_data": fewshot})
+    run = config.run.model_copy(update={"folder": folder, "fewshot_data": fewshot, "copy_to": None})
     weights = None if config.model.weights is None else hide_folders(config.model.weights)
     model = config.model.model_copy(update={"weights": weights})
     return config.model_copy(update={"data": data, "model": model, "run": run})

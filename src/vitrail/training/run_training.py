@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from vitrail.data.open import Data
+from vitrail.data.locate import find_local_path
+from vitrail.data.open import Data, name_data
 from vitrail.errors import TrainingError
 from vitrail.model.architecture import Architecture, TimmArchitecture, VitArchitecture
 from vitrail.model.base import ImageModel
@@ -22,12 +23,14 @@ from vitrail.system.ranks import Ranks, explain_lost_rank, join_ranks
 from vitrail.training.build import build_run, prepare_run
 from vitrail.training.checkpoint import resume
 from vitrail.training.config import RunConfig
+from vitrail.training.copy_thread import keep_copy
 from vitrail.training.fewshot import FewshotRun, OpenFewshot
 from vitrail.training.fit_batch import fit_batch
 from vitrail.training.loop import train
 from vitrail.training.memory import OUT_OF_MEMORY
 from vitrail.training.result import TrainingResult, save_result
 from vitrail.training.run import Progress, RunSetup, TrainingRun
+from vitrail.training.run_copy import RunCopy
 from vitrail.training.run_folder import claim_folder
 from vitrail.training.trackers import Tracker, open_trackers
 from vitrail.weights.card import shorten_labels
@@ -71,10 +74,16 @@ def run_training(
         _apply_settings(config),
         _explain_failures(folder, ranks),
     ):
+        ranks.run_without_timeout(lambda: _fetch_all_data(config, source))
         if fits_batch:
             config = fit_batch(config, ranks, listener, source, start)
         setup = prepare_run(config, ranks, source=source, start=start, open_fewshot=fewshot)
-        with claim_folder(setup), _avoid_broken_attention(setup.learner.objective.model.architecture):
+        copy = _open_copy(config, ranks)
+        with (
+            claim_folder(setup, copy),
+            keep_copy(copy, setup.checkpoints),
+            _avoid_broken_attention(setup.learner.objective.model.architecture),
+        ):
             state = resume(setup)
             with _open_trackers(setup, state.progress.step) as trackers:
                 run = build_run(setup, state.progress, trackers, listener)
@@ -85,6 +94,18 @@ def run_training(
                     ended = {"folder": str(folder), "step": state.progress.step, "steps": run.steps}
                     run.on_event("trained", ended)
             return save_result(run, state.progress)
+
+
+def _fetch_all_data(config: RunConfig, source: Data | None) -> None:
+    """Copy the data of a run to this machine, if an address names it."""
+    find_local_path(config.data.source if source is None else name_data(source))
+    if config.run.fewshot_every is not None and config.run.fewshot_data is not None:
+        find_local_path(config.run.fewshot_data)
+
+
+def _open_copy(config: RunConfig, ranks: Ranks) -> RunCopy | None:
+    """Return the copy of the run in a bucket on the first rank; None if it has none."""
+    return RunCopy(config.run.folder, config.run.copy_to) if config.run.copy_to and ranks.is_first else None
 
 
 @contextmanager

@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.data.locate import find_local_path
 from vitrail.data.open import choose_test_split, list_splits, open_data
 from vitrail.data.order import Indices
 from vitrail.data.sources.source import Sample, Source, make_printable, require_labels
 from vitrail.errors import ConfigError, DataError, did_you_mean
+from vitrail.system.remote import is_address
 from vitrail.training.resolve import read_toml
 
 SUFFIXES = (".csv",)
@@ -48,7 +50,7 @@ class SuiteData:
 
 def find_suite_data(data: str, wanted: Collection[str], known: Collection[str]) -> SuiteData:
     """Find the `wanted` data sets in a folder or a TOML file, which may hold all that are `known`."""
-    path = Path(data).expanduser()
+    path = find_local_path(data)
     if path.is_dir():
         places = _search_folder(path, known)
     elif path.suffix.lower() == ".toml":
@@ -112,7 +114,8 @@ def _read_location(path: Path, name: str, value: Any) -> DataLocation:
 
 def _resolve_path(folder: Path, data: str) -> str:
     """Make a path relative to the TOML file's folder; leave other kinds of DATA as they are."""
-    return data if data == "digits" or data.startswith("hf:") else str(folder / Path(data).expanduser())
+    is_path = data != "digits" and not data.startswith("hf:") and not is_address(data)
+    return data if not is_path else str(folder / Path(data).expanduser())
 
 
 # ---- Parts -----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from vitrail.recipes import RECIPES, find_recipe
 from vitrail.system.events import OnEvent, open_listener
 from vitrail.training import resolve as resolving
 from vitrail.training.config import RunConfig
+from vitrail.training.copy_thread import copy_results
 from vitrail.training.resolve import Settings, Tree, check_keys, merge_settings, name_settings, read_toml, to_toml
 from vitrail.training.result import TrainingResult
 from vitrail.training.run_training import run_training
@@ -65,7 +66,9 @@ def train(
         result = run_training(
             config, source=data, fewshot=open_training_fewshot, fits_batch=fits_batch, on_event=listener
         )
-        return write_run_report(result, source=data, on_event=listener)
+        result = write_run_report(result, source=data, on_event=listener)
+        copy_results(config)
+        return result
 
 
 def _take_data(data: Data | None, settings: Settings) -> tuple[Data | None, Settings]:

@@ -31,6 +31,7 @@ from vitrail.system.ranks import require_one_process
 from vitrail.system.results import format_count, to_plain
 from vitrail.training.build import TrainingData, divide_validation, open_training_data
 from vitrail.training.config import RunConfig
+from vitrail.training.copy_thread import copy_results, find_begun_run
 from vitrail.training.resolve import change_config, read_toml, resolve
 from vitrail.training.result import TrainingResult
 from vitrail.training.run_folder import CONFIG_FILE
@@ -77,7 +78,7 @@ def train_classifier(request: FinetuneRequest, listener: OnEvent) -> FinetuneRes
     config = _set_division(config, data, summary, request)
     minutes = choose_minutes(request, config)
     takes_length = not request.sweep and not request.given_keys & LENGTH_KEYS
-    if takes_length and (config.run.folder / CONFIG_FILE).is_file():
+    if takes_length and find_begun_run(config):
         config, network = read_begun_run(config, request, network, listener)
         listener("choices", list_choices(config, minutes, None))
     else:
@@ -108,6 +109,7 @@ def train_classifier(request: FinetuneRequest, listener: OnEvent) -> FinetuneRes
         images = open_untouched_images(result, data, summary)
         calibrate_trained(result.model, images, options, listener, data_name, result.weights)
     written = write_run_report(result, source=data, scores=scores, is_brief=minutes is not None, on_event=listener)
+    copy_results(config)
     judged = None if scores is None else scores.report
     is_tested = judged is not None and reports_on_test(config, summary)
     return FinetuneResult(

@@ -18,6 +18,7 @@ from vitrail.model.base import ImageModel
 from vitrail.system.events import OnEvent, send_messages
 from vitrail.system.files import short_name
 from vitrail.training.config import RunConfig
+from vitrail.training.copy_thread import copy_results, find_begun_run
 from vitrail.training.resolve import build_config, change_config, read_toml
 from vitrail.training.result import TrainingResult
 from vitrail.training.run_folder import CONFIG_FILE, START_FOLDER
@@ -76,7 +77,7 @@ def train_task(request: FinetuneRequest, listener: OnEvent) -> TaskResult:
         rates = [config.optimizer.learning_rate * factor for factor in RATE_FACTORS]
     minutes = choose_minutes(request, config)
     takes_length = not request.sweep and not request.given_keys & LENGTH_KEYS
-    if takes_length and (config.run.folder / CONFIG_FILE).is_file():
+    if takes_length and find_begun_run(config):
         config, network = read_begun_run(config, request, network, listener)
         listener("choices", list_choices(config, minutes, None))
     else:
@@ -103,6 +104,7 @@ def train_task(request: FinetuneRequest, listener: OnEvent) -> TaskResult:
     judgement = judge_run(result, request, summary, listener)
     scores = None if judgement is None else judgement.scores
     written = write_run_report(result, source=data, scores=scores, is_brief=minutes is not None, on_event=listener)
+    copy_results(config)
     return TaskResult(
         model=result.model,
         folder=result.folder,

@@ -19,6 +19,7 @@ from vitrail.data.check.overlap_page import make_page
 from vitrail.data.check.report import FACTS, NO_FILE, DataReport, SplitFacts
 from vitrail.data.check.sums import find_changed_files
 from vitrail.data.check.targets import check_targets
+from vitrail.data.locate import find_local_path
 from vitrail.data.open import Data, add_labels_from, add_task, name_data, open_splits
 from vitrail.data.parallel import map_samples, resolve_worker_count
 from vitrail.data.sample_names import find_data_folder, identify_sample
@@ -136,7 +137,7 @@ def check_data(
 
 def _check_other_data(data: Data, sources: dict[str, Source], against: Data, others: dict[str, Source]) -> None:
     """Raise a ConfigError if data is compared with itself: every image would repeat itself."""
-    places = [find_data_folder(each) and Path(name_data(each)).expanduser().resolve() for each in (data, against)]
+    places = [find_data_folder(each) and find_local_path(name_data(each)).resolve() for each in (data, against)]
     is_same = data is against or (isinstance(data, str) and data == against)
     if (is_same or (places[0] is not None and places[0] == places[1])) and sources.keys() & others.keys():
         raise ConfigError(
@@ -214,7 +215,7 @@ def _find_ignored(data: Data, source: Source) -> Iterator[tuple[str, str]]:
         return
     if (
         not isinstance(source, FileSource)
-        or Path(str(data)).expanduser().is_file()
+        or find_local_path(str(data)).is_file()
         or len(list(source.root.glob("*.csv"))) == 1
     ):
         return

@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail import __version__
+from vitrail.data.locate import find_local_path
 from vitrail.data.open import Data, add_labels_from, add_task, name_data, open_splits
 from vitrail.data.order import Order
 from vitrail.data.packing.pack_journal import BrokenRecord, PackJournal, Plan, read_finished_pack
@@ -102,7 +103,7 @@ def pack_data(
     _check_options(format, shard_mb, resize)
     data = recognise_data(add_task(add_labels_from(data, labels_from), task, labels))
     workers, out, folder = resolve_worker_count(workers), Path(out).expanduser(), find_data_folder(data)
-    if folder and Path(name_data(data)).expanduser().is_dir() and out.resolve().is_relative_to(folder.resolve()):
+    if folder and find_local_path(name_data(data)).is_dir() and out.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{out} lies inside {name_data(data)} and would become a part of it: give another folder")
     names = None if without is None else read_list(Path(without).expanduser())
     whole = open_splits(data, split)

@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.locate import group_files_by_split, list_shard_files, match_all_splits, match_splits, resolve_path
+from vitrail.data.locate import (
+    find_local_path,
+    group_files_by_split,
+    list_shard_files,
+    match_all_splits,
+    match_splits,
+    resolve_path,
+)
 from vitrail.data.sources.image_files import is_image_name, list_folders, read_stat, walk_files
 from vitrail.data.sources.layout import is_part_name
 from vitrail.data.sources.source import SPLITS
@@ -85,7 +92,7 @@ def find_stored_task(data: Any) -> bool:
     """Return whether data are shards that `vitrail data pack` wrote with a task."""
     if not isinstance(data, str | Path) or str(data).startswith("hf:") or str(data) == "digits":
         return False
-    path = Path(data).expanduser()
+    path = find_local_path(data)
     return (path.is_dir() or path.suffix.lower() in SHARDS) and _read_task_beside(path) is not None
 
 
