@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,8 @@ import vitrail
 from vitrail.cli import app
 from vitrail.data.check.near_names import find_misspelt
 from vitrail.data.open import add_task
+from vitrail.data.task_data import recognise_task
+from vitrail.errors import DataError
 from vitrail.tasks.tags import Tags
 
 
@@ -122,7 +125,35 @@ def test_attributes(tmp_path):
 def test_twice_the_same_image_with_other_tags(tmp_path):
     rows = ["0.png,a|b", "1.png,a", "0.png,b"]
     (sentence,) = [text for _, text in find(check(write_csv(tmp_path, "image,tags", rows, 2)), "duplicate")]
-    assert "conflicting labels: tags b here, tags a|b there" in sentence
+    assert sentence.endswith("rows.csv, line 4 and line 2), and conflicting labels: tags b here, tags a|b there")
+    rows = ["0.png,a|b,val", "1.png,a,train", "2.png,b,train", "1.png,b,train"]
+    (sentence,) = [text for _, text in find(check(write_csv(tmp_path, "image,tags,split", rows, 3)), "duplicate")]
+    assert "rows.csv, line 5 and line 3), and" in sentence  # as the table counts, not the split
+    rows = [f"{i}.png,a,train" for i in range(2)]
+    report = check(write_csv(tmp_path, "image,label,split", [*rows, "0.png,a,train"]))
+    assert find(report, "duplicate")[0][1].endswith("0.png")  # plain labels keep no lines
+
+
+@pytest.mark.parametrize("column", ["tags", "words"])
+@pytest.mark.parametrize("mark", [", ", ";"])
+def test_several_tags_in_a_cell_that_are_read_as_one(tmp_path, column, mark):
+    rows = [f'{i}.png,"Birman{mark}cat"' for i in range(3)] + ["3.png,dog", '4.png,"[""a, b""]"', "5.png,"]
+    path = write_csv(tmp_path, f"image,{column}", rows, 6)
+    sentence = (
+        f"3 of 5 cells look like several tags separated by ',' or ';', such as 'Birman{mark}cat': write a|b, or a list"
+    )
+    for options in ({"task": "tags"}, {"task": "tags", "labels": column}, *([{}] if column == "tags" else [])):
+        assert find(check(path, **options), "joined") == [(column, sentence)]
+    data = add_task(path, "tags")
+    if column == "words":
+        assert recognise_task(data).names == (f"Birman{mark}cat", "a, b", "dog")
+        return
+    for each in (path, data):
+        with pytest.raises(DataError, match=re.escape(f"rows.csv, column tags: {sentence}")):
+            vitrail.finetune(each, "Ti/16", quick=True)
+    few = write_csv(tmp_path, "image,tags", ["0.png,a|b", '1.png,"a,b"', '2.png,"[""c, d""]"'], 3)
+    assert recognise_task(few).names == ("a", "a,b", "b", "c, d")
+    assert find(check(few), "joined")[0][1].startswith("1 of 3 cells look like")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -159,6 +190,9 @@ def test_the_command(tmp_path):
     ("counts", "expected"),
     [
         ({"horse": 50, "hrose": 1}, {"hrose": "horse"}),
+        ({"Dog": 50, "dgo": 5}, {"dgo": "Dog"}),
+        ({"Dog": 50, "dgo": 6}, {}),
+        ({"ab": 50, "ba": 1, "dog": 50, "dogs": 1, "do": 1}, {}),
         ({"horse": 50, "horses": 5}, {"horses": "horse"}),
         ({"horse": 50, "horses": 6}, {}),
         ({"living room": 5, "Living_Room": 4}, {"Living_Room": "living room"}),

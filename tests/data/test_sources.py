@@ -567,7 +567,11 @@ def test_a_split_that_cannot_be_made(tmp_path):
     [
         (b"image,label\na.png\n", "line 2: there is no label"),
         (b"image,label\n,cat\n", "line 2: there is no image"),
-        (b"image,label,split\n\xff\xfe,cat,train\n", "cannot be read"),
+        (
+            b"image,label,split\n\xff\xfe,cat,train\n",
+            "line 2 cannot be read, for it is not UTF-8: save it as CSV U",
+        ),
+        (b"image;label\na.png;cat\n", "x.csv, line 1: the cells are separated by ';': save it with commas"),
     ],
 )
 def test_a_csv_with_holes(content, sentence, tmp_path):

@@ -19,6 +19,7 @@ from vitrail.data.sources.memory import InMemorySource
 from vitrail.data.sources.source import compute_fingerprint, halve_source, hold_out, take_share
 from vitrail.data.task_data import TaskData, recognise_data, recognise_task
 from vitrail.errors import ConfigError, DataError
+from vitrail.tasks.levels import Levels
 from vitrail.tasks.tags import Tags
 
 NAMES = ("cat", "indoor", "outdoor")
@@ -240,6 +241,80 @@ def test_a_models_task_fits_another_layout(tmp_path):
     ages = recognise_task(add_task(listed / "rows.csv", None, "age"))
     with pytest.raises(DataError, match="no column 'age'"):
         open_data(TaskData(columns / "rows.csv", ages), "train")
+
+
+@pytest.mark.parametrize("column", ["species", "names", "words"])
+def test_a_model_of_tags_does_not_take_any_column_for_its_tags(tmp_path, column):
+    learned = Tags(names=("cat", "dog"), column="tags")
+    path = write_csv(tmp_path, f"image,{column},age", ["0.png,cat,1", "1.png,dog,2"], 2)
+    error = f"has no column 'tags', which the model learned, but {column}, age: say which holds the tags, as labels="
+    with pytest.raises(DataError, match=rf"{error}'NAME' \(--labels NAME\)"):
+        open_data(TaskData(path, learned))
+    assert open_data(TaskData(path, learned, (column,))).targets(0, 2)["tags"].tolist() == [[1, 0], [0, 1]]
+    other = learned.model_copy(update={"column": None})
+    with pytest.raises(DataError, match=r"has no column 'cat'.*--labels NAME"):
+        open_data(TaskData(path, other))
+
+
+@pytest.mark.parametrize(
+    ("head", "rows", "column"),
+    [
+        ("image,keywords", ["0.png,cat", "1.png,dog"], "keywords"),
+        ("image,species,Labels", ["0.png,Birman,cat", "1.png,Akita,dog"], "Labels"),
+        ("image,label", ["0.png,cat|dog", "1.png,dog"], "label"),
+    ],
+)
+def test_a_model_of_tags_takes_a_column_that_surely_holds_tags(tmp_path, head, rows, column):
+    source = open_data(TaskData(write_csv(tmp_path, head, rows, 2), Tags(names=("cat", "dog"), column="tags")))
+    assert source.task.column == column
+    assert not source.broken_rows
+
+
+def test_a_model_of_levels_takes_a_column_of_labels_and_no_other(tmp_path):
+    learned = Levels(names=("1", "2"), column="stars")
+    path = write_csv(tmp_path, "image,label,age", ["0.png,1,30", "1.png,2,40"], 2)
+    assert open_data(TaskData(path, learned)).task.column == "label"
+    path = write_csv(tmp_path, "image,grade", ["0.png,1", "1.png,2"], 2)
+    with pytest.raises(DataError, match="no column 'stars', which the model learned, but grade: say which holds the l"):
+        open_data(TaskData(path, learned))
+
+
+SPLIT_ROWS = [f"{i}.png,{'ab'[i % 2]},{('Train', 'test', '')[i % 3]}" for i in range(6)]
+
+
+@pytest.mark.parametrize("column", ["splt", "set", "part"])
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [("label", {}), ("tags", {}), ("word", {"labels": "word"}), ("word", {"task": "attributes"})],
+)
+def test_a_column_of_splits_with_another_name_is_an_error(tmp_path, column, target, options):
+    path = write_csv(tmp_path, f"image,{target},{column}", SPLIT_ROWS, 6)
+    calls = [recognise_data, open_data, list_splits] if target == "label" else [recognise_task, open_data, list_splits]
+    for call in calls if options or target == "label" else calls[:1]:
+        with pytest.raises(DataError, match=f"column '{column}' holds Train and test: call it split, or leave it out"):
+            call(add_task(path, **options))
+    with pytest.raises(DataError, match="call it split"):
+        open_data(TaskData(path, Tags(names=("a", "b"), column=target)))
+
+
+@pytest.mark.parametrize(
+    ("head", "rows", "options"),
+    [
+        ("image,label", ["0.png,train", "1.png,test"], {}),
+        ("image,vehicle", ["0.png,train", "1.png,test"], {}),
+        ("image,vehicle,size", ["0.png,train,1", "1.png,test,2"], {"labels": "vehicle"}),
+        ("image,tags,size", ["0.png,train,1", "1.png,test,2"], {}),
+        ("image,vehicle,size", ["0.png,train,big", "1.png,test,small"], {"labels": "vehicle,size"}),
+        ("image,label,set", ["0.png,a,train", "1.png,b,train"], {}),
+        ("image,label,set", ["0.png,a,train", "1.png,b,training"], {}),
+        ("image,label,set", ["0.png,a,train", "1.png,b,test", "1.png,b,bus"], {}),
+        ("image,label,set,split", ["0.png,a,train,train", "1.png,b,test,train"], {}),
+    ],
+)
+def test_names_of_splits_that_are_no_splits(tmp_path, head, rows, options):
+    data = add_task(write_csv(tmp_path, head, rows, 2), **options)
+    assert recognise_task(data)
+    assert "test" not in list_splits(recognise_data(data))
 
 
 def test_whatever_wraps_a_source_keeps_its_targets(tmp_path):

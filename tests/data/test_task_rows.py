@@ -119,7 +119,11 @@ def test_long_lines_and_large_files(tmp_path, monkeypatch):
         ("a.csv", b"image,tags\n", "lists no images"),
         ("a.csv", b"name,tags\nx,y\n", "it needs one of image"),
         ("a.csv", b"image,tags,tags\nx,y,z\n", "two columns 'tags'"),
-        ("a.csv", b"image,tags\nx,\xff\n", "cannot be read"),
+        ("a.csv", b"image,tags\nx,\xff\n", "a.csv, line 2 cannot be read, for it is not UTF-8: save it as CSV UTF-8"),
+        ("a.csv", "image,tags\nx,a\n".encode("utf-16"), "line 1 cannot be read, for it is not UTF-8"),
+        ("a.csv", b"image;tags\nx;a\n", "a.csv, line 1: the cells are separated by ';': save it with commas"),
+        ("a.csv", b'"image";"tags"\n"x";"a"\n', "line 1: the cells are separated by ';'"),
+        ("a.csv", b"image\ttags\nx\ta\n", "line 1: the cells are separated by tabs: save it with commas"),
         ("a.csv", b"image,tags\nx," + b"y" * 200_000, "line 2: field larger"),
         ("a.csv", b"image\nx\n", "no column beside the images"),
         ("a.csv", b"image,tags\n,\n,\n", "no row can be used; line 2: there is no image"),
@@ -135,6 +139,24 @@ def test_tables_that_cannot_be_used(tmp_path, name, content, error):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=error):
         open_data(add_task(tmp_path / name, "tags"))
+
+
+@pytest.mark.parametrize("options", [{"task": "numbers"}, {"labels": "age"}])
+def test_numbers_with_commas_say_how_to_write_them(tmp_path, options):
+    path = write_csv(tmp_path, "image,age", ["0.png,7", '1.png,"12,5"', '2.png,"1,234"'], 3)
+    with pytest.raises(DataError, match=r"rows\.csv, line 3: age is '12,5': write 12\.5$"):
+        recognise_task(add_task(path, **options))
+    with pytest.raises(DataError, match=r"line 3: age is '12,5': write 12\.5$"):
+        recognise_task(path)
+    rows = [f"{i}.png,{i}.5" for i in range(3, 30)]
+    path = write_csv(tmp_path, "image,age", ['0.png,"12,5"', '1.png,"1,234"', '2.png,"1,2,3"', *rows])
+    assert list(read_bad_rows(path, **options).values()) == [
+        "rows.csv, line 2: age is '12,5': write 12.5",
+        "rows.csv, line 3: age is '1,234': write 1.234 or 1234",
+        "rows.csv, line 4: age is '1,2,3', which is no number",
+    ]
+    path = write_csv(tmp_path, "image,label", ['0.png,"1,2"', '1.png,"2,3"'])
+    assert recognise_task(path).names == ("1,2", "2,3")  # perhaps two classes
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")

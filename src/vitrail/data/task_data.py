@@ -10,7 +10,7 @@ JSON beside the images of tar shards, or a list of (image, target) in Python.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +21,14 @@ from vitrail.data.order import Indices
 from vitrail.data.sources.annotated import LABELS, AnnotatedSource
 from vitrail.data.sources.folder import FileSource, check_base
 from vitrail.data.sources.source import SPLITS, Source, Subset
+from vitrail.data.sources.split_columns import refuse_split_columns
 from vitrail.data.tables.open_table import read_table, stamp_table
-from vitrail.data.tables.recognise import ColumnGuide, fit_columns, learn_task
+from vitrail.data.tables.recognise import ColumnGuide, fit_columns, learn_task, refuse_joined_tags
 from vitrail.data.tables.row_table import RowTable
 from vitrail.errors import ConfigError, DataError
 from vitrail.system.files import describe_reason
 from vitrail.tasks.registry import find_task
+from vitrail.tasks.tags import TAGS
 from vitrail.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ class TaskData:
     """A task, which a model has learned; or a kind of task; None to recognise it."""
     columns: tuple[str, ...] = ()
     """The columns to learn; none to find them."""
+    allows_joined_tags: bool = False
+    """Whether a column of tags may hold mostly cells such as `indoor, cat`, because `data check` lists them."""
 
     @property
     def kind(self) -> str | None:
@@ -69,11 +73,14 @@ def recognise_task(data: Data) -> Task:
     return open_data(wrapped.data, splits[0] if splits else None).task
 
 
-def recognise_data(data: Data) -> Data:
-    """Return data as functions take it: with its task if a table tells another than one label; else as it is."""
+def recognise_data(data: Data, *, allows_joined_tags: bool = False) -> Data:
+    """Return data as functions take it: with its task if a table tells another than one label; else as it is.
+
+    `allows_joined_tags` is for `data check`: see `TaskData`.
+    """
     if isinstance(data, TaskData):
-        return data
-    found = open_annotated(TaskData(data))
+        return replace(data, allows_joined_tags=allows_joined_tags)
+    found = open_annotated(TaskData(data, allows_joined_tags=allows_joined_tags))
     return data if found is None else TaskData(data, found[0].task)
 
 
@@ -118,7 +125,8 @@ def _build(data: TaskData) -> tuple[AnnotatedSource, dict[str, Indices]] | None:
         table = read_table(data.data, (), labels_only=False) or table  # with all columns, so that the error names them
     matches = _mark_rows_without_split(table)
     splits = _divide(table, matches)
-    if (task := _find_task(data, table, splits.get("train"))) is None:
+    task = _find_task(data, table, splits.get("train"))
+    if task is None:
         return None
     images = table.open_images()
     if isinstance(images, FileSource) and table.file is not None:
@@ -136,10 +144,16 @@ def _find_task(data: TaskData, table: RowTable, training: Indices | None) -> Tas
     `training` are the rows to train on; None if there are no splits.
     """
     if isinstance(data.task, Task):
-        return fit_columns(data.task, table, data.columns)
+        task = fit_columns(data.task, table, data.columns)
+        refuse_split_columns(table.title, table.split_columns, task.columns)
+        return task
     if table.task is not None and data.kind in (None, table.task.kind) and not data.columns:
         return fit_columns(table.task, table, ())
     kind, columns = ColumnGuide(table, data.kind, data.columns).choose()
+    # Of several columns that were found, none is surely to be learned.
+    refuse_split_columns(table.title, table.split_columns, columns if len(columns) == 1 else data.columns)
+    if kind == TAGS and len(columns) == 1 and not data.allows_joined_tags:
+        refuse_joined_tags(table, columns[0])
     if kind == LABELS and not data.columns and columns[0] in table.plain_labels:
         return None
     return learn_task(table, kind, columns, training)

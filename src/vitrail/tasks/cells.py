@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ YES, NO = ("1", "true", "yes"), ("0", "false", "no")
 LARGEST = 1e30
 """Numbers and their squares must fit what a model computes with."""
 Read = TypeVar("Read")
+_DECIMAL_COMMA, _THOUSANDS = re.compile(r"[+-]?\d*,\d+"), re.compile(r"[+-]?[1-9]\d{0,2},\d{3}")
 
 
 def read_good_cells(read: Callable[[Cell], Read], cells: Iterable[Cell]) -> list[Read]:
@@ -75,6 +77,28 @@ def split_tags(cell: Cell) -> list[str]:
     return names
 
 
+def is_joined(cell: Cell) -> bool:
+    """Return whether a cell looks like several tags in one, such as `indoor, cat` or `indoor;cat`."""
+    return (
+        isinstance(cell, str)
+        and ("," in cell or ";" in cell)
+        and SEPARATOR not in cell
+        and not cell.strip().startswith("[")
+    )
+
+
+def explain_joined_tags(cells: Iterable[Cell]) -> str:
+    """Return a sentence on the cells of a column that look like several tags in one; "" if there are none."""
+    filled = [cell for cell in cells if not is_empty(cell)]
+    joined = [str(cell).strip() for cell in filled if is_joined(cell)]
+    if not joined:
+        return ""
+    return (
+        f"{len(joined):,} of {len(filled):,} cells look like several tags separated by ',' or ';', such as "
+        f"{joined[0][:50]!r}: write a{SEPARATOR}b, or a list"
+    )
+
+
 def read_yes_or_no(column: str, cell: Cell) -> bool:
     """Return whether a cell says yes: 1, true or yes; 0, false, no and nothing say no."""
     text = "" if cell is None else str(cell).strip().lower()
@@ -90,7 +114,18 @@ def read_number(column: str, cell: Cell) -> float:
     try:
         number = float(str(cell).replace("_", "?"))
     except ValueError:
-        raise DataError(f"{column} is {str(cell)[:50]!r}, which is no number") from None
+        point = suggest_point(cell)
+        problem = f": write {point}" if point else ", which is no number"
+        raise DataError(f"{column} is {str(cell)[:50]!r}{problem}") from None
     if abs(number) > LARGEST:
         raise DataError(f"{column} is {str(cell)[:50]!r}: give a number from {-LARGEST:g} to {LARGEST:g}")
     return number
+
+
+def suggest_point(cell: Cell) -> str:
+    """Return how to write a number with a comma: 12.5 for 12,5, and 1.234 or 1234 for 1,234; "" for other cells."""
+    text = cell.strip()[:50] if isinstance(cell, str) else ""
+    if not _DECIMAL_COMMA.fullmatch(text):
+        return ""
+    point = text.replace(",", ".")
+    return f"{point} or {text.replace(',', '')}" if _THOUSANDS.fullmatch(text) else point

@@ -94,10 +94,10 @@ def check_data(
         check_out_file(place, option)
     if against is None and any(each is not None for each in (page, names, against_split, against_labels_from)):
         raise ConfigError("page, names, against_split and against_labels_from go with against: name the other data too")
-    data = recognise_data(add_task(add_labels_from(data, labels_from), task, labels))
+    data = recognise_data(add_task(add_labels_from(data, labels_from), task, labels), allows_joined_tags=True)
     sources, others = open_splits(data, split), dict[str, Source]()
     if against is not None:
-        against = recognise_data(add_labels_from(against, against_labels_from))
+        against = recognise_data(add_labels_from(against, against_labels_from), allows_joined_tags=True)
         others = open_splits(against, against_split)
         _check_other_data(data, sources, against, others)
     parts = [

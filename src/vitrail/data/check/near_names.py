@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 
 SHORTEST, LONGEST = 4, 100
 """Letters of names that are compared."""
+SHORTEST_SWAPPED = 3
+"""Letters of names that are compared for two that are swapped, such as dog and dgo."""
 TIMES_RARER = 10
 """How many times rarer than its neighbour a name is that differs by a letter."""
 _SPACES = re.compile(r"(?<=[^\W\d_])[\s_-]+(?=[^\W\d_])")
@@ -20,7 +22,8 @@ def find_misspelt(counts: Mapping[str, int]) -> dict[str, str]:
         counts: how often each name occurs. A name that differs from another by its case, or by spaces, hyphens and
             underscores between letters alone, is misspelt if it is rarer; of two that are as frequent, and have
             four letters or more, the one that sorts last is. One that differs by a letter (one more, one less,
-            another, or two swapped) is misspelt if it is at least 10 times rarer and has four letters or more.
+            another, or two swapped) is misspelt if it is at least 10 times rarer and has four letters or more, or
+            three of which two are swapped.
             Names that differ by a digit or by other punctuation, such as room1 and room2 or C and C++, are not
             misspelt, and neither are numbers.
     """
@@ -46,7 +49,7 @@ def _fold(name: str) -> str:
 def _list_traces(name: str) -> Iterator[str]:
     """Yield a name, and it without each of its letters: two names that differ by a letter share one of these."""
     yield name
-    if len(name) >= SHORTEST:
+    if len(name) >= SHORTEST_SWAPPED:
         yield from (name[:place] + name[place + 1 :] for place in range(len(name)))
 
 
@@ -57,14 +60,16 @@ def _is_misspelt(name: str, other: str, counts: Mapping[str, int]) -> bool:
     if ours == theirs:
         is_last = counts[name] == counts[other] and name > other and len(ours) >= SHORTEST
         return counts[name] < counts[other] or is_last
-    if counts[name] * TIMES_RARER > counts[other] or min(len(ours), len(theirs)) < SHORTEST:
+    if counts[name] * TIMES_RARER > counts[other]:
         return False
+    shortest = min(len(ours), len(theirs))
     # Equal letters at both ends leave at most one letter each, or two that are swapped.
     while ours and theirs and ours[0] == theirs[0]:
         ours, theirs = ours[1:], theirs[1:]
     while ours and theirs and ours[-1] == theirs[-1]:
         ours, theirs = ours[:-1], theirs[:-1]
-    is_near = max(len(ours), len(theirs)) <= 1 or (len(ours) == 2 and ours == theirs[::-1])
+    is_swapped = len(ours) == 2 and ours == theirs[::-1] and shortest >= SHORTEST_SWAPPED
+    is_near = is_swapped or (max(len(ours), len(theirs)) <= 1 and shortest >= SHORTEST)
     return is_near and all(unicodedata.category(letter)[0] in "LM" for letter in ours + theirs)
 
 

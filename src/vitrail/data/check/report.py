@@ -21,7 +21,7 @@ from vitrail.data.check.finding import DataFinding as DataFinding
 from vitrail.data.check.overlap import Overlap
 from vitrail.data.check.targets import TargetReport, describe_cells, list_untaught
 from vitrail.data.order import Indices
-from vitrail.data.sources.annotated import LABELS
+from vitrail.data.sources.annotated import LABELS, find_row_place
 from vitrail.data.sources.source import Source
 from vitrail.data.transforms.decode import FORMATS, MOST_PIXELS_SERVING
 from vitrail.system.results import Result, Rows
@@ -36,6 +36,7 @@ FINDING_KINDS = {
     "duplicate": "twice in its split",
     "classes": "splits whose classes differ",
     "untaught": "what no image to train on has",
+    "joined": "several tags in a cell that are read as one",
     "misspelt": "a rare name that is nearly a frequent one",
     "outlier": "a number far from all others",
     "empty": "a row with nothing to learn",
@@ -49,7 +50,7 @@ FINDING_KINDS = {
 }
 """The kinds of findings, the most serious first."""
 FAILING_KINDS = ("unreadable", "truncated", "changed", "row", "leak", "repeated")
-TARGET_KINDS = ("untaught", "misspelt", "outlier", "empty", "missing", "constant")
+TARGET_KINDS = ("untaught", "joined", "misspelt", "outlier", "empty", "missing", "constant")
 """The kinds of findings about targets."""
 MOST_ROWS = 30
 """Rows of a table that people are shown."""
@@ -337,6 +338,9 @@ class DataReport(Result):
         part, other = self.parts[owner], self.parts[other_owner]
         here, there = part.describe_target(index), other.describe_target(other_index)
         sentence = f"the same content as {other.name(other_index)}" + (f" of {other.split}" if kind == "leak" else "")
+        rows = [find_row_place(part.source, index), find_row_place(other.source, other_index)]
+        if all(rows):
+            sentence += f" ({rows[0]} and {rows[1].removeprefix(rows[0].rpartition(', ')[0] + ', ')})"
         conflict = f", and conflicting labels: {here} here, {there} there" if here != there else ""
         return DataFinding(kind, part.split, part.name(index), sentence + conflict)
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from vitrail.data.check.finding import DataFinding
 from vitrail.data.check.near_names import find_misspelt
-from vitrail.data.sources.annotated import AnnotatedSource, find_bad_rows
-from vitrail.data.sources.source import Source, Subset
+from vitrail.data.sources.annotated import find_bad_rows, find_row_place
+from vitrail.data.sources.source import Source
 from vitrail.errors import DataError
 from vitrail.system.results import format_count
-from vitrail.tasks.cells import is_empty, read_name, read_number, read_yes_or_no, split_tags
+from vitrail.tasks.cells import explain_joined_tags, is_empty, read_name, read_number, read_yes_or_no, split_tags
 from vitrail.tasks.tags import Tags
 from vitrail.tasks.task import Cell, Task
 
@@ -93,6 +93,8 @@ class _TargetChecker:
             tags = [[n for n in task.names if read_yes_or_no(n, cells[n])] for _, _, cells in self.rows]
         else:
             tags = [split_tags(cells[task.column]) for _, _, cells in self.rows]
+            if joined := explain_joined_tags(cells[task.column] for _, _, cells in self.rows):
+                self._add("joined", None, task.column, joined)
         counts = self._count(tags, task.names)
         self._add_misspelt("tag", counts, tags)
         for name, each in counts.items():
@@ -221,11 +223,7 @@ class _TargetChecker:
     def _locate(self, row: Row) -> str:
         """Return where a row stands, or the name of its image."""
         split, index, _ = row
-        source = self.sources[split]
-        whole, place = (source.whole, int(source.indices[index])) if isinstance(source, Subset) else (source, index)
-        if isinstance(whole, AnnotatedSource) and whole.places is not None:
-            return whole.places[place]
-        return source.display_name(index)
+        return find_row_place(self.sources[split], index) or self.sources[split].display_name(index)
 
     def _add(self, kind: str, row: Row | None, name: str, sentence: str) -> None:
         split = row[0] if row else next(iter(self.sources)) if len(self.sources) == 1 else "all"

@@ -109,3 +109,10 @@ def find_bad_rows(source: Source) -> frozenset[int]:
     if isinstance(source, Subset) and (bad := find_bad_rows(source.whole)):
         return frozenset(np.flatnonzero(np.isin(source.indices, list(bad))).tolist())
     return frozenset()
+
+
+def find_row_place(source: Source, index: int) -> str:
+    """Return where the row of a sample stands, such as "labels.csv, line 7"; "" if the source does not know."""
+    if isinstance(source, Subset):
+        return find_row_place(source.whole, int(source.indices[index]))
+    return source.places[index] if isinstance(source, AnnotatedSource) and source.places is not None else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import io
 import json
 import logging
 import os
@@ -17,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.order import Indices
+from vitrail.data.sources.csv_text import explain_encoding, read_csv_lines
 from vitrail.data.sources.image_files import make_printable, read_stat
 from vitrail.data.sources.source import Sample, Source, read_file
+from vitrail.data.sources.split_columns import SplitColumnFinder, refuse_split_columns
 from vitrail.data.sources.table_cache import MappedTable, load_or_build_table
 from vitrail.errors import DataError
 from vitrail.system.files import open_regular_file
@@ -158,8 +159,19 @@ def check_base(path: Path, files: FileSource) -> None:
 def read_csv_splits(path: Path) -> set[str]:
     """Return the values of the column `split`; empty if there is no such column."""
     with _open_csv_reader(path) as reader:
-        column = find_split_column(reader.fieldnames or ())
-        return set() if column is None else {row[column] or "" for row in reader}
+        names = list(reader.fieldnames or ())
+        column = find_split_column(names)
+        if column is not None:
+            return {row[column] or "" for row in reader}
+        image, label = _find_columns(names)
+        others = [name for name in names if name not in (image, label)]
+        finder = SplitColumnFinder()
+        for row in reader if label is not None else ():
+            if finder.has_excluded(others):
+                break
+            finder.add({name: row[name] for name in others})
+        refuse_split_columns(make_printable(path), finder.find(), ())
+        return set()
 
 
 def find_split_column(names: Sequence[str]) -> str | None:
@@ -167,14 +179,20 @@ def find_split_column(names: Sequence[str]) -> str | None:
     return next((name for name in names if name.lower() == "split"), None)
 
 
+def _find_columns(names: Sequence[str]) -> tuple[str | None, str | None]:
+    """Return the columns of images and of labels; None for one that is not there."""
+    image, label = (
+        next((name for name in names if name.lower() in known), None) for known in (IMAGE_COLUMNS, LABEL_COLUMNS)
+    )
+    return image, label
+
+
 def _read_csv_rows(path: Path, split: str | None) -> Iterator[tuple[str, str]]:
     """Yield the image path and the label of each row."""
     with _open_csv_reader(path) as reader:
         names = list(reader.fieldnames or ())
         column = find_split_column(names)
-        image, label = (
-            next((name for name in names if name.lower() in known), None) for known in (IMAGE_COLUMNS, LABEL_COLUMNS)
-        )
+        image, label = _find_columns(names)
         if image is None or label is None:
             raise DataError(
                 f"{path} has the columns {', '.join(names) or 'none'}: it needs one of {', '.join(IMAGE_COLUMNS)} "
@@ -191,8 +209,10 @@ def _read_csv_rows(path: Path, split: str | None) -> Iterator[tuple[str, str]]:
 def _open_csv_reader(path: Path) -> Iterator[csv.DictReader[str]]:
     try:
         with open_regular_file(path) as file:
-            yield csv.DictReader(io.TextIOWrapper(file, newline="", encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+            yield csv.DictReader(read_csv_lines(file, make_printable(path)))
+    except UnicodeDecodeError:
+        raise DataError(explain_encoding(path, make_printable(path))) from None
+    except (OSError, csv.Error) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
 
 

@@ -12,7 +12,18 @@ from vitrail.data.order import Indices
 from vitrail.data.sources.folder import LABEL_COLUMNS, sort_classes
 from vitrail.data.tables.row_table import RowTable
 from vitrail.errors import ConfigError, DataError
-from vitrail.tasks.cells import SEPARATOR, is_empty, read_good_cells, read_name, read_number, read_yes_or_no, split_tags
+from vitrail.tasks.cells import (
+    SEPARATOR,
+    explain_joined_tags,
+    is_empty,
+    is_joined,
+    read_good_cells,
+    read_name,
+    read_number,
+    read_yes_or_no,
+    split_tags,
+    suggest_point,
+)
 from vitrail.tasks.labels import Labels
 from vitrail.tasks.registry import find_task
 from vitrail.tasks.tags import Tags
@@ -23,7 +34,7 @@ TAG_COLUMNS = ("tags", "labels", "keywords")
 ALWAYS_TAGS = ("tags", "keywords")
 """Columns that hold tags even if no image has more than one."""
 MANY_VALUES = 20
-"""A named column of whole numbers with more different ones is numbers, and not classes."""
+"""A column of whole numbers with more different ones is numbers, and not classes, unless it is called as labels are."""
 MOSTLY = 0.9
 """The share of filled cells that must be numbers in a column of numbers, or 0 and 1 in one of a tag; the others are
 mistakes."""
@@ -44,6 +55,8 @@ class ColumnFacts:
     """Cells with a number that is not whole."""
     values: int
     """Different cells that are no lists."""
+    comma_numbers: int
+    """Cells with a number such as 12,5."""
 
     @property
     def has_fractions(self) -> bool:
@@ -60,6 +73,11 @@ class ColumnFacts:
     @property
     def is_numeric(self) -> bool:
         return self.filled > 0 and self.numbers >= MOSTLY * self.filled
+
+    @property
+    def has_comma_numbers(self) -> bool:
+        """Whether it would be a column of numbers if they were written with points."""
+        return self.filled > 0 and not self.is_numeric and self.numbers + self.comma_numbers >= MOSTLY * self.filled
 
     @property
     def is_measured(self) -> bool:
@@ -85,7 +103,7 @@ def inspect_column(column: str, cells: Sequence[Cell]) -> ColumnFacts:
     lists = sum(1 for cell in cells if isinstance(cell, list | tuple))
     counts = Counter(str(cell).strip() for cell in cells if not isinstance(cell, list | tuple) and not is_empty(cell))
     filled = lists + sum(counts.values())
-    yes_or_no = numbers = fractions = 0
+    yes_or_no = numbers = fractions = comma_numbers = 0
     for text, count in counts.items():
         if SEPARATOR in text or _is_json_list(text):
             lists += count
@@ -95,7 +113,8 @@ def inspect_column(column: str, cells: Sequence[Cell]) -> ColumnFacts:
         if number is not None:
             numbers += count
             fractions += count * (math.isfinite(number) and number != round(number))
-    return ColumnFacts(filled, lists, yes_or_no, numbers, fractions, len(counts))
+        comma_numbers += count * bool(suggest_point(text))
+    return ColumnFacts(filled, lists, yes_or_no, numbers, fractions, len(counts), comma_numbers)
 
 
 def _is_json_list(text: str) -> bool:
@@ -227,6 +246,10 @@ class ColumnGuide:
                         f"{listed} cannot be tags, for {column} holds more than 0 and 1: give one column with "
                         f"'a{SEPARATOR}b', or columns of 0 and 1; several labels an image are task 'attributes'"
                     )
+        for column, each in facts.items():
+            may_be_names = self.kind is None and column.lower() in LABEL_COLUMNS
+            if kind == "numbers" or (self.kind is None and kind in ("labels", "attributes") and not may_be_names):
+                self._refuse_comma_numbers(column, each)
         if kind == "numbers":
             for column, each in facts.items():
                 if 2 * each.numbers < each.filled:
@@ -246,6 +269,24 @@ class ColumnGuide:
                         f"{column} holds numbers, and {listed} together would be labels: give labels={column!r} alone "
                         "for numbers, or leave it out; task='attributes' takes its numbers as names"
                     )
+
+    def _refuse_comma_numbers(self, column: str, facts: ColumnFacts) -> None:
+        if not facts.has_comma_numbers:
+            return
+        cells = self.table.columns[column]
+        index = next(index for index, cell in enumerate(cells) if suggest_point(cell))
+        place = self.table.title if self.table.places is None else self.table.places[index]
+        raise DataError(f"{place}: {column} is {cells[index]!r}: write {suggest_point(cells[index])}")
+
+
+def refuse_joined_tags(table: RowTable, column: str) -> None:
+    """Raise a DataError if a column called tags or keywords holds mostly cells such as `indoor, cat`."""
+    if column.lower() not in ALWAYS_TAGS:
+        return
+    cells = table.columns[column]
+    joined = [cell for cell in cells if is_joined(cell)]
+    if 2 * len(joined) > sum(not is_empty(cell) for cell in cells):
+        raise DataError(f"{table.title}, column {column}: {explain_joined_tags(cells)}")
 
 
 def learn_task(table: RowTable, kind: str, columns: Sequence[str], training: Indices | None = None) -> Task:
@@ -295,10 +336,31 @@ def fit_columns(task: Task, table: RowTable, named: Sequence[str]) -> Task:
         missing = next((column for column in task.columns if column not in table.columns), None)
         table.require(task.columns if missing else named)
         raise DataError(f"the model learned {', '.join(task.columns)}: leave out labels = {','.join(named)!r}")
-    kind, columns = ColumnGuide(table, task.kind, named).choose()
+    kind, columns = ColumnGuide(table, task.kind, named or (_find_similar_column(task, table),)).choose()
     if len(columns) > 1:
         raise DataError(f"the model learned one column of {kind}, not {', '.join(columns)}: name one by labels")
     return task.model_copy(update={"column": columns[0]})
+
+
+def _find_similar_column(task: Task, table: RowTable) -> str:
+    """Return the column that surely holds what the model learned, though it has another name.
+
+    One that is called as labels are, such as species, holds tags only if it holds lists of them.
+
+    Raises:
+        DataError: there is no such column.
+    """
+    tags, labels = ([name for name in table.columns if name.lower() in known] for known in (TAG_COLUMNS, LABEL_COLUMNS))
+    if task.kind == "tags":
+        labels = [name for name in labels if inspect_column(name, table.columns[name]).is_tags]
+    if found := (tags + labels if task.kind == "tags" else labels + tags):
+        return found[0]
+    missing = next(name for name in task.columns if name not in table.columns)
+    there = ", ".join(table.columns) or "none"
+    raise DataError(
+        f"{table.title} has no column {missing!r}, which the model learned, but {there}: say which holds the "
+        f"{task.kind}, as labels='NAME' (--labels NAME)"
+    )
 
 
 def _fit_tags(task: Tags, table: RowTable, named: Sequence[str]) -> Task:

@@ -13,6 +13,7 @@ import numpy as np
 from vitrail.data.sources.folder import LABEL_COLUMNS, FileSource
 from vitrail.data.sources.image_files import make_printable
 from vitrail.data.sources.source import Source
+from vitrail.data.sources.split_columns import SplitColumnFinder
 from vitrail.errors import DataError, did_you_mean
 from vitrail.tasks.task import Cell, Task
 
@@ -75,6 +76,8 @@ class RowTable:
     """The file of the table, if the names of the images are relative to its folder."""
     task: Task | None = None
     """The task that was stored with the data."""
+    split_columns: dict[str, list[str]] = field(default_factory=dict)
+    """Columns that tell splits and are not called split, and how each writes them; empty if there are splits."""
 
     def __len__(self) -> int:
         return self.count
@@ -110,6 +113,7 @@ class RowCollector:
         self.is_plain = True
         """Whether the names of the columns are as the table has them, without spaces around."""
         self._shared: dict[str, dict[str, str]] = {}
+        self._split_columns = SplitColumnFinder()
 
     def add(self, line: int, image: object, split: str | None, cells: Mapping[str, Cell], problem: str = "") -> None:
         """Add a row. One that cannot be used is kept with the reason, so that it is counted."""
@@ -124,6 +128,7 @@ class RowCollector:
         self.names += name
         self.starts.append(len(self.names))
         self.splits.append(split)
+        self._split_columns.add(cells)
         for column in cells:
             if column not in self.columns and (not self.keep or column in self.keep):
                 if len(self.columns) >= MOST_COLUMNS:
@@ -165,6 +170,7 @@ class RowCollector:
             self.problems,
             tuple(plain),
             file,
+            split_columns=self._split_columns.find() if splits is None else {},
         )
 
 

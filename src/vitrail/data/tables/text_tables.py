@@ -6,12 +6,12 @@ Rows that cannot be used are kept with the reason, so that one of them costs not
 from __future__ import annotations
 
 import csv
-import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitrail.data.sources.csv_text import explain_encoding, read_csv_lines
 from vitrail.data.sources.folder import IMAGE_COLUMNS, find_split_column
 from vitrail.data.sources.source import read_small_text
 from vitrail.data.tables.row_table import RowCollector, RowTable, name_table
@@ -45,14 +45,16 @@ def read_text_table(path: Path, keep: Sequence[str] = ()) -> RowTable:
     rows = RowCollector(name_table(path), keep, "record" if kind == ".json" else "line")
     try:
         collect(path, rows)
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{rows.title} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    except UnicodeDecodeError:
+        raise DataError(explain_encoding(path, rows.title)) from None
+    except OSError as error:
+        raise DataError(f"{rows.title} cannot be read: {error.strerror or error}") from None
     return rows.finish(path)
 
 
 def _collect_csv(path: Path, rows: RowCollector) -> None:
     with open_regular_file(path) as file:
-        reader = csv.reader(io.TextIOWrapper(file, newline="", encoding="utf-8-sig"), strict=True)
+        reader = csv.reader(read_csv_lines(file, rows.title), strict=True)
         began = 1  # the line on which the row that is read begins
         try:
             written = next(reader, [])
