@@ -80,7 +80,7 @@ def main() -> None:
         sys.exit(print_failure(OSError(closed)))
     code: int | str | None = 0
     try:
-        code = app(standalone_mode=False) or 0
+        code = app(prog_name="vitrail", standalone_mode=False) or 0
     except SystemExit as end:
         code = end.code
     except typer.Abort:

@@ -107,13 +107,17 @@ def read_config(
     if source is not None:
         tree.setdefault("data", {})["source"] = source
     merged = merge_settings(tree, settings)
-    data, recipe_size = merged.get("data"), tree.get("data", {}).get("batch_size", AUTO)
-    if not isinstance(data, dict) or data.get("batch_size") != AUTO:
+    if not _asks_for_auto(merged):
         return resolving.build_config(merged), False
-    del data["batch_size"]
-    if recipe_size != AUTO:
-        data["batch_size"] = recipe_size
+    del merged["data"]["batch_size"]
+    if "batch_size" in tree.get("data", {}) and not _asks_for_auto(tree):
+        merged["data"]["batch_size"] = tree["data"]["batch_size"]
     return resolving.build_config(merged), True
+
+
+def _asks_for_auto(tree: Tree) -> bool:
+    data = tree.get("data")
+    return isinstance(data, dict) and data.get("batch_size") == AUTO
 
 
 def _read_recipe(recipe: str | Path | RunConfig, given_keys: set[str]) -> Tree:
