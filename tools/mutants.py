@@ -33,24 +33,26 @@ MOST_SECONDS = 300.0
 """A change that makes the tests take longer is noticed too: it made a loop endless."""
 FIRST_SECONDS = 900.0
 """For the tests of the unchanged code."""
+REPORTS = ("tests/evaluation/test_reports.py", "tests/evaluation/test_task_reports.py", "tests/cli/test_evaluating.py")
 RELATED = {
-    "src/vitrail/model/positions.py": (
-        *("tests/model/test_positions.py", "tests/model/test_position_resize.py", "tests/model/test_equations.py"),
-        *("tests/model/test_resize_in_graphs.py", "tests/model/test_initialise.py"),
-    ),
-    "src/vitrail/training/checkpoint.py": ("tests/training/test_checkpoint_folder.py", "tests/training/test_loop.py"),
-    "src/vitrail/training/checkpoint_folder.py": (
-        *("tests/training/test_checkpoint_folder.py", "tests/training/test_saved_run.py"),
-        "tests/training/test_loop.py",
+    "src/vitrail/model/positions.py": ("tests/model", "tests/model/test_positions.py"),
+    "src/vitrail/training/checkpoint*.py": (
+        *("tests/training/test_checkpoint_folder.py", "tests/training/test_loop.py"),
+        "tests/training/test_saved_run.py",
     ),
     "src/vitrail/data/order.py": ("tests/data/test_order.py", "tests/data/test_loader.py"),
-    "src/vitrail/data/loader.py": (
-        *("tests/data/test_loader.py", "tests/data/test_hostile_training.py", "tests/data/test_sources.py"),
-        "tests/data/test_memory.py",
-    ),
+    "src/vitrail/data/loader.py": ("tests/data", "tests/data/test_loader.py"),
+    "src/vitrail/evaluation/report.py": REPORTS,
+    "src/vitrail/evaluation/figures.py": REPORTS,
+    "src/vitrail/evaluation/predictions.py": REPORTS,
+    "src/vitrail/evaluation/task_report.py": REPORTS,
+    "src/vitrail/evaluation/score_task.py": REPORTS,
+    "src/vitrail/evaluation/training_fewshot.py": ("tests/training/test_training_fewshot.py",),
+    "src/vitrail/evaluation/compare.py": ("tests/evaluation", "tests/evaluation/test_task_reports.py"),
     "src/vitrail/evaluation/*.py": ("tests/evaluation",),
 }
-"""Files that are changed, and the tests that belong to them. The test with the name of the file runs first."""
+"""Files that are changed, and the tests that belong to them: of a folder those that import the file, or else all. The
+first pattern that a file matches counts."""
 
 COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "is": "is not", "is not": "is"}
 COMPARISONS |= {"in": "not in", "not in": "in"}
@@ -176,14 +178,13 @@ def draw_mutants(count: int, seed: int) -> list[Mutant]:
 
 def choose_tests(file: str) -> list[str]:
     """Return the test files that belong to a file, the one with its name first."""
-    tests = next(tests for pattern, tests in RELATED.items() if Path(file).match(pattern))
-    paths = [path for test in tests for path in (sorted((ROOT / test).glob("test_*.py")) or [ROOT / test])]
-    stem = Path(file).stem
-    words = {stem, stem.split("_")[0]}
-    paths.sort(
-        key=lambda path: not words & {path.stem.removeprefix("test_"), path.stem.removeprefix("test_").rstrip("s")}
-    )
-    return [str(path) for path in paths]
+    places = [ROOT / place for place in next(tests for pattern, tests in RELATED.items() if Path(file).match(pattern))]
+    module = Path(file).with_suffix("").as_posix().removeprefix("src/").replace("/", ".")
+    paths = {path for path in places if path.is_file()}
+    inside = {path for place in places for path in place.glob("test_*.py")}
+    paths |= {path for path in inside if f"{module} import" in path.read_text(encoding="utf-8")}
+    named = {f"test_{Path(file).stem}", f"test_{Path(file).stem}s"}
+    return [str(path) for path in sorted(paths or inside, key=lambda path: (path.stem not in named, path))]
 
 
 def run_tests(package: Path, tests: Sequence[str], most_seconds: float) -> tuple[str, float]:
