@@ -568,6 +568,7 @@ def test_events_of_a_training_in_order(tmp_path):
     kinds = [kind for kind, _ in events if kind != "progress"]
     assert kinds[0] == "training"
     assert kinds[-1] == "trained"
+    assert events[-1][1]["why_early"] is None
     evaluating = [values["done"] / values["total"] for kind, values in events if kind == "progress"]
     assert evaluating[0] == 0
     assert evaluating.count(1) == 2

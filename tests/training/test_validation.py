@@ -139,8 +139,11 @@ def test_a_run_ends_when_nothing_improves_and_keeps_the_best(tmp_path, monkeypat
 
     monkeypatch.setattr(loop, "measure", measure)
     changed = runs.config(tmp_path, schedule={"patience": 2, "result": "best"}, run={"evaluate_every": 4})
-    result = run_training(changed)
+    ends = []
+    result = run_training(changed, on_event=lambda kind, values: ends.append(values) if kind == "trained" else None)
     assert result.steps == 16, "two evaluations after step 8"
+    why = "2 evaluations in a row found nothing better; the weights of step 8 are kept"
+    assert ends[0]["why_early"] == f"the training ended after 16 of 20 steps, for {why}"
     assert result.accuracy.value == pytest.approx(0.75, abs=0.005)
     assert vitrail.Run(tmp_path).is_finished
     assert not (tmp_path / "best").exists()
@@ -151,7 +154,10 @@ def test_a_run_ends_when_nothing_improves_and_keeps_the_best(tmp_path, monkeypat
 
 
 def test_a_run_ends_when_its_time_is_over(tmp_path):
-    result = run_training(runs.config(tmp_path, run={"most_seconds": 1e-6}))
+    ends = []
+    config = runs.config(tmp_path, run={"most_seconds": 1e-6})
+    result = run_training(config, on_event=lambda kind, values: ends.append(values) if kind == "trained" else None)
+    assert ends[0]["why_early"] == "the training ended after 1 of 20 steps, for its time was over"
     assert result.steps == 1
     assert result.accuracy is not None, "it is evaluated and saved all the same"
     assert vitrail.Run(tmp_path).is_finished

@@ -67,6 +67,8 @@ class EventDisplay:
         elif kind == "training":
             self._open_training(values)
         elif kind == "trained":
+            if self._training is not None and values.get("why_early"):
+                self._training.print_line(values["why_early"])
             self.close()
         elif self._training is not None:
             if kind == "step":

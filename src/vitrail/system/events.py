@@ -21,7 +21,7 @@ Values are plain data: numbers, strings, lists and dictionaries. Kinds that seve
     evaluation    an evaluation record of metrics.jsonl
     fewshot       a record of few-shot accuracy of metrics.jsonl
     checkpoint    step: a checkpoint is being saved
-    trained       folder, step, steps: training has ended, finished or not
+    trained       folder, step, steps, why_early: training has ended, finished or not; why before the last step, or None
 
 An exception from `on_event` ends the call; a KeyboardInterrupt during training saves a checkpoint first.
 """

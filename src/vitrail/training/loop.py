@@ -19,6 +19,7 @@ from vitrail.objectives.base import Objective
 from vitrail.objectives.metrics import Sums, add_sums, compute_means
 from vitrail.system.files import describe_reason
 from vitrail.training.checkpoint import save_checkpoint
+from vitrail.training.config import RunConfig
 from vitrail.training.fewshot import embed_batch, gather_features
 from vitrail.training.run import Progress, RunState, TrainingRun, autocast
 from vitrail.training.step import train_step, wait_for_pending_step
@@ -88,6 +89,18 @@ def is_out_of_time(run: TrainingRun, progress: Progress) -> bool:
     """Return whether a rank has trained for `run.most_seconds`; False if there is no such limit."""
     most = run.config.run.most_seconds
     return most is not None and run.ranks.any(progress.seconds >= most)
+
+
+def explain_end(progress: Progress, steps: int, config: RunConfig) -> str | None:
+    """Return why a run has ended before its last step, and which weights are kept; None if it has not."""
+    if not progress.has_ended or progress.step >= steps:
+        return None
+    why = "its time was over"
+    if has_stopped_improving(progress.evaluations, config):
+        why = f"{config.schedule.patience} evaluations in a row found nothing better"
+    is_best = config.schedule.result == "best" and progress.best is not None
+    kept = f"; the weights of step {progress.best[0]:,} are kept" if is_best and progress.best is not None else ""
+    return f"the training ended after {progress.step:,} of {steps:,} steps, for {why}{kept}"
 
 
 def record_training(run: TrainingRun, state: RunState) -> None:

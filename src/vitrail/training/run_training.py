@@ -26,7 +26,7 @@ from vitrail.training.config import RunConfig
 from vitrail.training.copy_thread import keep_copy
 from vitrail.training.fewshot import FewshotRun, OpenFewshot
 from vitrail.training.fit_batch import fit_batch
-from vitrail.training.loop import train
+from vitrail.training.loop import explain_end, train
 from vitrail.training.memory import OUT_OF_MEMORY
 from vitrail.training.result import TrainingResult, save_result
 from vitrail.training.run import Progress, RunSetup, TrainingRun
@@ -91,7 +91,8 @@ def run_training(
                 try:
                     train(run, state)
                 finally:
-                    ended = {"folder": str(folder), "step": state.progress.step, "steps": run.steps}
+                    why = explain_end(state.progress, run.steps, config)
+                    ended = {"folder": str(folder), "step": state.progress.step, "steps": run.steps, "why_early": why}
                     run.on_event("trained", ended)
             return save_result(run, state.progress)
 
