@@ -153,5 +153,5 @@ def test_a_minute_of_ten_times_too_much(folder):
         print(told)
         assert {code for code, _, _ in found} == {200, 429}
         assert len(found) >= 10 * len(times), told
-        assert slowest < 3.0, told  # the deadline of 2 s, and what 40 clients on a busy machine add to their own clocks
+        assert slowest < 4.0, told  # the deadline of 2 s, and what 40 clients on a busy machine add to their own clocks
         assert growth < 50_000_000, told
