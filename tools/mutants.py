@@ -46,9 +46,13 @@ RELATED = {
     "src/vitrail/evaluation/figures.py": REPORTS,
     "src/vitrail/evaluation/predictions.py": REPORTS,
     "src/vitrail/evaluation/task_report.py": REPORTS,
-    "src/vitrail/evaluation/score_task.py": REPORTS,
+    "src/vitrail/evaluation/score_task.py": (*REPORTS, "tests/evaluation/test_calibrating.py"),
     "src/vitrail/evaluation/training_fewshot.py": ("tests/training/test_training_fewshot.py",),
-    "src/vitrail/evaluation/compare.py": ("tests/evaluation", "tests/evaluation/test_task_reports.py"),
+    "src/vitrail/evaluation/compare.py": (
+        *("tests/evaluation/test_from_python.py", "tests/evaluation/test_task_reports.py"),
+        "tests/cli/test_evaluating.py",
+    ),
+    "src/vitrail/evaluation/reliability.py": ("tests/evaluation", "tests/reliability"),
     "src/vitrail/evaluation/*.py": ("tests/evaluation",),
 }
 """Files that are changed, and the tests that belong to them: of a folder those that import the file, or else all. The

@@ -181,3 +181,23 @@ def test_balanced_predictions_find_more_of_a_rare_class():
         found[balance] = [(predicted.guesses[labels == label] == label).double().mean().item() for label in (0, 1)]
     assert found[1.0][1] >= found[0.0][1] + 0.3
     assert found[1.0][0] >= 0.75
+
+
+@pytest.mark.parametrize("balance", [0.0, 1.0])
+def test_what_chooses_weighs_classes_as_the_balance_says(balance):
+    """The losses of a candidate are those of a loop over images, each weighed by the size of its class."""
+    values, labels = make_clouds(90, 4, classes=3)
+    labels[labels == 2] = 1
+    labels[:1] = 2  # a class with one image
+    folds = torch.arange(90) % FOLDS
+    problem = discriminant._FoldedProblem(values, labels, folds, 3, balance)
+    counts = torch.bincount(labels).tolist()
+    fitted = problem.fit_without([0])
+    found = problem.score_candidates([0], 0)
+    for amount, temperature in itertools.product(SHRINKAGES[::3], TEMPERATURES[::3]):
+        weight, bias = fitted.solve(amount)
+        expected = 0.0
+        for value, label in zip(values[folds == 0], labels[folds == 0].tolist(), strict=True):
+            scores = temperature * (weight @ value + bias)
+            expected += (sum(counts) / 3 / counts[label]) ** balance * float(scores.logsumexp(0) - scores[label])
+        assert found[Shrinkage(amount, temperature)] == pytest.approx(expected, rel=1e-9)

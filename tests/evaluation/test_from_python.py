@@ -234,7 +234,15 @@ def test_models_of_all_kinds_side_by_side(here, model):
     assert [name for name, _ in result.failures] == ["nowhere"]
     assert heard.kinds() == [*["progress"] * 3, "compared", "failed", *["progress"] * 3, "compared"]
     assert heard[0][1]["task"] == "evaluating VisionTransformer"
-    assert result.tables()["On photos"][2][1:3] == ["–", "–"]
+    head, *rows = result.tables()["On photos"]
+    cells = [dict(zip(head, row, strict=True)) for row in rows]
+    assert rows[1][1:3] == ["–", "–"]
+    assert rows[0][2] == f"{loaded.flops / 1e9:,.3g}"
+    assert cells[0]["balanced"].endswith("%")
+    accuracy = f"{loaded.top1.value:.2%} (95% interval {loaded.top1.low:.2%} to {loaded.top1.high:.2%})"
+    assert [name for name, _ in result.summary()][:2] == ["data", "VisionTransformer"]
+    assert result.summary()[1][1] == accuracy
+    assert result.summary()[-1][1].startswith("failed: ")
     assert "model.onnx" in repr(result)
     assert json.loads(json.dumps(result.to_dict()))["failures"][0]["model"] == "nowhere"
     with pytest.raises(ConfigError, match="models"):

@@ -328,6 +328,7 @@ def test_a_part_of_objectnet():
     folders = sorted(imagenet.read_objectnet())[:12]
     found = match_classes(FULL, 1000, folders, 12)
     assert found.accepted == tuple(imagenet.read_objectnet()[folder] for folder in folders)
+    assert match_classes(FULL, 1000, folders[:10], 10).accepted == found.accepted[:10]
     # A handful of everyday names is not ObjectNet: chairs are more than what it counts as such.
     assert match_classes(FULL, 1000, ["banana", "chair"], 2).accepted == ((954,), ())
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vitrail.errors import ConfigError, DataError
 from vitrail.evaluation.features import Features
-from vitrail.evaluation.least_squares import choose_shots, fit_least_squares, number_within_class, score_few_shot
+from vitrail.evaluation.least_squares import SHOTS, choose_shots, fit_least_squares, number_within_class, score_few_shot
 
 
 def made(values: torch.Tensor, labels: torch.Tensor) -> Features:
@@ -115,3 +115,7 @@ def test_what_cannot_be():
         choose_shots(features.labels, 0, 0)
     with pytest.raises(DataError, match="test on"):
         score_few_shot(features, features[torch.tensor([], dtype=torch.int64)], 2)
+
+
+def test_the_shots_are_the_papers():
+    assert SHOTS == (1, 5, 10, 25)

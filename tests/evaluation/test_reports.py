@@ -168,6 +168,7 @@ def test_broken_images_are_counted_not_guessed(model):
     source.classes = tuple(str(number) for number in range(10))
     report, _ = score_model(model, source, options=InferenceOptions(batch_size=6, device="cpu"))
     assert (report.images, report.broken) == (19, 1)
+    assert dict(report.summary())["left out"] == "0 of unknown classes, 1 that cannot be read"
 
 
 def test_real_labels_are_scored_beside_the_usual_ones(tmp_path):
