@@ -70,6 +70,17 @@ FLOORS = {
 }
 
 
+def test_the_column_of_labels_that_was_found_is_told(start, here):
+    table = write_table(here / "photos", "labels")
+    events = []
+    vitrail.save(vitrail.create_model("Ti/4", **{**SMALL, "in_channels": 3, "num_classes": 0}), here / "start")
+    finetune(table, here / "start", quick=True, settings=QUIET, on_event=follow(events))
+    (told,) = [values for kind, values in events if kind == "task"]
+    assert list(describe_task(told)) == [
+        "task: labels, size of 60 images: large, middle, small; --task and --labels choose others"
+    ]
+
+
 def test_a_quick_head_replaces_no_model_for_something_else(start, here):
     first = finetune(digits_for("tags"), start, quick=True, settings=QUIET, folder="head")
     again = finetune(digits_for("tags"), start, quick=True, settings=QUIET, folder="head")

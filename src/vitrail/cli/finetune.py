@@ -131,7 +131,7 @@ def _describe_event(kind: str, values: dict[str, Any], seen: dict[str, dict[str,
         )
         if unreadable := values["all_images"] - values["images"]:
             counts = f"{unreadable:,} of {values['all_images']:,} images"
-            yield f"left out, for they cannot be read: {counts}; `vitrail data check` names them"
+            yield f"left out, for they cannot be used: {counts}; `vitrail data check` names them"
     elif kind == "cross_validation" and values["accuracy"] is None:
         yield "every class has one image: how good it is cannot be told"
     elif kind == "cross_validation":
@@ -146,7 +146,11 @@ def _format_choices(values: dict[str, Any], data: dict[str, Any], task: dict[str
     size = _format_size(values["image_size"]) if values["image_size"] else "its own size"
     length = f"{values['steps']} steps" if values["steps"] is not None else f"{values['epochs']:g} epochs"
     flip = "mirrored at random (data.augmentation.flip=0 where left and right matter)"
-    what = f"images of {data['classes']} classes" if task is None else f"images with {task['kind']}"
+    what = (
+        f"images of {data['classes']} classes"
+        if task is None or task["kind"] == "labels"
+        else f"images with {task['kind']}"
+    )
     return (
         f"{data['images']:,} {what}, about {data['short_side']} pixels: training at "
         f"{size} for {length} of {values['batch_size']}, learning rate {values['learning_rate']:g}; crops "

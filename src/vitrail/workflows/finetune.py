@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitrail.data.open import Data, add_labels_from, add_task, open_data, open_training_images
-from vitrail.data.task_data import recognise_data
+from vitrail.data.task_data import TaskData, recognise_data
 from vitrail.errors import ConfigError
 from vitrail.inference.engine import Model
 from vitrail.system.events import OnEvent, open_listener
@@ -79,7 +79,8 @@ def finetune(
         choices: folder, image_size, steps, epochs, batch_size, learning_rate, crop_area, flip, minutes; step_seconds
             and seconds, of a step and of all that is left, where two steps were measured.
         task: kind, columns, outputs, values (names of what the model gives and answers), images, counts (images with
-            each tag), remark (what else the values tell, may be empty): for any task but labels.
+            each tag), remark (what else the values tell, may be empty): for any task but labels, and for labels in a
+            column that was found or named.
         measures: task, images, remark, flatters, measures (each with name, value, low, high, is_share): for any task
             but labels.
         trial: rate, folder, accuracy, loss, failure, for each learning rate of a sweep.
@@ -111,7 +112,7 @@ def finetune(
         data = open_data(data)  # once: it remembers what it has computed about the images
     with open_listener(on_event) as listener:
         is_labels = open_training_images(data).task.kind == "labels"
-        if not is_labels:
+        if not is_labels or isinstance(data, TaskData):  # not of folders, whose classes are told anyway
             listener("task", summarise_task(data))
         if not quick:
             request = FinetuneRequest(data, start, sweep, minutes, folder, settings)
