@@ -316,9 +316,13 @@ def test_a_signal_keeps_what_is_done(here, predict, monkeypatch, stop):
             signal.raise_signal(stop)
         return compute(self, first, *rest)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Predictor, "_predict_batch", stop_at_last)
-        code, out, err = predict(*words, "--out", "answers.jsonl")
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(Predictor, "_predict_batch", stop_at_last)
+            code, out, err = predict(*words, "--out", "answers.jsonl")
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert (code, out) == (3, "")
     assert err.splitlines()[-1] == "stopped: the same command goes on with what is not done"
     assert not Path("answers.jsonl").exists()

@@ -191,7 +191,7 @@ def test_too_little_time_gives_a_linear_head(here, pretrained, monkeypatch):
     )
     assert result.config is None
     assert result.folder.name == "photos-quick-from-pretrained"
-    assert any("too short" in text for text in messages)
+    assert any("would take longer than 1 min" in text for text in messages)
 
 
 def test_on_a_cpu_some_minutes_are_the_default(here, pretrained):
