@@ -317,6 +317,9 @@ def test_models_of_a_task_are_compared_by_its_first_measure(model):
     assert (first.measure.name, first.top1, first.images, first.left_out) == ("mAP", None, 59, 1)
     assert second.measure.estimate == pytest.approx(first.measure.estimate)
     assert result.failures[0][1].startswith("it answers with labels, and VisionTransformer with tags")
+    assert [name for name, _ in result.summary()] == ["data", *["VisionTransformer"] * 3]
+    assert result.summary()[1][1].startswith(f"mAP {alone['mAP']:.2%} (95% interval ")
+    assert result.summary()[-1][1].startswith("failed: it answers with labels")
     (head, *rows), *_ = result.tables().values()
     assert head[5:8] == ("mAP", "95% from", "to")
     assert len(rows[0]) == len(head)
