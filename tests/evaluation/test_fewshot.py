@@ -321,3 +321,16 @@ def test_one_process_is_enough(model, data, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="without torchrun"):
         fewshot(model, str(data / "whole"), device="cpu")
+
+
+def test_images_that_cannot_be_read_are_counted_in_both_parts():
+    def parts(*broken):
+        pixels = np.random.default_rng(0).integers(0, 256, (12, 16, 16, 3), dtype=np.uint8)
+        return [(b"no image" if number in broken else image, f"{number % 2}") for number, image in enumerate(pixels)]
+
+    model = vitrail.create_model(
+        "Ti/8", image_size=16, width=32, depth=1, num_heads=2, mlp_dim=32, seed=0, num_classes=0
+    )
+    report = fewshot(model, parts(3, 4), test=parts(11), shots=[1], methods="least-squares", device="cpu", cache=None)
+    assert (report.train_images, report.test_images, report.unreadable) == (10, 11, 3)
+    assert report.most_frequent == 6 / 11

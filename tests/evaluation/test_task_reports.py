@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -304,6 +305,15 @@ def test_the_surest_wrong_value_of_an_attribute_counts():
     values = np.array([[0.9, 0.1, 0.2, 0.2, 0.6], [0.9, 0.1, 0.2, 0.2, 0.6], [0.9, 0.1, 0.2, 0.2, 0.6]])
     truth = {"attributes": np.array([[1, 0], [0, 0], [-1, 2]])}
     assert task.rank_errors(values, truth, np.zeros(3)).tolist() == [0.9, 0.6, 0]
+
+
+def test_a_report_warns_of_images_that_the_model_knows(model):
+    report = vitrail.evaluate(model, tagged_source(), device="cpu")
+    assert "warning" not in dict(report.summary())
+    for name, words in (("was_trained_on", "has learned from these"), ("chose_weights", "chose the weights")):
+        changed = replace(report, **{name: True})
+        assert words in dict(changed.summary())["warning"]
+        assert changed.to_dict()[name]
 
 
 def test_models_of_a_task_are_compared_by_its_first_measure(model):

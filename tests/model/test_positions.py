@@ -178,6 +178,16 @@ def test_learned_2d_is_x_beside_y():
     assert positions((2, 3)).tolist() == expected
 
 
+def test_sin_cos_is_that_of_a_loop():
+    table = compute_sin_cos_table((2, 3), 12, temperature=50.0)
+    for row in range(2):
+        for column in range(3):
+            for k in range(3):
+                frequency = 50.0 ** -(k / 2)
+                waves = [wave(place * frequency) for place in (column, row) for wave in (math.sin, math.cos)]
+                assert table[3 * row + column, k::3].tolist() == pytest.approx(waves, abs=1e-12)
+
+
 def test_sin_cos_is_exact_at_any_grid_and_in_any_dtype():
     model = small_vit(position="sin-cos", pool="average")
     assert torch.equal(model.position_embedding[0]((3, 5)), compute_sin_cos_table((3, 5), 32).float())
