@@ -233,11 +233,16 @@ def test_quick_by_its_command(here, run):
 
 
 @pytest.mark.slow
-def test_images_that_were_held_out_are_no_reason_to_warn(here, run):
+def test_images_that_were_held_out_were_not_learned_but_chose_the_weights(here, run):
     small = ["schedule.steps=1", "batch_size=4", "image_size=16", "workers=0", "run.trackers=[]", "run.device=cpu"]
     assert run("finetune", "--data", "photos", "--from", "good", "run.folder=tuned", *small)[0] == 0
-    assert "warning" not in run("evaluate", "--model", "tuned", "--data", "photos", "--split", "val")[1]
-    assert "warning" in run("evaluate", "--model", "tuned", "--data", "photos", "--split", "train")[1]
+    held_out = run("evaluate", "--model", "tuned", "--data", "photos", "--split", "val")[1]
+    assert "warning: these images chose the weights" in held_out
+    assert held_out.count("warning: ") == 1
+    assert (
+        "warning: the model has learned"
+        in run("evaluate", "--model", "tuned", "--data", "photos", "--split", "train")[1]
+    )
 
 
 def test_suites_by_their_command(here, run):

@@ -3,8 +3,9 @@
 A fifth argument, "soon", kills shortly after each start has written its first checkpoint: so that few kills show much.
 
 Everything is imported once; each start is a fork that trains until kill −9 ends it, at a moment anywhere in the first
-tenth of the time that the whole run took; later where the starts before got nowhere, as on a busy machine, and sooner
-where they got so far that too little would be left for those to come. The last start is left alone.
+tenth of the time that the whole run took; sooner where the starts before got so far that too little would be left for
+those to come. Where a start got nowhere, as on a busy machine, the next one is killed after its first checkpoint. The
+last start is left alone.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ def main() -> None:
     for number in range(kills):
         left = (1 - steps[-1] / broken.schedule.steps) / (kills - number)  # of the run, for each start
         child = begun(broken)
-        if sys.argv[5:] == ["soon"]:
-            while newest_step(broken) == steps[-1]:
+        if sys.argv[5:] == ["soon"] or in_vain:
+            while newest_step(broken) == steps[-1] < broken.schedule.steps:
                 time.sleep(0.01)
             time.sleep(rng.uniform(0, took * 0.05))
         else:
-            time.sleep(rng.uniform(0, took * min(0.1 * (1 + in_vain / 3), 2 * left)))
+            time.sleep(rng.uniform(0, took * min(0.1, 2 * left)))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         alive += os.WIFSIGNALED(status)
