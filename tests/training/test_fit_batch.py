@@ -27,6 +27,12 @@ def test_as_few_parts_as_fit(tmp_path, monkeypatch, most, parts):
     assert not any(tmp_path.iterdir())
 
 
+def test_parts_need_not_be_halves_of_halves(tmp_path, monkeypatch):
+    tried = limit_images(monkeypatch, 5)
+    config = fit_batch(runs.config(tmp_path, data={"batch_size": 30}), CPU, lambda *_: None)
+    assert (config.optimizer.accumulate, tried) == (6, [30, 15, 10, 6, 5])
+
+
 def test_no_fewer_parts_than_asked_for(tmp_path, monkeypatch):
     tried = limit_images(monkeypatch, 31)
     config = fit_batch(runs.config(tmp_path, optimizer={"accumulate": 4}), CPU, print)

@@ -23,7 +23,7 @@ def explain_full_memory(run: TrainingRun, batch: Batch, key: int) -> str:
     accumulate, images = run.config.optimizer.accumulate, len(batch.images)
     count = None
     if run.ranks.size == 1 and run.learner.graph_step is None:
-        count = find_fitting_parts(run, batch, key, 2 * accumulate)
+        count = find_fitting_parts(run, batch, key, accumulate + 1)
     if count is None:
         return OUT_OF_MEMORY
     fitting = images // count
@@ -35,15 +35,11 @@ def explain_full_memory(run: TrainingRun, batch: Batch, key: int) -> str:
 
 
 def find_fitting_parts(run: TrainingRun, batch: Batch, key: int, fewest: int) -> int | None:
-    """Return the smallest number of parts, of `fewest` times 1, 2, 4, …, of which one fits.
-
-    None if not even one image does.
-    """
-    count = fewest
-    while len(batch.images) % count == 0:
-        if fits(run, batch.take(0, len(batch.images) // count), key):
+    """Return the smallest number of equal parts, at least `fewest`, of which one fits; None if no image does."""
+    images = len(batch.images)
+    for count in range(fewest, images + 1):
+        if images % count == 0 and fits(run, batch.take(0, images // count), key):
             return count
-        count *= 2
     return None
 
 
